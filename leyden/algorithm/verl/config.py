@@ -1,8 +1,9 @@
-"""The configuration of a verl run: verl's `ppo_trainer`, Leyden's defaults over it, the user's keys over both.
+"""The configuration of a verl run: verl's `ppo_trainer`, Leyden's defaults over it, the
+user's keys over both.
 
-`make_config` composes it with Hydra and checks the keys; `check_config` has verl check the values; `check_model` and
-`check_resources` look at what the run needs from the machine. Keys of verl's own are documented by verl, keys of the
-section `leyden` in `defaults.yaml`.
+`make_config` composes it with Hydra and checks the keys; `check_config` has verl check the values;
+`check_model` and `check_resources` look at what the run needs from the machine. Keys of verl's own
+are documented by verl, keys of the section `leyden` in `defaults.yaml`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ Config = Mapping[str, Any] | str | Path
 def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> Any:
     """Return the whole configuration, an OmegaConf `DictConfig`.
 
-    config: changes of the defaults. A key that verl does not know must be written with Hydra's plus sign, as in
-        `{"+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": 4}`.
-    overrides: Hydra's command-line syntax, applied last: `["data.train_batch_size=8", "+trainer.note=test"]`.
-    Raise ConfigError for an unknown key, with the nearest known one, and for a file or an override that cannot be read.
+    config: changes of the defaults. A key that verl does not know must be written with Hydra's plus
+        sign, as in `{"+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": 4}`.
+    overrides: Hydra's command-line syntax, applied last:
+        `["data.train_batch_size=8", "+trainer.note=test"]`.
+    Raise ConfigError for an unknown key, with the nearest known one, and for a file or an override
+    that cannot be read.
     """
     omegaconf, hydra = _import("omegaconf"), _import("hydra")
     defaults = omegaconf.OmegaConf.load(_DEFAULTS)
@@ -67,7 +70,9 @@ def check_config(config: Any) -> None:
 
 
 def check_model(path: str) -> None:
-    """Raise ConfigError if `actor_rollout_ref.model.path` names a folder that is not there or holds no model."""
+    """Raise ConfigError if `actor_rollout_ref.model.path` names a folder that is not there
+    or holds no model.
+    """
     folder = Path(path).expanduser()
     is_local = path.startswith(("/", ".", "~")) or folder.exists() or path.count("/") != 1
     if is_local and not (folder / "config.json").is_file():
@@ -88,7 +93,8 @@ def check_model(path: str) -> None:
 def check_resources(config: Any, resources: Mapping[str, float], *, name: str = "GPU") -> None:
     """Raise ConfigError if Ray has fewer accelerators than the trainer wants.
 
-    resources: `ray.cluster_resources()`. name: Ray's name of the accelerator; "CPU" where verl trains on CPUs.
+    resources: `ray.cluster_resources()`. name: Ray's name of the accelerator; "CPU" where
+        verl trains on CPUs.
     """
     wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes
     if (found := resources.get(name, 0.0)) < wanted:

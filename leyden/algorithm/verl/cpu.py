@@ -1,8 +1,8 @@
 """verl's training engine on CPUs: a platform and an FSDP2 engine, in verl's registries.
 
 verl 0.9 has platforms for accelerators only. Where there is none, `VERL_PLATFORM=cpu` and
-`VERL_USE_EXTERNAL_MODULES=leyden.algorithm.verl.cpu` have each of its processes import this module. It is meant for
-tests and small models: FSDP2 on gloo, in float32. FSDP1 refuses CPU parameters.
+`VERL_USE_EXTERNAL_MODULES=leyden.algorithm.verl.cpu` have each of its processes import this module.
+It is meant for tests and small models: FSDP2 on gloo, in float32. FSDP1 refuses CPU parameters.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -20,8 +20,8 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 RESOURCE = "GPU"
-"""Ray's name of one rank's place, because verl counts no other: `ray start --num-gpus 2` has room for two ranks.
-`run_ppo` declares as many as it needs where it starts Ray itself."""
+"""Ray's name of one rank's place, because verl counts no other: `ray start --num-gpus 2` has room
+for two ranks. `run_ppo` declares as many as it needs where it starts Ray itself."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -128,7 +128,10 @@ class CPUPlatform(PlatformBase):
 
 
 def register_engine() -> None:
-    """Register verl's FSDP engine for CPUs. It imports verl's trainer, so it runs when an engine is needed."""
+    """Register verl's FSDP engine for CPUs.
+
+    It imports verl's trainer, so it runs when an engine is needed.
+    """
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 

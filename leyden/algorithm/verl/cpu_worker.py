@@ -1,4 +1,7 @@
-"""verl's worker on CPUs. It is a module of its own because verl's workers import all of verl's engines."""
+"""verl's worker on CPUs.
+
+It is a module of its own because verl's workers import all of verl's engines.
+"""
 
 # verl is installed in few environments, and it has no types.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -16,7 +19,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 class CPUWorker(ActorRolloutRefWorker):
     """verl's worker, which joins its ranks by gloo alone.
 
-    verl joins them by gloo for CPUs and by another backend for the accelerator, which torch refuses if both are the CPU.
+    verl joins them by gloo for CPUs and by another backend for the accelerator, which torch refuses
+    if both are the CPU.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
 """`AgentModeDaemon`: runs a batch of verl's prompts as rollouts of agents, and returns their rows.
 
-The daemon works on the event loop of the algorithm; verl's trainer, which is synchronous, calls it from a thread of its
-own and waits there. It knows the store, the gateway and how rollouts are read. It does not know verl: rows and metrics
-leave it as plain values.
+The daemon works on the event loop of the algorithm; verl's trainer, which is synchronous, calls it
+from a thread of its own and waits there. It knows the store, the gateway and how rollouts are read.
+It does not know verl: rows and metrics leave it as plain values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 DaemonMode = Literal["v1", "v0"]
-"""Who runs rollouts. "v1": runners on the store. "v0": also workers of Agent Lightning 0.1, on a task server over it."""
+"""Who runs rollouts. "v1": runners on the store. "v0": also workers of Agent Lightning 0.1, on a
+task server over it."""
 
 _NAMED = 5
 """Unfinished rollouts that a report names."""
@@ -60,7 +61,7 @@ class DaemonOptions:
     pad_id: int = 0
     mode: DaemonMode = "v1"
     port: int = 0
-    """Of the task server of mode v0; 0 takes a free one."""
+    """Port of the task server of mode v0; 0 takes a free one."""
 
     @classmethod
     def of(cls, config: Any) -> DaemonOptions:
@@ -86,20 +87,23 @@ class DaemonOptions:
 
 
 def policy_version(step: int, mode: RolloutMode) -> int:
-    """Return the trainer's step whose weights a batch is sampled with: a step trains on rollouts of the one before."""
+    """Return the trainer's step whose weights a batch is sampled with: a step trains on rollouts
+    of the one before.
+    """
     return max(step - 1, 0) if mode == "train" else step
 
 
 class AgentModeDaemon(BatchInParts):
     """Turns prompts of verl's data loader into rollouts in the store, and rollouts into rows.
 
-    Made on the algorithm's event loop. `run_batch`, and the methods that do its steps one by one, may be called from any
-    other thread.
+    Made on the algorithm's event loop. `run_batch`, and the methods that do its steps one by one,
+    may be called from any other thread.
 
     collector: enqueues rollouts, and waits for them.
     llm_proxy: the gateway, which gets verl's servers as its upstream.
     publish: stores an endpoint and returns the model that names it (`Algorithm.publish_endpoint`).
-    run_id: rollouts have ids of the run, the step and their place, so that a resumed run finds them.
+    run_id: rollouts have ids of the run, the step and their place, so that a
+        resumed run finds them.
     """
 
     def __init__(
@@ -122,17 +126,25 @@ class AgentModeDaemon(BatchInParts):
         """The server of mode v0, while it runs."""
 
     def start(self) -> None:
-        """Open the task server of mode v0; `set_up_servers` does it too. In mode v1 there is nothing to open."""
+        """Open the task server of mode v0; `set_up_servers` does it too.
+
+        In mode v1 there is nothing to open.
+        """
         self._wait(self._serve_tasks())
 
     async def aclose(self) -> None:
-        """Stop the task server of mode v0, on the algorithm's event loop. Calling it again does nothing."""
+        """Stop the task server of mode v0, on the algorithm's event loop.
+
+        Calling it again does nothing.
+        """
         server, self.task_server = self.task_server, None
         if server is not None:
             await server.stop()
 
     def set_up_servers(self, addresses: Sequence[str]) -> None:
-        """Route the gateway to verl's servers, and publish the policy for training and validation."""
+        """Route the gateway to verl's servers, and publish the policy for
+        training and validation.
+        """
         self._wait(self._set_up(addresses))
 
     def run_batch(self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int) -> Batch:
@@ -140,8 +152,8 @@ class AgentModeDaemon(BatchInParts):
 
         uids: verl's name of each prompt, which becomes the rows' group. tasks: JSON texts.
         step: verl's step; the gateway records the policy's version of it (`policy_version`).
-        Raise NoTrainingData if nothing of a training batch can be trained on, and ConfigError if no runner has started a
-        rollout within `runner_timeout_seconds`.
+        Raise NoTrainingData if nothing of a training batch can be trained on, and ConfigError if no
+        runner has started a rollout within `runner_timeout_seconds`.
         """
         return self._wait(self._run(list(uids), list(tasks), step, mode, n))
 
@@ -292,7 +304,9 @@ def _count(statuses: Any) -> dict[str, int]:
 
 
 def _row_metrics(rows: Sequence[Row], suffix: str) -> Metrics:
-    """Return the lengths of rows under the names of seed systems: before rows are dropped and cut, or after."""
+    """Return the lengths of rows under the names of seed systems: before rows are dropped
+    and cut, or after.
+    """
     prompts, responses = [len(row.prompt_ids) for row in rows], [len(row.response_ids) for row in rows]
     if not rows:
         return {f"rows{suffix}": 0}

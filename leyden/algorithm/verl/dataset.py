@@ -1,8 +1,9 @@
 """Tasks as verl reads them: `AgentDataset` from files, `LoadedDataset` from a list.
 
-verl's own data sets make prompts of their rows. An agent makes its prompts itself, so a row here is the task as JSON,
-which travels through verl's data loader untouched and reaches the agent as it was. verl makes `AgentDataset` itself
-(`data.custom_cls`), so that its checkpoints of the data loader hold, and takes data sets of torch's class alone.
+verl's own data sets make prompts of their rows. An agent makes its prompts itself, so a row here is
+the task as JSON, which travels through verl's data loader untouched and reaches the agent as it
+was. verl makes `AgentDataset` itself (`data.custom_cls`), so that its checkpoints of the data
+loader hold, and takes data sets of torch's class alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class LoadedDataset(Dataset[Item]):
         return len(self._texts)
 
     def __getitem__(self, place: int) -> Item:
-        """Return one row: the task's JSON text, its place, and the fields that verl wants in each row."""
+        """Return one row: the task's JSON text, its place, and the fields that verl
+        wants in each row.
+        """
         return {"raw_prompt": self._texts[place], "index": place, "data_source": self._source, "reward_model": {}}
 
     def write(self, path: Path) -> Path:
@@ -50,7 +53,8 @@ class AgentDataset(LoadedDataset):
 
     data_files: a path, or several. In a Parquet file a row is a task, an object with its columns.
     max_samples: take the first so many tasks; -1: all.
-    Raise ConfigError for a file that is missing, empty or damaged, with the line: a data set is complete, or refused.
+    Raise ConfigError for a file that is missing, empty or damaged, with the line: a data set is
+    complete, or refused.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The steps of a batch one by one, under the names that Agent Lightning's daemon has for them.
 
-`AgentModeDaemon.run_batch` does all of them in one call, and Leyden's trainer uses that. A trainer written for the
-original calls these, in this order. They know batches and rows, and nothing of stores.
+`AgentModeDaemon.run_batch` does all of them in one call, and Leyden's trainer uses that. A
+trainer written for the original calls these, in this order. They know batches and rows, and
+nothing of stores.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ from leyden.types import RolloutMode
 
 @dataclass(slots=True)
 class Batch:
-    """The rollouts of one batch of prompts, and what became of them."""
+    """The rollouts of one batch of prompts, and their results."""
 
     rows: list[Row] = field(default_factory=list[Row])
-    """Of a training batch: what fits. Of a validation batch: one row for each rollout, with its reward."""
+    """Rows of the batch: of a training batch the rows that fit, of a validation batch one row for
+    each rollout, with its reward."""
     sessions: list[int] = field(default_factory=list[int])
-    """Of each row: which of its prompt's rollouts it belongs to."""
+    """For each row, the number of its rollout among the rollouts of its prompt."""
     metrics: Metrics = field(default_factory=dict[str, Any])
 
 
 class BatchInParts(ABC):
-    """Sets a batch up, runs it, and returns what came of it, in a call each. Call them from one thread."""
+    """Sets a batch up, runs it, and returns its result, in one call each.
+
+    Call them from one thread.
+    """
 
     _tasks: Sequence[str] = ()
     _batch_mode: RolloutMode = "train"
@@ -71,7 +76,10 @@ class BatchInParts(ABC):
         self.set_up_servers(server_addresses)
 
     def run_until_all_finished(self) -> None:
-        """Run the tasks, and return when all rollouts have finished. The log says what is waited for."""
+        """Run the tasks, and return when all rollouts have finished.
+
+        The log says what is waited for.
+        """
         if not self._tasks:
             raise ConfigError("the daemon has no tasks; call set_up_data_and_server first")
         n = self.options.rollouts_per_task if self._batch_mode == "train" else 1
@@ -85,10 +93,12 @@ class BatchInParts(ABC):
     def get_train_data_batch(
         self, max_prompt_length: int, max_response_length: int, device: Any, global_steps: int
     ) -> tuple[Any, Metrics]:
-        """Return a batch of training as verl's `DataProto`, padded to these lengths, and its metrics.
+        """Return a batch of training as verl's `DataProto`, padded to these
+        lengths, and its metrics.
 
         global_steps: goes into its `meta_info`.
-        Raise ConfigError for a length that is shorter than a row, which the daemon's own limits allow.
+        Raise ConfigError for a length that is shorter than a row, which the
+        daemon's own limits allow.
         """
         made = self._result("train")
         longest = max(len(row.prompt_ids) for row in made.rows), max(len(row.response_ids) for row in made.rows)

@@ -1,8 +1,9 @@
-"""Leyden's embedded engine as a rollout engine of verl, under the name `leyden`: `actor_rollout_ref.rollout.name=leyden`.
+"""Leyden's embedded engine as a rollout engine of verl, under the name `leyden`:
+`actor_rollout_ref.rollout.name=leyden`.
 
-It serves small models where there is no vLLM: one server for each replica, an actor of Ray, which takes the trainer's
-weights through Ray's object store. `register` adds it to verl's registries, in each process that imports
-`leyden.algorithm.verl.plugin`.
+It serves small models where there is no vLLM: one server for each replica, an actor of Ray, which
+takes the trainer's weights through Ray's object store. `register` adds it to verl's registries, in
+each process that imports `leyden.algorithm.verl.plugin`.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -62,9 +63,10 @@ class EngineServer:
             await self._backend.stop()
 
     async def set_weights(self, weights: dict[str, torch.Tensor], step: int | None) -> list[str]:
-        """Serve these weights from now on, at the same address, and return the names that the model does not have.
+        """Serve these weights from now on, at the same address, and return the names that the
+        model does not have.
 
-        step: the trainer's.
+        step: the trainer's step.
 
         The engine starts anew, so that nothing of the old weights stays in a cache.
         """
@@ -81,9 +83,12 @@ class EngineServer:
     async def generate(
         self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], request_id: str, **_: Any
     ) -> Any:
-        """Continue a prompt, for verl's own agent loops, and return its `TokenOutput`. Agents call the endpoint.
+        """Continue a prompt, for verl's own agent loops, and return its `TokenOutput`.
 
-        sampling_params: `max_tokens`, `temperature` and `top_p`, and other names with the value that changes nothing.
+        Agents call the endpoint.
+
+        sampling_params: `max_tokens`, `temperature` and `top_p`, and other names with the value
+            that changes nothing.
         Raise ConfigError for another value.
         """
         params = _sampling(
@@ -125,7 +130,10 @@ _NEUTRAL: dict[str, Any] = {"top_k": -1, "repetition_penalty": 1.0}
 
 
 def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> SamplingParams:
-    """Return the engine's parameters for those of verl. Raise ConfigError for one that it cannot honour."""
+    """Return the engine's parameters for those of verl.
+
+    Raise ConfigError for one that it cannot honour.
+    """
     for name, neutral in _NEUTRAL.items():
         if given.get(name, neutral) != neutral:
             raise ConfigError(
@@ -157,7 +165,9 @@ class EngineReplica(RolloutReplica):
 
 
 class ServerAdapter(BaseRollout):
-    """The trainer's side of a replica: sends the weights of verl's training engine to its server."""
+    """The trainer's side of a replica: sends the weights of verl's training
+    engine to its server.
+    """
 
     async def resume(self, tags: list[str]) -> None:
         """Do nothing: the engine keeps its weights."""

@@ -1,11 +1,12 @@
-"""From scored rollouts to the padded rows of a verl batch, as five pure functions that count what they drop.
+"""Turn scored rollouts into the padded rows of a verl batch, by five pure functions that
+count what they drop.
 
-`score_rollouts`, `make_rows`, `truncate_rows`, `pad_rows` and `row_tensors` run in this order. They need no verl, and
-torch in the last one alone; `data_proto` hands the result to verl. What they know of verl is its layout: prompts are
-padded on the left, responses on the right.
+`score_rollouts`, `make_rows`, `truncate_rows`, `pad_rows` and `row_tensors` run in this order. They
+need no verl, and torch in the last one alone; `data_proto` hands the result to verl. What they know
+of verl is its layout: prompts are padded on the left, responses on the right.
 
-A rollout of which no row is left keeps one row without a trained token, because its reward counts in its group's
-baseline, as it does in `PolicyGradient`.
+A rollout of which no row is left keeps one row without a trained token, because its reward counts
+in its group's baseline, as it does in `PolicyGradient`.
 
 Shapes: R rows, P prompt tokens, S response tokens.
 """
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 Aggregation = Literal["trajectory", "transition"]
-"""The rows of a rollout. "trajectory": calls of which each continues the one before share a row. "transition": each call
-is a row, whose prompt repeats the calls before it."""
+"""The rows of a rollout. "trajectory": calls of which each continues the one before share a row.
+"transition": each call is a row, whose prompt repeats the calls before it."""
 
 Overlong = Literal["drop", "cut"]
-"""How a response that is too long is treated. "drop": its row is dropped. "cut": its end is cut off, which changes
-nothing for the tokens before. A prompt that is too long always drops its row: with a shorter prompt, the
-log-probabilities of the response would be others."""
+"""How a response that is too long is treated. "drop": its row is dropped. "cut": its end is cut
+off, which changes nothing for the tokens before. A prompt that is too long always drops its row:
+with a shorter prompt, the log-probabilities of the response would be others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Row:
     reward: float
     prompt_ids: list[int]
     response_ids: list[int]
-    """Shape (S,): from the first sampled token on, with what the environment said between two calls."""
+    """Shape (S,): from the first sampled token on, with what the environment said
+    between two calls."""
     response_mask: list[int]
     """Shape (S,): 1 where the policy sampled the token."""
     logprobs: list[float]
@@ -84,7 +86,8 @@ class Report:
     cut_tokens: int = 0
     """Trained tokens at the ends of responses that were cut off."""
     placeholders: int = 0
-    """Rows without a trained token, which carry the reward of a rollout that cannot be trained on."""
+    """Rows without a trained token, which carry the reward of a rollout that
+    cannot be trained on."""
     fillers: int = 0
     """Rows without a trained token that make the number of rows a multiple."""
 
@@ -174,7 +177,8 @@ def truncate_rows(
     overlong: Overlong = "drop",
     pad_id: int = 0,
 ) -> list[Row]:
-    """Return rows that fit, and a placeholder for each rollout that has none; count the others in `report`.
+    """Return rows that fit, and a placeholder for each rollout that has none; count the
+    others in `report`.
 
     pad_id: the token of a placeholder's prompt and response.
     Raise NoTrainingData if no row has a trained token.
@@ -244,7 +248,8 @@ class PaddedRows:
     scores_RS: list[list[float]]
     """The rollout's reward at the last token of its last row; 0.0 elsewhere."""
     scales_R: list[float]
-    """Makes the mean over rows of (sum over a row's tokens) the mean over rollouts of (mean over the rollout's tokens)."""
+    """Makes the mean over rows of (sum over a row's tokens) the mean over rollouts of (mean over
+    the rollout's tokens)."""
 
 
 def pad_rows(
@@ -256,7 +261,8 @@ def pad_rows(
     response_length: int | None = None,
     multiple_of: int = 1,
 ) -> PaddedRows:
-    """Pad rows to one length, and add rows without a trained token until their number is a multiple.
+    """Pad rows to one length, and add rows without a trained token until their
+    number is a multiple.
 
     prompt_length, response_length: None takes the longest.
     multiple_of: for example the number of data-parallel ranks.
@@ -290,11 +296,12 @@ def pad_rows(
 
 
 def rollout_scales(rows: Sequence[Row]) -> list[float]:
-    """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row that is not trained on.
+    """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row
+    that is not trained on.
 
-    A policy loss that is homogeneous in the advantages (PPO's clipped one, GSPO, CISPO) can be averaged over rollouts by
-    scaling the advantages so, and aggregating with verl's `seq-mean-token-sum`. Rollouts without a trained token do not
-    count, as in `PolicyGradient`.
+    A policy loss that is homogeneous in the advantages (PPO's clipped one, GSPO, CISPO) can be
+    averaged over rollouts by scaling the advantages so, and aggregating with verl's
+    `seq-mean-token-sum`. Rollouts without a trained token do not count, as in `PolicyGradient`.
     """
     n_trained: Counter[str] = Counter()
     for row in rows:
@@ -313,8 +320,8 @@ def _right(values: Sequence[Number], width: int, padding: Number) -> list[Number
 def row_tensors(padded: PaddedRows) -> dict[str, Tensor]:
     """Return the tensors of a verl batch by verl's names, on the CPU.
 
-    prompts (R, P), responses (R, S), input_ids, attention_mask and position_ids (R, P + S), response_mask,
-    rollout_log_probs, token_level_scores (R, S), and rollout_scales (R,).
+    prompts (R, P), responses (R, S), input_ids, attention_mask and position_ids (R, P + S),
+    response_mask, rollout_log_probs, token_level_scores (R, S), and rollout_scales (R,).
     """
     import torch
 
@@ -337,7 +344,8 @@ def row_tensors(padded: PaddedRows) -> dict[str, Tensor]:
 
 
 def data_proto(padded: PaddedRows) -> Any:
-    """Return the batch as verl's `DataProto`: the tensors, and `uid` (the group), `rollout_ids` and `__num_turns__`.
+    """Return the batch as verl's `DataProto`: the tensors, and `uid` (the group), `rollout_ids`
+    and `__num_turns__`.
 
     Raise MissingExtra if verl is not installed.
     """

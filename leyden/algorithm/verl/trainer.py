@@ -1,8 +1,8 @@
 """`AgentLightningTrainer`: verl's synchronous trainer, whose rollouts are made by agents.
 
-It subclasses verl's `PPOTrainerSync` and overrides its hooks and the steps where a rollout is more than one row. The
-agent loop manager hands each batch of prompts to a daemon, and puts the rows into TransferQueue under verl's keys,
-`{uid}_{session}_{index}`. Nothing of verl is patched.
+It subclasses verl's `PPOTrainerSync` and overrides its hooks and the steps where a rollout is more
+than one row. The agent loop manager hands each batch of prompts to a daemon, and puts the rows into
+TransferQueue under verl's keys, `{uid}_{session}_{index}`. Nothing of verl is patched.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -195,7 +195,9 @@ class AgentLightningTrainer(PPOTrainerSync):
         self._report_validation()
 
     def _report_validation(self) -> None:
-        """Report the newest validation, once: a step's own metrics come before those of its validation."""
+        """Report the newest validation, once: a step's own metrics come before those
+        of its validation.
+        """
         validated, self._validated = self._validated, None
         if self._report is not None and validated is not None:
             self._report(validated, "val", self.global_steps)
