@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,13 @@ from leyden.algorithm.verl import VERL, make_config
 from leyden.algorithm.verl.config import check_config, check_model, check_resources
 from leyden.algorithm.verl.daemon import DaemonOptions
 from leyden.errors import ConfigError
+from leyden.litagent import llm_rollout
+from leyden.store import InMemoryLightningStore
+from leyden.trainer import Trainer
+from leyden.types import LLM
 
 pytestmark = pytest.mark.verl
+MODEL = str(Path(leyden.__file__).parent / "demo" / "weights")
 
 
 def test_the_keys_of_the_guide_from_verl_are_verls_own() -> None:
@@ -105,3 +114,49 @@ def test_too_few_accelerators_are_named_with_the_setting() -> None:
     ):
         check_resources(config, {"GPU": 1.0, "CPU": 64.0})
     check_resources(config, {"GPU": 16.0})
+
+
+@llm_rollout
+async def won(task: int, llm: LLM) -> float:
+    """Win."""
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "cause"),
+    [
+        ({"actor_rollout_ref.model.path": "/no/model"}, "ConfigError: actor_rollout_ref.model.path is '/no/model'"),
+        ({"actor_rollout_ref.actor.ppo_mini_batch_size": 8}, "ConfigError: verl refuses the configuration: "),
+    ],
+)
+async def test_a_configuration_that_cannot_work_is_the_cause_in_the_runs_record(
+    keys: dict[str, Any], cause: str, tmp_path: Path
+) -> None:
+    given = {"actor_rollout_ref.model.path": MODEL, "data.train_batch_size": 4, "trainer.device": "cpu", **keys}
+    async with InMemoryLightningStore() as store:
+        trainer = Trainer(algorithm=VERL(given), store=store, run_dir=tmp_path / "run", progress=False)
+        with pytest.raises(ConfigError) as caught:
+            await trainer.afit(won, [1, 2, 3, 4])
+        (run,) = await store.query_runs()
+    assert run.status == "failed" and run.cause == f"ConfigError: {caught.value}"
+    assert run.cause.startswith(cause)
+    assert not (tmp_path / "run").exists()  # nothing was started
+
+
+@pytest.mark.timeout(240)
+def test_the_program_records_why_its_run_failed_and_begins_anew_after_it(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("1\n")
+    files = [f"data.{name}_files={tmp_path / 'tasks.jsonl'}" for name in ("train", "val")]
+    for model in ("/no/model", "/no/other"):
+        command = [sys.executable, "-m", "leyden.algorithm.verl", "--run-dir", tmp_path / "run", "--port", "0", *files]
+        done = subprocess.run(
+            [*command, f"actor_rollout_ref.model.path={model}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(leyden.__file__).parents[1])},
+        )
+        assert done.returncode == 1 and f"model.path is '{model}', and that folder does not exist" in done.stderr
+        record = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert record["status"] == "failed"
+        assert record["cause"].startswith(f"ConfigError: actor_rollout_ref.model.path is '{model}'")

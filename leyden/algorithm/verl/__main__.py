@@ -7,6 +7,8 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from leyden.adapter import TraceToTriplet
@@ -14,7 +16,14 @@ from leyden.algorithm.verl.algorithm import VERL
 from leyden.errors import LeydenError
 from leyden.gateway import LLMProxy
 from leyden.runs import Run
+from leyden.runs.beginning import begin_run
+from leyden.runs.config import describe, describe_model, describe_program, import_path
+from leyden.runs.folder import MANIFEST, METRICS
+from leyden.runs.recorder import RunRecorder
+from leyden.runs.recording import FolderRecorder
 from leyden.store import LightningStoreServer, SqliteLightningStore
+from leyden.utils.arguments import arguments_of
+from leyden.utils.text import describe_error
 
 _EXAMPLES = """examples:
   python -m leyden.algorithm.verl data.train_files=train.jsonl data.val_files=val.jsonl
@@ -63,11 +72,42 @@ async def _train(arguments: argparse.Namespace) -> None:
                 algorithm.set_store(store)
                 algorithm.set_adapter(TraceToTriplet())
                 algorithm.set_llm_proxy(proxy)
-                algorithm.set_run(Run(run_id=folder.name, directory=folder))
-                async with algorithm.collecting():
-                    await algorithm.run()
+                async with _recorded(algorithm, folder, store) as run:
+                    algorithm.set_run(run)
+                    async with algorithm.collecting():
+                        await algorithm.run()
         finally:
             await server.stop()
+
+
+@asynccontextmanager
+async def _recorded(algorithm: VERL, folder: Path, store: SqliteLightningStore) -> AsyncGenerator[Run]:
+    """Begin a run in the folder, or continue the one that is there, and record how it ends.
+
+    A run that ended before its first step is replaced.
+    """
+    metrics = folder / METRICS
+    goes_on = metrics.exists() and metrics.stat().st_size > 0
+    if not goes_on:
+        (folder / MANIFEST).unlink(missing_ok=True)
+    config = {
+        "algorithm": {"name": import_path(VERL), "options": describe(arguments_of(algorithm))},
+        "model": describe_model(algorithm.trained_model()),
+        **describe_program(),
+    }
+    _, manifest = begin_run(folder, resume=goes_on, config=config)
+    recorder = RunRecorder(manifest, store, FolderRecorder(folder, manifest))
+    await recorder.open()
+    recorder.begin_algorithm(resume=goes_on)
+    try:
+        yield Run(manifest.record.run_id, folder, resume=goes_on, recorder=recorder)
+    except asyncio.CancelledError:
+        await recorder.close("stopped", "interrupted")
+        raise
+    except Exception as error:
+        await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+        raise
+    await recorder.close("succeeded")
 
 
 def main() -> int:

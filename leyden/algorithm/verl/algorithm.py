@@ -78,7 +78,7 @@ class VERL(Algorithm):
         if proxy is None:
             raise ConfigError("VERL needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
         with TemporaryDirectory(prefix="leyden-verl-") as folder:
-            config = self._prepared(run.directory or Path(folder), train_dataset, val_dataset)
+            config = self._prepared(Path(folder), run.directory, train_dataset, val_dataset)
             daemon = self.daemon_cls(
                 self.collector,
                 proxy,
@@ -94,8 +94,13 @@ class VERL(Algorithm):
             finally:
                 await daemon.aclose()
 
-    def _prepared(self, folder: Path, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
-        """Return a copy of the configuration with the data sets as files, and places for checkpoints."""
+    def _prepared(self, scratch: Path, kept: Path | None, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
+        """Return a copy of the configuration with the data sets as files, and a place for
+        checkpoints.
+
+        scratch: a folder that lasts as long as the run; data sets lie there.
+        kept: the run's folder, if it has one.
+        """
         from leyden.algorithm.verl.dataset import LoadedDataset  # it imports torch
 
         omegaconf = import_optional("omegaconf", extra="verl", needed_by="VERL")
@@ -106,9 +111,9 @@ class VERL(Algorithm):
                     continue
                 if not len(tasks):
                     raise ConfigError(f"VERL needs tasks; the {name} data set is empty")
-                config.data[f"{name}_files"] = str(LoadedDataset(tasks).write(folder / "verl" / f"{name}.jsonl"))
+                config.data[f"{name}_files"] = str(LoadedDataset(tasks).write(scratch / f"{name}.jsonl"))
             if str(config.trainer.default_local_dir).startswith("checkpoints/"):  # verl's default
-                config.trainer.default_local_dir = str(folder / "checkpoints")
+                config.trainer.default_local_dir = str((kept or scratch) / "checkpoints")
         size = config.data.train_batch_size
         if train is not None and len(train) < size:
             raise ConfigError(

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from leyden.algorithm.verl.config import check_config, check_model, check_resources
@@ -43,27 +45,44 @@ def run_ppo(
     trainer_cls: in place of `AgentLightningTrainer`.
     loop_manager_cls: in place of `DaemonLoopManager`, called with the daemon and the configuration.
     report: called with metrics, "train" or "val", and the step.
-    Raise ConfigError for a configuration, a model or a cluster that cannot work, before anything is trained.
+    Raise ConfigError for a configuration, a model or a cluster that cannot work, before anything is
+    trained, and EngineError for a process of Ray that failed, with its last lines. The trainer's
+    own errors pass unchanged.
     """
     use_platform(config)
     check_model(str(config.actor_rollout_ref.model.path))
     use_plug_points(config)
     check_config(config)
+    from leyden.algorithm.verl.failures import explained
     from leyden.algorithm.verl.trainer import AgentLightningTrainer, DaemonLoopManager
 
-    with with_cluster(config):
+    with with_cluster(config) as logs:
         trainer = (trainer_cls or AgentLightningTrainer)(config, report=report)
-        trainer.init()
-        daemon.options = _with_pad(daemon.options, trainer.tokenizer)
-        daemon.set_up_servers(trainer.llm_server_manager.get_addresses())
-        manager = (loop_manager_cls or DaemonLoopManager)(daemon, config)
-        succeeded = False
-        try:
-            trainer.fit(manager)
-            succeeded = True
-        finally:
-            if (tracking := getattr(trainer, "logger", None)) is not None:
-                tracking.finish(exit_code=0 if succeeded else 1)
+        with explained(logs, partial(_servers_of, trainer), partial(_step_of, trainer)):
+            _train(trainer, daemon, loop_manager_cls or DaemonLoopManager, config)
+
+
+def _train(trainer: Any, daemon: AgentModeDaemon, loop_manager_cls: Any, config: Any) -> None:
+    trainer.init()
+    daemon.options = _with_pad(daemon.options, trainer.tokenizer)
+    daemon.set_up_servers(trainer.llm_server_manager.get_addresses())
+    succeeded = False
+    try:
+        trainer.fit(loop_manager_cls(daemon, config))
+        succeeded = True
+    finally:
+        if (tracking := getattr(trainer, "logger", None)) is not None:
+            tracking.finish(exit_code=0 if succeeded else 1)
+
+
+def _servers_of(trainer: Any) -> Sequence[Any]:
+    """Return verl's actors that sample; none before the trainer has made them."""
+    return getattr(getattr(trainer, "llm_server_manager", None), "server_handles", ())
+
+
+def _step_of(trainer: Any) -> int | None:
+    """Return the step under way; None before the first."""
+    return getattr(trainer, "global_steps", None) or None
 
 
 def use_platform(config: Any) -> None:
@@ -97,15 +116,21 @@ def _with_pad(options: Any, tokenizer: Any) -> Any:
 
 
 @contextmanager
-def with_cluster(config: Any) -> Generator[None]:
-    """Connect to Ray or start it, check what it has, and open TransferQueue. Raise ConfigError if Ray has too little."""
-    with _ray(config), _queue(config):
-        yield
+def with_cluster(config: Any) -> Generator[Path | None]:
+    """Connect to Ray or start it, check what it has, and open TransferQueue.
+
+    Yield the folder of Ray's logs, if it is known. Raise ConfigError if Ray has too little.
+    """
+    with _ray(config) as logs, _queue(config):
+        yield logs
 
 
 @contextmanager
-def _ray(config: Any) -> Generator[None]:
-    """Connect to Ray, or start it with `ray_kwargs.ray_init`; what was started is shut down again."""
+def _ray(config: Any) -> Generator[Path | None]:
+    """Connect to Ray, or start it with `ray_kwargs.ray_init`; what was started is shut down again.
+
+    Yield the folder of the logs of Ray's processes on this machine; None if Ray does not say it.
+    """
     import ray
     from omegaconf import OmegaConf
     from verl.plugin.platform import get_platform
@@ -127,10 +152,15 @@ def _ray(config: Any) -> Generator[None]:
     try:
         os.environ["TRANSFER_QUEUE_ENABLE"] = "1"
         check_resources(config, ray.cluster_resources(), name=get_platform().ray_resource_name())
-        yield
+        yield _folder_of_logs(ray.init(ignore_reinit_error=True))
     finally:
         if started:
             ray.shutdown()
+
+
+def _folder_of_logs(context: Any) -> Path | None:
+    session = getattr(context, "address_info", {}).get("session_dir")
+    return None if session is None else Path(session) / "logs"
 
 
 def _start_ray(options: dict[str, Any]) -> None:
