@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.timeout(START_SECONDS + 60))  # the first one waits for the server
+            item.add_marker(pytest.mark.timeout(2 * START_SECONDS))  # the first one waits for server and learner
 
 
 @pytest.hookimpl(wrapper=True)

@@ -139,6 +139,7 @@ async def test_a_model_that_the_server_does_not_serve_is_refused_with_the_served
         await VLLMBackend(policy_folder, url=server_url, model_name="other", isolate=False).start()
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft reads a name of the past
 async def test_adapters_need_a_server_with_adapters(policy_folder: Path, server_url: str):
     pytest.importorskip("peft")
     with pytest.raises(EngineError, match="--enable-lora"):

@@ -391,11 +391,12 @@ class VLLMBackend(PolicyBackend):
 
     async def _load(self, running: _Running, folder: Path) -> None:
         """Let the server load a folder between two requests; those under way end first."""
-        if self._trains_adapter:
-            return await running.client.load_adapter(self.model_name, str(folder))
         await running.client.pause()
         try:
-            await running.client.reload(str(folder))
+            if self._trains_adapter:
+                await running.client.load_adapter(self.model_name, str(folder))
+            else:
+                await running.client.reload(str(folder))
         finally:
             await running.client.resume()
 
@@ -423,7 +424,7 @@ class VLLMBackend(PolicyBackend):
         raise EngineError(
             f"the server does not sample with the weights that were published: the log-probabilities of "
             f"{len(running.probes)} probes differ by up to {difference:.4g} (tolerance={self._tolerance:g}). "
-            + _remedy(stale)
+            + _remedy(stale, trains_adapter=self._trains_adapter)
         )
 
     async def _score(self, running: _Running, probes: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -467,13 +468,15 @@ class VLLMBackend(PolicyBackend):
             raise EngineError(f"{error}\nOf the vLLM server: {running.server.last_words()}") from error
 
 
-def _remedy(stale: Sequence[str]) -> str:
+def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
     if not stale:
         return (
             "It takes every weight that was tested, so the model itself differs: compare dtype, the model that the "
             "server was started with, and its arguments with the learner's"
         )
     names = f"It ignores: {', '.join(stale)}. "
+    if trains_adapter:
+        return f"{names}Use another version of vLLM, or train full weights: leave lora out"
     if OUTPUT_HEAD in stale:
         return f"{names}The output head is tied to the embeddings: leave untie at True, or train with lora=LoRA()"
     return f"{names}Use another version of vLLM, or train with lora=LoRA()"

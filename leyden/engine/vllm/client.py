@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _METRIC = re.compile(r"^vllm:(\w+)(?:\{[^\n]*\})? (\S+)$", re.MULTILINE)
 _ANSWER_CHARACTERS = 500
+_ROUTES_WITH_404 = ("/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Routes whose 404 means that a model or an adapter is missing, and not the route."""
 
 
 class Unreachable(Exception):
@@ -157,10 +159,15 @@ class VLLMClient:
         await self.post("/reset_prefix_cache", {})
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Serve the adapter in a folder under a name. An adapter that has the name is replaced."""
-        await self._text(
-            "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder, "load_inplace": True}
-        )
+        """Serve the adapter in a folder under a name, and drop the prefix cache.
+
+        An adapter that had the name is unloaded first; calls of the name fail meanwhile. The
+        request's `load_inplace` is not used: with it, vLLM 0.32 reads the folder anew at every step
+        of every request.
+        """
+        if (await self.models()).get(name, {}).get("parent"):  # an adapter, and not the model itself
+            await self._text("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        await self._text("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         await self.post("/reset_prefix_cache", {})
 
     async def set_mark(self, mark: str) -> None:
@@ -197,7 +204,7 @@ class VLLMClient:
                 text = await answer.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
-        if answer.status == 404 and path.partition("?")[0] not in ("/v1/completions", "/v1/load_lora_adapter"):
+        if answer.status == 404 and path.partition("?")[0] not in _ROUTES_WITH_404:
             raise EngineError(
                 f"{self.url} has no {path.partition('?')[0]}; start it with VLLM_SERVER_DEV_MODE=1, and only on an "
                 "address that you trust: these routes change the server"
