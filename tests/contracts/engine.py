@@ -217,7 +217,7 @@ async def test_training_data_that_cannot_be_right_is_refused(running: PolicyBack
     bad = {
         "nothing to train": [],
         "nothing to train on": [dataclasses.replace(good, weights=[0.0, 0.0, 0.0])],
-        "one length": [with_columns(good, logprobs=[0.0])],
+        "same length": [with_columns(good, logprobs=[0.0])],
         "99999": [dataclasses.replace(good, token_ids=[1, 99999, 3])],
         "-1": [dataclasses.replace(good, token_ids=[1, -1, 3])],
         "first token": [dataclasses.replace(good, weights=[1.0, 1.0, 1.0])],
@@ -371,7 +371,7 @@ async def test_a_forward_pass_has_the_logprobs_of_the_sampler_and_changes_nothin
     assert result.values is None
     with pytest.raises(EngineError, match="forward_backward"):
         await running.optim_step(STEP)  # no gradient was left behind
-    with pytest.raises(ConfigError, match="one length"):
+    with pytest.raises(ConfigError, match="same length"):
         await running.forward([TrainingSequence([1, 2], [0.0])])
 
 
