@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from leyden.engine import LoRA, OptimParams, PolicyBackend, SamplingParams, VLLM
 from leyden.engine.vllm.client import VLLMClient
 from leyden.errors import EngineError
 from leyden.maths.losses import PPOLoss
+from leyden.types import TrainingSequence
 from tests.contracts.engine import *  # noqa: F403
 from tests.contracts.engine import sampled, stepped
 from tests.engine import tiny
@@ -35,17 +37,34 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make(tmp_path_factory.mktemp("tied"), template=tiny.TEMPLATE_WITH_TOOLS)
 
 
-@pytest.fixture(scope="module")
-def started(policy_folder: Path) -> Iterator[VLLMBackend]:
+@dataclass(frozen=True)
+class Started:
     """A backend that has started its own server, and whose learner is a child process."""
+
+    backend: VLLMBackend
+    sampled: list[float]
+    """The log-probabilities of the server's first sample, before any test has pushed other weights."""
+    of_learner: list[float]
+    """Those of the learner, of the same tokens."""
+
+
+@pytest.fixture(scope="module")
+def started(policy_folder: Path) -> Iterator[Started]:
     backend = VLLMBackend(
         policy_folder,
         start_timeout_seconds=START_SECONDS,
         extra_arguments=["--enforce-eager"],
         environment={"OMP_NUM_THREADS": "1"},
     )
-    asyncio.run(backend.start())
-    yield backend
+
+    async def start() -> Started:
+        await backend.start()
+        (sample,) = await backend.sample([[1, 50, 60]], SamplingParams(max_tokens=8, seed=1))
+        response = sample.token_ids
+        sequence = TrainingSequence([1, 50, 60, *response], [0.0] * 3 + [1.0] * len(response))
+        return Started(backend, sample.logprobs, (await backend.forward([sequence])).logprobs[0][3:])
+
+    yield asyncio.run(start())
     asyncio.run(backend.stop())
 
 
@@ -54,7 +73,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
     """The address of that server, or of one that runs already."""
     if url := os.environ.get("LEYDEN_TEST_VLLM"):
         return url
-    return request.getfixturevalue("started").endpoint().endpoint.removesuffix("/v1")
+    return request.getfixturevalue("started").backend.endpoint().endpoint.removesuffix("/v1")
 
 
 @pytest.fixture
@@ -67,10 +86,8 @@ def logprob_tolerance() -> float:
     return TOLERANCE
 
 
-async def test_a_server_that_was_started_has_the_learners_weights_from_the_first_sample(started: VLLMBackend):
-    (sample,) = await started.sample([[1, 50, 60]], SamplingParams(max_tokens=8, seed=1))
-    sequence = TrainingSequence([1, 50, 60, *sample.token_ids], [0.0] * 3 + [1.0] * len(sample.token_ids))  # noqa: F405
-    assert (await started.forward([sequence])).logprobs[0][3:] == pytest.approx(sample.logprobs, abs=TOLERANCE)
+def test_a_server_that_was_started_has_the_learners_weights_from_the_first_sample(started: Started):
+    assert started.of_learner == pytest.approx(started.sampled, abs=TOLERANCE)
 
 
 async def test_a_tied_head_that_a_reload_leaves_stale_ends_the_run_with_its_name(policy_folder: Path, server_url: str):
@@ -146,10 +163,10 @@ async def test_adapters_need_a_server_with_adapters(policy_folder: Path, server_
         await VLLMBackend(policy_folder, url=server_url, isolate=False, lora=LoRA(rank=4)).start()
 
 
-async def test_a_server_that_dies_ends_the_run_with_its_last_lines(started: VLLMBackend):
+async def test_a_server_that_dies_ends_the_run_with_its_last_lines(started: Started):
     """The last test: it kills the server that the others use."""
-    server: Any = vars(started)["_running"].server
+    server: Any = vars(started.backend)["_running"].server
     os.killpg(server._command.pid, signal.SIGKILL)
     await asyncio.to_thread(server._died.wait, 30)
     with pytest.raises(EngineError, match=r"vLLM server \(pid \d+\) was killed by SIGKILL; the last lines"):
-        await started.statistics()
+        await started.backend.statistics()
