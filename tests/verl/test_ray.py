@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,55 @@ def test_whole_steps_of_verls_trainer_are_in_the_run_and_a_resumed_run_continues
     assert [row["iteration"] for row in rows if row["stage"] == "train"] == [1, 2]
     assert rows[-2]["verl/training/rollout_probs_diff_max"] < 1e-4  # also of weights that a checkpoint restored
     assert (folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip() == "2"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run of two steps, whose second one failed."""
+
+    raised: list[str]
+    """The kind of the error that `fit` raised and its message, by line."""
+    log: str
+    """Of the run's folder."""
+
+
+def failed(folder: Path, part: str) -> Failed:
+    """Run two steps, in the second of which a part fails, and compare the record with the error."""
+    printed = run("fails", folder, part)
+    record = json.loads((folder / "run.json").read_text())
+    assert record["status"] == "failed"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows if row["stage"] == "train"] == [1]
+    lines = printed[printed.index("fit raised ") + len("fit raised ") :].splitlines()
+    line = " ".join(" ".join(lines).split())  # the record leaves out the middle of a long one
+    assert record["cause"].startswith(line[:100]) and record["cause"].endswith(line[-100:])
+    return Failed(lines, (folder / "run.log").read_text())
+
+
+def test_a_trainer_that_raises_in_a_step_is_in_the_record_with_its_own_error(tmp_path: Path) -> None:
+    run = failed(tmp_path / "run", "fail_in_the_trainer")
+    assert run.raised == ["ArithmeticError: the trainer has had enough"]
+    assert "in fail_in_the_trainer" in run.log  # the traceback
+
+
+def test_a_process_of_ray_that_raises_is_in_the_record_with_its_traceback(tmp_path: Path) -> None:
+    run = failed(tmp_path / "run", "fail_in_the_worker")
+    assert re.match(
+        r"EngineError: verl failed in step 2: \S*WorkerDict\S* \(pid .* raised IndexError: list", run.raised[0]
+    )
+    assert run.raised[-1] == "IndexError: list index out of range"
+
+
+def test_a_worker_that_is_killed_is_in_the_record_with_the_last_lines_of_its_log(tmp_path: Path) -> None:
+    run = failed(tmp_path / "run", "kill_the_worker")
+    assert re.match(r"EngineError: verl failed in step 2: \S*WorkerDict \(pid .* died: The actor died", run.raised[0])
+    assert "the worker's last words" in run.raised
+
+
+def test_a_server_that_is_killed_is_in_the_record_with_the_last_lines_of_its_log(tmp_path: Path) -> None:
+    run = failed(tmp_path / "run", "kill_the_server")
+    assert re.match(r"EngineError: verl failed in step 2(:|, because) \S*EngineServer \(pid .* died: ", run.raised[0])
+    assert "the server's last words" in run.raised
 
 
 def moved(folder: Path, step: int) -> float:

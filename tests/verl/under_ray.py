@@ -3,6 +3,7 @@
 python under_ray.py agent_loop FILE               verl's own agent loops before Leyden's replica; writes their rows
 python under_ray.py whole_step FOLDER STEPS       steps of verl's trainer, with validation and checkpoints
 python under_ray.py whole_step FOLDER STEPS resume
+python under_ray.py fails FOLDER PART             two steps; in the second one fails a part of `FAILURES`
 """
 
 # verl has no types.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -81,12 +83,72 @@ async def play(task: dict[str, int], llm: LLM) -> float:
     return float(game.won)
 
 
-def whole_step(folder: str, steps: int, *, resume: bool) -> None:
+def whole_step(folder: str, steps: int, *, resume: bool, trainer_cls: Any = None) -> None:
     """Train to a step, on four tasks each, and validate and save after each."""
-    algorithm = VERL({**KEYS, "trainer.total_training_steps": steps, "trainer.save_freq": 1, "trainer.test_freq": 1})
+    keys = {**KEYS, "trainer.total_training_steps": steps, "trainer.save_freq": 1, "trainer.test_freq": 1}
+    algorithm = VERL(keys, trainer_cls=trainer_cls)
     tasks = [{"secret": number} for number in range(8)]
     trainer = leyden.Trainer(algorithm=algorithm, n_runners=1, run_dir=folder, progress=False)
     trainer.fit(play, tasks, tasks[:4], resume=resume)
+
+
+def fail_in_the_trainer(_: Any) -> None:
+    """Raise in the driver's own process."""
+    raise ArithmeticError("the trainer has had enough")
+
+
+def fail_in_the_worker(trainer: Any) -> None:
+    """Raise in the process that trains."""
+    ray_call(trainer.actor_rollout_wg.workers[0], lambda _: [][1])
+
+
+def kill_the_worker(trainer: Any) -> None:
+    """Kill the process that trains, after it wrote a line to its log."""
+    kill(trainer.actor_rollout_wg.workers[0], "the worker's last words")
+
+
+def kill_the_server(trainer: Any) -> None:
+    """Kill the server that samples, after it wrote a line to its log."""
+    kill(trainer.llm_server_manager.server_handles[0], "the server's last words")
+
+
+FAILURES = {each.__name__: each for each in (fail_in_the_trainer, fail_in_the_worker, kill_the_worker, kill_the_server)}
+
+
+def kill(actor: Any, words: str) -> None:
+    """Have an actor write a line, and kill its process."""
+
+    def pid_after(_: Any) -> int:
+        print(words, file=sys.stderr, flush=True)
+        return os.getpid()
+
+    os.kill(ray_call(actor, pid_after), signal.SIGKILL)
+
+
+def ray_call(actor: Any, function: Any) -> Any:
+    """Return what a function returns in an actor's process."""
+    import ray
+
+    return ray.get(actor.__ray_call__.remote(function))
+
+
+def fails(folder: str, part: str) -> None:
+    """Train until a part fails, before the second step samples. Print the error that `fit` raises."""
+    use_platform(make_config(KEYS))
+    from leyden.algorithm.verl import AgentLightningTrainer
+
+    class Failing(AgentLightningTrainer):
+        def on_sample_begin(self) -> None:
+            super().on_sample_begin()
+            if self.global_steps == 2:
+                FAILURES[part](self)
+
+    try:
+        whole_step(folder, 2, resume=False, trainer_cls=Failing)
+    except Exception as error:  # noqa: BLE001 -- the test judges it
+        print(f"fit raised {type(error).__name__}: {error}")
+    else:
+        sys.exit("nothing failed")
 
 
 def agent_loop(file: str) -> None:
@@ -147,5 +209,7 @@ if __name__ == "__main__":
         no_room()
     elif sys.argv[1] == "agent_loop":
         agent_loop(sys.argv[2])
+    elif sys.argv[1] == "fails":
+        fails(sys.argv[2], sys.argv[3])
     else:
         whole_step(sys.argv[2], int(sys.argv[3]), resume="resume" in sys.argv)
