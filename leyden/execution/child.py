@@ -95,6 +95,8 @@ _LAST_SECONDS = 2.0
 _RESERVE_BYTES = 16 * 2**20
 """Memory that a process with a limit keeps free, to report why it ends. It is not resident: nothing
 is written there."""
+_SETTLE_SECONDS = 1.0
+"""Time for a parent whose pipe is at its end to be seen as ended, too."""
 _CHECK_SECONDS = 2.0
 _BLOCKED_CHECKS = 3
 """An agent was overdue at so many checks in a row, so the event loop that would cancel it is
@@ -222,6 +224,8 @@ class _ParentLink:
         self._mark = environment.variables.get(RUNNER_MARK)
         self._ended = threading.Event()
         self._orphaned = False
+        self._unreadable = False
+        """The pipe could not be read. A parent that has gone leaves one that is at its end."""
         self._blocked_checks = 0
 
     def send(self, message: RunnerMessage) -> None:
@@ -257,10 +261,13 @@ class _ParentLink:
             else:
                 self.stop.set()
             self.begin.set()
+        parent_has_ended = self._parent.has_ended(_SETTLE_SECONDS)
+        if self._unreadable and not parent_has_ended:
+            return  # an agent has closed the descriptors of this process, so its event loop ends it
         self._orphaned = True
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             cancel()
-        for path in self._left_behind:
+        for path in self._left_behind if parent_has_ended else ():
             with contextlib.suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
         self._ended.wait(_LAST_SECONDS)
@@ -276,7 +283,10 @@ class _ParentLink:
                 return self._parent.receive(_CHECK_SECONDS)
             except TimeoutError:
                 self._check_loop()
-            except (EOFError, OSError):
+            except EOFError:
+                return None
+            except OSError:
+                self._unreadable = True
                 return None
 
     def _check_loop(self) -> None:

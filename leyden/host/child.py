@@ -387,6 +387,17 @@ class Parent:
         except ProcessLookupError:
             raise EOFError from None
 
+    def has_ended(self, within_seconds: float) -> bool:
+        """Return whether the parent's process has ended, after waiting for that at most so long."""
+        try:
+            with _descriptor_of(self.pid) as process:
+                if process is None:
+                    os.kill(self.pid, 0)
+                    return False
+                return bool(wait([process], within_seconds))
+        except ProcessLookupError:
+            return True
+
     async def gone(self) -> None:
         """Return when the parent has hung up or gone. For a child that receives no messages."""
         loop, over = asyncio.get_running_loop(), asyncio.Event()

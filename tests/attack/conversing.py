@@ -34,9 +34,9 @@ from tests.gateway.conversations import (
 
 AT_ONCE = 16
 REASONS = {
-    "429": r"told to answer 429",
-    "500": r"told to answer 500",
-    "503": r"told to answer 503",
+    "429": r"set to fail with status 429",
+    "500": r"set to fail with status 500",
+    "503": r"set to fail with status 503",
     "garbage": r"no JSON object|cannot be read|asked for no stream|before the answer was finished|text/html",
     "cut": r"broke off|before the answer was finished|no JSON object|cannot reach|cannot be read",
     "left": r"disconnected",
