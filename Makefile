@@ -10,8 +10,8 @@ endif
 VENV := .venv
 PY := $(VENV)/bin/python
 SUITABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-# How many tests run at a time: one for each CPU that this process may use.
-WORKERS ?= logical
+# How many tests run at a time: three for two CPUs, because many tests wait.
+WORKERS ?= $(or $(shell n=$$(nproc 2>/dev/null) && echo $$((n * 3 / 2))),logical)
 ENV_FILES := pyproject.toml constraints/install.py constraints/dev.txt
 
 # Packages are installed without bytecode, which Python then writes for what is used. Where that is forbidden, each start
