@@ -1,4 +1,4 @@
-"""What the commands of operators share: the store, their token, and who does it and why."""
+"""Options that all operators' commands share: the store, the operators' token, and `--who` and `--why`."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")
 
 @prompts_commands.callback()
 def prompts() -> None:
-    """Show the prompts of a run of APO or GEPA, while it runs or later, or those that an agent has
-    hard-coded.
+    """Show the prompts of a run of APO or GEPA, while it runs or later, or prompts that an agent
+    has hard-coded.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What `leyden prompts extract` reads, prints and writes: hard-coded prompts, tasks and the reward so far."""
+"""The work of `leyden prompts extract`: it reads recorded calls, and prints and writes prompts, tasks and the reward."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What rollouts show about an agent's prompts."""
+    """The recorded calls, rewards and prompts of an agent's rollouts."""
 
     conversations: Sequence[Conversation]
     n_calls: int
     """Model calls of all rollouts."""
     rewards: Sequence[float]
-    """Of the rollouts that have one."""
+    """The final reward of each rollout that has one."""
     templates: dict[str, PromptTemplate]
     """The prompts that the rollouts were given as resources, by name."""
     prompts: Sequence[ExtractedPrompt]

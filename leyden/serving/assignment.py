@@ -49,10 +49,10 @@ class CanaryShare:
     share: float
     """The part of the users who get it, in (0, 1)."""
     salt: str
-    """Users change places with it."""
+    """Part of the hash that decides which users get it; another salt gives it to other users."""
     until: float | None = None
     """The release's deadline, in Unix seconds. From then on all users get the version in
-    production, also while nobody is there to end the release."""
+    production, even if no controller runs that could end the release."""
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,8 @@ class GEPA(PromptOptimiser):
         self._is_racing = self.race_error is not None
         self._choices = 0
         self._edits: dict[str, tuple[int, int]] = {}
-        """By the name of each prompt: how often it was rewritten, and how often the new
-        candidate beat its parent."""
+        """For each prompt's name: the number of its rewritings, and of those whose candidate
+        beat its parent."""
 
     async def _search(self) -> None:
         """Run the package in a thread. It ends early, with what it has, if the budget is spent."""

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 Edits = Mapping[str, tuple[int, int]]
-"""For the name of each prompt: how often it was rewritten, and how often that raised the reward."""
+"""For each prompt's name: the number of its rewritings, and of those that raised the reward."""
 
 
 def name_to_improve(names: Sequence[str], edits: Edits, turn: int, seed: str) -> str:

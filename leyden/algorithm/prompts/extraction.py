@@ -75,7 +75,7 @@ class Placeholder:
     """The Python expression of the value, where `task` is the rollout's input; None: it is no
     part of the input."""
     description: str
-    """Where the value comes from, in words."""
+    """The source of the placeholder's value, as text for people, such as "the answer to call 1"."""
     examples: tuple[str, ...]
     """Up to three different values."""
 

@@ -1,5 +1,5 @@
-"""What a reflection model reads of rollouts, and which of its answers can take the
-place of a prompt.
+"""The text that a reflection model reads about rollouts, and the check of a prompt that the model
+proposes.
 
 Pure functions: they know prompts and finished rollouts, no model, no store and no optimiser.
 """

@@ -33,8 +33,8 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 DaemonMode = Literal["v1", "v0"]
-"""Who runs rollouts. "v1": runners on the store. "v0": also workers of Agent Lightning 0.1, on a
-task server over it."""
+"""The processes that run rollouts. "v1": runners that claim from the store. "v0": also workers of
+Agent Lightning 0.1, which claim from a task server over the store."""
 
 _NAMED = 5
 """Unfinished rollouts that a report names."""

@@ -22,7 +22,7 @@ from leyden.errors import LeydenError
 from leyden.store import open_store
 
 INSTEAD: Final[dict[str, str]] = {"vllm": say.VLLM, "prometheus": say.PROMETHEUS, "agentops": say.AGENTOPS_SERVICE}
-"""By subcommand that Leyden does not have: what to write."""
+"""For each subcommand of `agl` that Leyden lacks: the text that says what to write instead."""
 
 
 def main(argv: Iterable[str] | None = None) -> int:

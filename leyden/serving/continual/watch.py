@@ -196,7 +196,7 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
 
     A session that is cut off from the store may not know of the canary. So the requests that it
     marks, and requests that were served before `since` and reported later, are left out. So are
-    those from the release's deadline on, because sessions give the canary to nobody then.
+    those from the release's deadline on, because sessions serve all users from production then.
     """
     ends = math.inf if release.deadline is None else release.deadline
     of_release: list[Rollout] = []
