@@ -5,7 +5,7 @@ The costs must stay flat, and so must memory.
 Three durable stores in files, filled in bulk with finished rollouts of two small spans each (ten of 1 kB would be 12 GB at a million) and,
 behind them, a tenth as many that wait in the queue. Then short slices of whole rollouts (enqueue, claim, 10 spans of about 1 kB one by
 one, an attempt update, a span query) take turns between the three, so that the machine's moods hit all alike. At last each store is asked
-what a dashboard asks: pages of 100 rollouts with their totals, and the statistics.
+what a dashboard asks: pages of 100 rollouts with their totals, the statistics, and summaries with histograms.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ ASKED = {
     "of_status_newest": "newest 100 of a status",
     "waiting": "100 that wait",
     "statistics": "`statistics`",
+    "best": "100 with the best rewards",
+    "rewards": "summary and histogram of rewards",
+    "tokens": "summary and histogram of tokens",
 }
 HEADLINES = ()
 

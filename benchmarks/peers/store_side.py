@@ -24,6 +24,7 @@ import atexit
 import gc
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -428,6 +429,25 @@ class Program:
             self.seconds, self.cpu_s = time.perf_counter() - began, time.process_time() - cpu
 
 
+class ScoredProgram(Program):
+    """Leyden's rollouts whose two spans are a recorded model call and a reward, with random tokens and rewards."""
+
+    def __init__(self, side, store):
+        super().__init__(side, store)
+        self.random = random.Random(0)
+
+    def span(self, ids, i, size):
+        from leyden import semconv
+        from leyden.types import reward_attributes
+
+        span = super().span(ids, i, size)
+        if i == 1:
+            tokens = {semconv.GEN_AI_INPUT_TOKENS: self.random.randrange(50, 3000), semconv.GEN_AI_OUTPUT_TOKENS: 25}
+            return span.model_copy(update={"name": semconv.MODEL_CALL, "attributes": tokens | {"text": "x" * size}})
+        attributes = reward_attributes({"reward": self.random.random()})
+        return span.model_copy(update={"name": semconv.REWARD, "attributes": attributes})
+
+
 def ids_of(rollout):
     """The ids of a claimed rollout, on any side."""
     if isinstance(rollout, dict):
@@ -466,8 +486,9 @@ class Commands:
 
     async def fill(self, rollouts, queued):
         """`rollouts` finished ones with two small spans each, then `queued` that wait."""
+        program = ScoredProgram(self.side, self.store)
         for done in range(0, rollouts, FILL):
-            await Program(self.side, self.store).batch(min(FILL, rollouts - done), spans=2, size=200, read=False)
+            await program.batch(min(FILL, rollouts - done), spans=2, size=200, read=False)
         for done in range(0, queued, FILL):
             requests = [self.side.make_request(input={"question": "wait"}) for _ in range(min(FILL, queued - done))]
             await self.store.enqueue_many_rollouts(requests)
@@ -496,6 +517,9 @@ class Commands:
             ),
             "waiting": lambda: ask(status_in=["queuing", "requeuing"], limit=100),
             "statistics": self.store.statistics,
+            "best": lambda: ask(sort_by="reward", sort_order="desc", limit=100),
+            "rewards": lambda: self.store.summarise_rollouts(measures=("reward",)),
+            "tokens": lambda: self.store.summarise_rollouts(measures=("tokens",)),
         }
         taken = defaultdict(list)
         for _ in range(times):

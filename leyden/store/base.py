@@ -441,8 +441,8 @@ class LightningStore(NamedOptions, ABC):
 
         Each of `measures` (reward, tokens, cost, seconds) has a count, a mean, a least and a greatest
         value and a histogram of `bins` bins of equal width. The filters are those of
-        `query_rollouts`. The store counts in its database and reads no span: about 50 ms for
-        100,000 rollouts and one measure.
+        `query_rollouts`. The store counts in its database and reads no span: about 35 ms of CPU
+        for 100,000 rollouts and one measure.
         Raises UnknownRun, ConfigError for an unknown measure and for `bins` outside 1 to 1,000.
         """
 

@@ -30,7 +30,7 @@ from tests.store.test_sql import explained as explained
         ({"between": {"reward": (0, 1)}, "resources_id": "x"}, "SCAN r USING COVERING INDEX rollouts_outcomes"),
     ],
 )
-async def test_a_summary_reads_one_index_and_sorts_no_rollouts(
+async def test_a_summary_reads_one_index_and_sorts_nothing(
     asked: dict[str, Any], index: str, explained: list[str]
 ) -> None:
     async with InMemoryLightningStore() as store:
@@ -39,9 +39,7 @@ async def test_a_summary_reads_one_index_and_sorts_no_rollouts(
             await finished(store, reward=reward, run_id="a", arm="canary", mode="val")
         explained.clear()
         await store.summarise_rollouts(**asked)
-    counted, *histogram = explained
-    assert counted == index
-    assert all(plan == f"{index}\nUSE TEMP B-TREE FOR GROUP BY" for plan in histogram)
+    assert set(explained) == {index}  # the counts and, where values match, the histogram
 
 
 @pytest.mark.parametrize(

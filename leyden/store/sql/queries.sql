@@ -73,36 +73,40 @@ SELECT r.seq FROM {finished_rollouts}
 SELECT r.status, r.failure, count(*) FROM {finished_rollouts}
 
 -- name: summarise_reward
--- The same, with how many have a reward, and its sum, least and greatest value.
+-- How many finished rollouts there are by run, status and failure, with the number, sum, minimum and maximum of reward.
 SELECT r.status, r.failure, count(*), count(r.reward), sum(r.reward), min(r.reward), max(r.reward) FROM {finished_rollouts}
 
 -- name: histogram_of_reward
--- How many values of reward are in each bin of equal width; filters and the groups follow.
-SELECT CAST((r.reward - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+-- The bin of each value of reward as one character, chr(1 + bin), in one text. GROUP BY would sort the values first, which takes
+-- most of the time: 60 ms for 100,000 of them. Filters follow.
+SELECT group_concat(char(1 + CAST((r.reward - :lowest) * :bins_per_unit AS INTEGER)), '') FROM {finished_rollouts}
 
 -- name: summarise_tokens
--- The same, with how many have a tokens, and its sum, least and greatest value.
+-- How many finished rollouts there are by run, status and failure, with the number, sum, minimum and maximum of tokens.
 SELECT r.status, r.failure, count(*), count(r.tokens), sum(r.tokens), min(r.tokens), max(r.tokens) FROM {finished_rollouts}
 
 -- name: histogram_of_tokens
--- How many values of tokens are in each bin of equal width; filters and the groups follow.
-SELECT CAST((r.tokens - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+-- The bin of each value of tokens as one character, chr(1 + bin), in one text. GROUP BY would sort the values first, which takes
+-- most of the time: 60 ms for 100,000 of them. Filters follow.
+SELECT group_concat(char(1 + CAST((r.tokens - :lowest) * :bins_per_unit AS INTEGER)), '') FROM {finished_rollouts}
 
 -- name: summarise_cost
--- The same, with how many have a cost, and its sum, least and greatest value.
+-- How many finished rollouts there are by run, status and failure, with the number, sum, minimum and maximum of cost.
 SELECT r.status, r.failure, count(*), count(r.cost), sum(r.cost), min(r.cost), max(r.cost) FROM {finished_rollouts}
 
 -- name: histogram_of_cost
--- How many values of cost are in each bin of equal width; filters and the groups follow.
-SELECT CAST((r.cost - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+-- The bin of each value of cost as one character, chr(1 + bin), in one text. GROUP BY would sort the values first, which takes
+-- most of the time: 60 ms for 100,000 of them. Filters follow.
+SELECT group_concat(char(1 + CAST((r.cost - :lowest) * :bins_per_unit AS INTEGER)), '') FROM {finished_rollouts}
 
 -- name: summarise_seconds
--- The same, with how many have a seconds, and its sum, least and greatest value.
+-- How many finished rollouts there are by run, status and failure, with the number, sum, minimum and maximum of seconds.
 SELECT r.status, r.failure, count(*), count(r.seconds), sum(r.seconds), min(r.seconds), max(r.seconds) FROM {finished_rollouts}
 
 -- name: histogram_of_seconds
--- How many values of seconds are in each bin of equal width; filters and the groups follow.
-SELECT CAST((r.seconds - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+-- The bin of each value of seconds as one character, chr(1 + bin), in one text. GROUP BY would sort the values first, which takes
+-- most of the time: 60 ms for 100,000 of them. Filters follow.
+SELECT group_concat(char(1 + CAST((r.seconds - :lowest) * :bins_per_unit AS INTEGER)), '') FROM {finished_rollouts}
 
 -- name: get_rollout_key
 -- Where a rollout is, and how far it has come.

@@ -33,19 +33,19 @@ rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_reward
 -- PostgreSQL rounds where it casts.
-SELECT floor((r.reward - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+SELECT string_agg(chr(1 + floor((r.reward - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_tokens
 -- PostgreSQL rounds where it casts.
-SELECT floor((r.tokens - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+SELECT string_agg(chr(1 + floor((r.tokens - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_cost
 -- PostgreSQL rounds where it casts.
-SELECT floor((r.cost - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+SELECT string_agg(chr(1 + floor((r.cost - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_seconds
 -- PostgreSQL rounds where it casts.
-SELECT floor((r.seconds - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+SELECT string_agg(chr(1 + floor((r.seconds - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: next_in_queue
 -- Those that wait, by priority and age, but not those that somebody is just taking.

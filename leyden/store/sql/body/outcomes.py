@@ -207,9 +207,8 @@ def _histogram(
     width = (highest - lowest) / bins
     if not (0 < width < math.inf and 1 / width < math.inf):
         return Histogram(edges=[lowest, highest], counts=[count])
-    counts = [0] * bins
     given = {**parameters, "lowest": lowest, "bins_per_unit": 1 / width}
-    having = f"{where} AND r.{measure} IS NOT NULL GROUP BY bin"
-    for place, found in tx.page(_QUERIES[measure][1], having, given):
-        counts[min(max(place, 0), bins - 1)] += found  # the highest value belongs to the last bin
+    [[places]] = tx.page(_QUERIES[measure][1], f"{where} AND r.{measure} IS NOT NULL", given)
+    counts = [places.count(chr(1 + place)) for place in range(bins)]
+    counts[-1] += places.count(chr(1 + bins))  # the highest value belongs to the last bin
     return Histogram(edges=[lowest + index * width for index in range(bins)] + [highest], counts=counts)
