@@ -22,7 +22,7 @@ from benchmarks.harness import MINIMUM_RUNS, Peer, Row, Sample, summary
 
 SCRIPT = Path(__file__).parent / "peers" / "engine_side.py"
 BATCHES = (1, 16, 64)
-HEADLINES = ("engine: decode, 64 at once, 62M model", "engine: gradient, 62M model", "engine: peak memory, 62M model")
+HEADLINES = ()
 
 
 def main(peer: Peer | None) -> list[Row]:

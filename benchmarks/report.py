@@ -1,7 +1,8 @@
 """Where results go: one JSON file for each benchmark, and two pages made from all of them.
 
-The README has the rows that a benchmark calls its `HEADLINES` (all, if it calls none so), `docs/benchmarks.md` has everything. A
-benchmark may also return tables of its own, for figures that are no comparison; they are kept in `results/tables/`.
+The README has the rows that a benchmark calls its `HEADLINES` (all, if it calls none so), each beside the peer that
+comes closest; `docs/benchmarks.md` has everything. A benchmark may also return tables of its own, for metrics that are
+no comparison; they are kept in `results/tables/`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,11 +66,15 @@ def rewrite_pages(*, readme: Path = README, page: Path = PAGE, results: Path = R
 
 
 def headlines(name: str, rows: Sequence[Row]) -> Sequence[Row]:
-    """Those of a benchmark's rows that the README shows."""
+    """Return a benchmark's rows for the README: its `HEADLINES`, each beside the peer that comes closest."""
     if importlib.util.find_spec(f"benchmarks.{name}") is None:
         return rows
     wanted: Sequence[str] | None = getattr(importlib.import_module(f"benchmarks.{name}"), "HEADLINES", None)
-    return rows if wanted is None else [row for row in rows if row.row in wanted]
+    if wanted is None:
+        return rows
+    by_ratio = sorted(rows, key=lambda row: row.ratio or math.inf, reverse=True)
+    closest = {row.row: row for row in by_ratio if row.row in wanted}
+    return [row for row in rows if row is closest.get(row.row)]
 
 
 def _rewrite(path: Path, content: str) -> None:

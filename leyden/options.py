@@ -16,7 +16,6 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, cast
 
 from leyden.errors import ConfigError, InvalidArgument
-from leyden.host.listening import is_loopback
 from leyden.utils.text import shown
 
 P = ParamSpec("P")
@@ -88,22 +87,6 @@ def check_several(name: str, value: object) -> None:
     """Raise InvalidArgument if `value` is a single object where a list is needed."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise InvalidArgument(f"{name} is {shown(value)}; give a list: {name}=[...]")
-
-
-def check_token(name: str, token: object, *, host: str, or_say: str | None = None, insecure: bool = False) -> None:
-    """Raise ConfigError unless a server that is bound to `host` may run with this token.
-
-    An empty token is refused on every address, because it usually comes from an unset variable and
-    would admit any client. Without a token (None) a server may be bound to a loopback address only,
-    unless it is `insecure`. or_say: the option for that, if there is one.
-    """
-    if token is not None and not isinstance(token, str):
-        raise ConfigError(f"{name} is {type(token).__name__}; it must be a string, or None")
-    if token is not None and not token.strip():
-        raise ConfigError(f"{name} is empty; leave it out, or choose one that is hard to guess")
-    if token is None and not insecure and not is_loopback(host):
-        other = "" if or_say is None else f", or say {or_say}"
-        raise ConfigError(f"host {host!r} can be reached from other machines: give {name}, or bind to 127.0.0.1{other}")
 
 
 def nearest(name: str, possible: Collection[str]) -> str:

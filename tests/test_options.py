@@ -24,7 +24,14 @@ from leyden.algorithm.evaluation import Evaluation
 from leyden.engine import SamplingParams
 from leyden.errors import ConfigError, InvalidArgument
 from leyden.execution import SharedMemoryExecutionStrategy
-from leyden.options import check_flag, check_number, check_port, check_token
+from leyden.gateway import AttemptLimits
+from leyden.host.asgi import ConnectionLimits
+from leyden.host.listening import check_token
+from leyden.options import check_flag, check_number, check_port
+from leyden.rl.order_execution.reward import PAPenaltyReward, PPOReward
+from leyden.serving.assignment import Assignment
+from leyden.store import Sweeper
+from leyden.types.rollout import EnqueueRolloutRequest
 
 
 @pytest.mark.parametrize("value", ["2", None, True, float("nan"), float("inf"), 1.5, 0, 11, [2]])
@@ -302,6 +309,11 @@ def numeric_options() -> Iterator[Refusal]:
             kind, "model", whole="max_batch_rows max_length? max_tokens_per_microbatch seed threads? port"
         )
     yield from options(ly.OptimParams, number="learning_rate weight_decay max_grad_norm")
+    yield from options(ConnectionLimits, whole="stall_bytes", number="head_seconds stall_seconds")
+    yield from options(Sweeper, ly.InMemoryLightningStore(), number="interval_seconds prune_interval_seconds")
+    yield from options(AttemptLimits, whole="calls? tokens?", number="cost?")
+    yield from options(Assignment, number="canary_percent min_control_percent")
+    yield from options(EnqueueRolloutRequest, input=1, whole="priority")
     yield from options(SamplingParams, whole="max_tokens seed?", number="temperature top_p")
     yield from options(ly.PPOLoss, number="clip_low clip_high")
     yield from options(ly.Retention, whole="max_rollouts? max_bytes?", number="max_age_seconds?")
@@ -346,6 +358,10 @@ def numeric_options() -> Iterator[Refusal]:
         whole="concurrency max_retries workers?",
         number="step_timeout_seconds?",
     )
+    yield from options(rl.RandomPolicy, space, space, whole="seed")
+    yield from options(rl.SeedPlan, [1], whole="repeat seed")
+    yield from options(PAPenaltyReward, number="penalty scale")
+    yield from options(PPOReward, max_step=1, whole="start_time_index end_time_index")
     yield from options(
         rl.DataQueue, [1], whole="repeat producer_num_workers queue_maxsize seed", number="timeout_seconds?"
     )

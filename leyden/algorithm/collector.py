@@ -159,6 +159,7 @@ class RolloutCollector:
         concurrency: int | None = None,
         budget: Budget | None = None,
     ) -> None:
+        check_number("concurrency", concurrency, at_least=1, whole=True, or_none="an unknown number")
         self._store = store
         self._pin = pin or f"collector {secrets.token_hex(6)}"
         self._concurrency = concurrency

@@ -151,6 +151,8 @@ class Evaluation(Algorithm):
     ) -> None:
         check_number("repeats", repeats, at_least=1, whole=True)
         check_number("timeout_seconds", timeout_seconds, above=0, or_none="no limit")
+        for price in price_per_million or ():
+            check_number("price_per_million", price, at_least=0)
         self.repeats, self.timeout_seconds, self.price_per_million = repeats, timeout_seconds, price_per_million
         self._backend, self._models = backend, list(models)
         self._llms, self._resources = dict(llms or {}), dict(resources or {})

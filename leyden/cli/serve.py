@@ -63,7 +63,7 @@ def serve(
     """
     import asyncio
 
-    from leyden.options import check_token
+    from leyden.host.listening import check_token
     from leyden.serving import Assignment
     from leyden.types import LLM
     from leyden.utils.logs import setup_logging

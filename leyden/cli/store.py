@@ -71,7 +71,7 @@ def store(
         return
     import asyncio
 
-    from leyden.options import check_token
+    from leyden.host.listening import check_token
     from leyden.types import Retention
     from leyden.utils.logs import setup_logging
 

@@ -75,6 +75,8 @@ class OptimParams:
 
     def __post_init__(self) -> None:
         check_number("learning_rate", self.learning_rate, at_least=0)
+        for beta in self.betas:
+            check_number("betas", beta, at_least=0, at_most=1)
         check_number("value_learning_rate", self.value_learning_rate, at_least=0, or_none="learning_rate")
         check_number("weight_decay", self.weight_decay, at_least=0)
         check_number("max_grad_norm", self.max_grad_norm, above=0)

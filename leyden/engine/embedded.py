@@ -37,9 +37,9 @@ from leyden.engine.base import (
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
-from leyden.host.listening import is_loopback, listen, netloc
+from leyden.host.listening import check_token, is_loopback, listen, netloc
 from leyden.maths.losses import LOSSES, Loss
-from leyden.options import check_flag, check_names, check_number, check_token
+from leyden.options import check_flag, check_names, check_number
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.extras import install_extra
 

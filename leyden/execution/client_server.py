@@ -22,8 +22,8 @@ from leyden.execution.environment import managed_store as managed_by_environment
 from leyden.execution.environment import named_variable, variable
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.execution.supervised import serve
-from leyden.host.listening import netloc, reachable
-from leyden.options import check_flag, check_number, check_port, check_token
+from leyden.host.listening import check_token, netloc, reachable
+from leyden.options import check_flag, check_number, check_port
 from leyden.store.base import LightningStore
 from leyden.store.client import TOKEN_VARIABLE, LightningStoreClient
 from leyden.store.server import LightningStoreServer

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from leyden.errors import ConfigError
 from leyden.host.http import Refusal
+from leyden.options import check_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,7 @@ class AttemptLimits:
     def __post_init__(self) -> None:
         for name in ("calls", "tokens", "cost"):
             limit = getattr(self, name)
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"attempt_limits: {name} is {limit}; it must be above 0, or None for no limit")
+            check_number(f"attempt_limits: {name}", limit, above=0, whole=name != "cost", or_none="no limit")
 
     def check(self, call_index: int, spent: Spent) -> None:
         """Raises Refusal (429, not to be tried again) for a call of an attempt that has spent its share."""

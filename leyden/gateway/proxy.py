@@ -39,8 +39,8 @@ from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.host.asgi import AsgiServer, ConnectionLimits
 from leyden.host.http import MAX_BODY_BYTES, SiteGuard
-from leyden.host.listening import is_loopback, listen, loop_factory, netloc, reachable
-from leyden.options import NamedOptions, check_number, check_port, check_token
+from leyden.host.listening import check_token, is_loopback, listen, loop_factory, netloc, reachable
+from leyden.options import NamedOptions, check_number, check_port
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM, RolloutMode

@@ -32,6 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from leyden.host.listening import loop_factory
+from leyden.options import check_number
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,11 @@ class ConnectionLimits:
     """
     stall_bytes: int = 64 * 2**10
     """Bytes for each `stall_seconds`."""
+
+    def __post_init__(self) -> None:
+        check_number("head_seconds", self.head_seconds, above=0)
+        check_number("stall_seconds", self.stall_seconds, above=0)
+        check_number("stall_bytes", self.stall_bytes, at_least=1, whole=True)
 
 
 class AsgiServer:

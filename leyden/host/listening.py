@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
+from leyden.errors import ConfigError
+
 UNIX_SCHEME: Final = "http+unix"
 """The scheme of URLs whose host is the path of a Unix socket, percent-encoded."""
 _BACKLOG = 2048
@@ -90,6 +92,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_token(name: str, token: object, *, host: str, or_say: str | None = None, insecure: bool = False) -> None:
+    """Raise ConfigError unless a server that is bound to `host` may run with this token.
+
+    An empty token is refused on every address, because it usually comes from an unset variable and
+    would admit any client. Without a token (None) a server may be bound to a loopback address only,
+    unless it is `insecure`.
+
+    or_say: the option that makes a server `insecure`, if there is one.
+    """
+    if token is not None and not isinstance(token, str):
+        raise ConfigError(f"{name} is {type(token).__name__}; it must be a string, or None")
+    if token is not None and not token.strip():
+        raise ConfigError(f"{name} is empty; leave it out, or choose one that is hard to guess")
+    if token is None and not insecure and not is_loopback(host):
+        other = "" if or_say is None else f", or say {or_say}"
+        raise ConfigError(f"host {host!r} can be reached from other machines: give {name}, or bind to 127.0.0.1{other}")
 
 
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}

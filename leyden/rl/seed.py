@@ -89,6 +89,7 @@ class SeedPlan(Generic[T]):
             decide.
         """
         check_number("repeat", repeat, at_least=-1, whole=True)
+        check_number("seed", seed, whole=True)
         if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
             raise ConfigError(
                 f"a SeedPlan needs a length and items by index, {type(items).__name__} has not both; make a list of it"

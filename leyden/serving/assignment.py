@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leyden.errors import ConfigError
+from leyden.options import check_number
 from leyden.types import VersionKey
 
 CONTROL = "control"
@@ -85,9 +86,9 @@ class Assignment:
     users. A release has its own."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.min_control_percent <= 100:
-            raise ConfigError(f"min_control_percent is {self.min_control_percent}; it must be above 0, at most 100")
-        if not 0 <= self.canary_percent <= 100 - self.min_control_percent:
+        check_number("min_control_percent", self.min_control_percent, above=0, at_most=100)
+        check_number("canary_percent", self.canary_percent, at_least=0, at_most=100)
+        if self.canary_percent > 100 - self.min_control_percent:
             raise ConfigError(
                 f"canary_percent is {self.canary_percent}; it must be from 0 to {100 - self.min_control_percent:g}, because "
                 f"{self.min_control_percent:g} % stay with the control (min_control_percent)"

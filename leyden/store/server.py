@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 from leyden.errors import ConfigError, StoreError
 from leyden.host.asgi import AsgiThread, ConnectionLimits
 from leyden.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
-from leyden.host.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
-from leyden.options import NamedOptions, check_number, check_token
+from leyden.host.listening import check_token, is_loopback, listen, listen_unix, netloc, reachable, unix_url
+from leyden.options import NamedOptions, check_number
 from leyden.store.app import StoreApp, StoreApplication, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Self
 
 from leyden.errors import StoreClosed, StoreError
+from leyden.options import check_number
 from leyden.store.base import LightningStore
 from leyden.types import Retention
 
@@ -43,6 +44,8 @@ class Sweeper:
         retention: Retention | None = None,
         prune_interval_seconds: float = 5.0,
     ) -> None:
+        check_number("interval_seconds", interval_seconds, above=0)
+        check_number("prune_interval_seconds", prune_interval_seconds, above=0)
         self._store = store
         self._interval_seconds = interval_seconds
         self._retention = retention or Retention()

@@ -18,7 +18,7 @@ RolloutMode = Literal["train", "val", "test", "live"]
 
 OVERTAKES = 1000
 """One step of priority goes before so many older rollouts and no more, so that a low priority waits but never starves."""
-Priority = Annotated[int, Field(ge=-1000, le=1000)]
+Priority = Annotated[int, Field(ge=-1000, le=1000, strict=True)]
 """How urgent a rollout is, 0 by default. Claims go by priority, then age, within the reach of OVERTAKES."""
 
 ROLLOUT_FINISHED: frozenset[RolloutStatus] = frozenset({"succeeded", "failed", "cancelled"})

@@ -122,6 +122,17 @@ def test_the_readme_has_the_headlines_alone(pages: dict[str, Path]):
     assert "Calls" not in readme
 
 
+def test_the_readme_shows_a_headline_beside_the_peer_that_comes_closest():
+    name = store.HEADLINES[0]
+    rows = [Row(name, "1/s", 12, 12 / ratio, f"peer {ratio}", ratio, 5, 1, 9, 1) for ratio in (5.0, 2.0, 3.0)]
+    assert report.headlines("store", rows) == [rows[1]]
+
+
+def test_the_readme_has_ten_headlines():
+    names = [path.stem for path in report.RESULTS.glob("*.json")]
+    assert sum(len(report.headlines(name, report.load(name))) for name in names) == 10
+
+
 @pytest.mark.parametrize("name", ["store", "store_scale", "gateway"])
 def test_every_headline_is_a_row(name: str):
     rows = {row.row for row in report.load(name)}

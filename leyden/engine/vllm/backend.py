@@ -40,8 +40,9 @@ from leyden.engine.vllm.folder import OUTPUT_HEAD, read_config, untie_embeddings
 from leyden.engine.vllm.parity import largest_difference, learner_scores, probes_for, stale_weights
 from leyden.engine.vllm.process import DEFAULT_PYTHON, FoundServer, Server, ServerOptions, StartedServer
 from leyden.errors import ConfigError, EngineError
+from leyden.host.listening import check_token
 from leyden.maths.losses import Loss
-from leyden.options import check_flag, check_names, check_number, check_path, check_port, check_token
+from leyden.options import check_flag, check_names, check_number, check_path, check_port
 from leyden.types import LLM, TrainingSequence
 
 _LEARNER_OPTIONS: Final = (

@@ -53,7 +53,7 @@ SHORT_NAMES: Final[Mapping[str, str]] = {
 class _Section(BaseModel):
     """A mapping of the file. Unknown keys are refused, and no value is converted."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from leyden.errors import InvalidTrade
+from leyden.options import check_number
 from leyden.rl.order_execution.objects import OrderDir
 from leyden.rl.order_execution.state import SAOEState
 from leyden.rl.parts import Reward
@@ -24,6 +25,8 @@ class PAPenaltyReward(Reward[SAOEState]):
     """
 
     def __init__(self, penalty: float = 100.0, scale: float = 1.0) -> None:
+        check_number("penalty", penalty)
+        check_number("scale", scale)
         self.penalty, self.scale = penalty, scale
 
     def reward(self, simulator_state: SAOEState) -> float:
@@ -56,6 +59,9 @@ class PPOReward(Reward[SAOEState]):
     """
 
     def __init__(self, max_step: int, start_time_index: int = 0, end_time_index: int = 239) -> None:
+        check_number("max_step", max_step, at_least=1, whole=True)
+        check_number("start_time_index", start_time_index, at_least=0, whole=True)
+        check_number("end_time_index", end_time_index, at_least=start_time_index, whole=True)
         self.max_step = max_step
         self.start_time_index, self.end_time_index = start_time_index, end_time_index
 

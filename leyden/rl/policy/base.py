@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.options import NamedOptions
+from leyden.options import NamedOptions, check_number
 from leyden.rl.batch import Array, Batch, leaves
 from leyden.rl.buffer import ReplayBuffer, RolloutBuffer
 
@@ -137,6 +137,7 @@ class RandomPolicy(NonLearnablePolicy):
 
     def __init__(self, obs_space: Space, action_space: Space, seed: int = 0) -> None:
         super().__init__(obs_space, action_space)
+        check_number("seed", seed, at_least=0, whole=True)
         self._draws = copy.deepcopy(action_space)  # the generator of the given space is its maker's
         self._seed = seed
         self._n_calls = 0

@@ -237,7 +237,9 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             reward=reward,
             aux_info_collector=aux_info_collector,
         )
+        check_number("buffer_size", buffer_size, at_least=1, whole=True, or_none="the policy's default")
         check_number("episode_per_iter", episode_per_iter, at_least=1, whole=True)
+        check_number("seed", seed, whole=True)
         for name, states in (
             ("train_initial_states", train_initial_states),
             ("val_initial_states", val_initial_states),
