@@ -40,6 +40,10 @@ class StoreClosed(StoreError):
     """The store was used after `close()`."""
 
 
+class StoreFull(StoreError):
+    """The store has no room for what was to be written. The call may be repeated when there is room again."""
+
+
 class UnknownRollout(LeydenError, ValueError):
     """A rollout id that this store does not have: it never had it, or its retention has forgotten it."""
 

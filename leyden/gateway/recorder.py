@@ -1,8 +1,8 @@
 """The queue between the answer and the store.
 
 Calls are queued before the last byte of their answer is sent and written behind it, in batches. The queue is bounded:
-when the store cannot keep up, answers wait, and nothing is dropped. While the store is away, records wait in a file of
-bounded size (`spool`) and are delivered once each, in order, when it is back. It knows the store's `add_many_spans`, and
+when the store cannot keep up, answers wait, and nothing is dropped. While the store is away or full, records wait in a file
+of bounded size (`spool`) and are delivered once each, in order, when it is back. It knows the store's `add_many_spans`, and
 nothing of HTTP.
 
 All of it runs in the gateway's event loop, but for `settled`. A crash of the process loses the calls that were not
@@ -17,7 +17,7 @@ import time
 from collections import deque
 
 from leyden import semconv
-from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError
+from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError, StoreFull
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
@@ -59,7 +59,9 @@ class Recorder:
         self._spool = spool
         self._delivering: asyncio.Task[None] | None = None
         self._away_since: float | None = None
-        """When the store was first found away, by the monotonic clock."""
+        """When the store was first found away or full, by the monotonic clock."""
+        self._trouble = ""
+        """What the store is meanwhile: `is away`, or full in its own words."""
         self._failures = failures
         self._queue: deque[ModelCall] = deque()
         self._pending: dict[AttemptKey, int] = {}
@@ -149,8 +151,8 @@ class Recorder:
             while not (await asyncio.wait({written}, timeout=_AGAIN_SECONDS))[0]:
                 if self._away_since is not None and time.monotonic() - self._away_since > _PATIENCE_SECONDS:
                     raise StoreError(
-                        f"the record of rollout {key[0]!r}, attempt {key[1]!r} is not complete: {self._store.url} has been "
-                        "away; what is missing waits and is delivered when the store is back"
+                        f"the record of rollout {key[0]!r}, attempt {key[1]!r} is not complete, because {self._trouble}; what "
+                        "is missing waits and is delivered when the store takes it"
                     )
         if failure := self._failures.pop(key, None):
             raise failure
@@ -195,10 +197,11 @@ class Recorder:
         try:
             while not (await asyncio.wait({writing}, timeout=_SLOW_SECONDS))[0]:
                 if self._spool is not None and not await self._replies():  # the store's client tries for a minute
+                    self._trouble = f"{self._store.url} is away"
                     return self._put_aside(spans)
             writing.result()
         except Exception as error:  # noqa: BLE001 -- tried again one by one, where each is told
-            if self._spool is not None and await self._is_away(error):
+            if self._spool is not None and await self._takes_nothing(error):
                 return self._put_aside(spans)
             await self._write_one_by_one(spans)
         finally:
@@ -222,10 +225,14 @@ class Recorder:
                 del self._reported[next(iter(self._reported))]
         await self._store.add_many_spans(spans)
 
-    # ---- while the store is away -------------------------------------------------------------------------------------
+    # ---- while the store is away or full -----------------------------------------------------------------------------
 
-    async def _is_away(self, error: Exception) -> bool:
-        """Return whether a write failed with this error because the store cannot be reached, not because of what was written."""
+    async def _takes_nothing(self, error: Exception) -> bool:
+        """Return whether a write failed because the store is away or full, not because of what was written."""
+        if isinstance(error, StoreFull):
+            self._trouble = str(error)
+            return True
+        self._trouble = f"{self._store.url} is away"
         return isinstance(error, StoreError) and not isinstance(error, StoreClosed) and not await self._replies()
 
     async def _replies(self) -> bool:
@@ -242,7 +249,7 @@ class Recorder:
         assert self._spool is not None
         if self._away_since is None:
             self._away_since = time.monotonic()
-            logger.warning("%s is away; records of model calls wait until it is back", self._store.url)
+            logger.warning("records of model calls wait until the store takes them: %s", self._trouble)
         problem = "too many records wait already (LLMProxy's spool_bytes)"
         try:
             n_kept = self._spool.append(spans)
@@ -254,7 +261,7 @@ class Recorder:
         except GatewayError as error:
             n_kept, problem = 0, str(error)
         for span in spans[n_kept:]:
-            error = StoreError(f"{self._store.url} is away, and {problem}")
+            error = StoreError(f"{self._trouble}, and {problem}")
             self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
         self._deliver()
         return {span.span_id for span in spans[:n_kept]}
@@ -270,7 +277,7 @@ class Recorder:
                 try:
                     await self._deliver_spans(spans)
                 except Exception as error:  # noqa: BLE001 -- tried again later, or one by one
-                    if await self._is_away(error):
+                    if await self._takes_nothing(error):
                         await asyncio.sleep(_AGAIN_SECONDS)
                         continue
                     await self._write_one_by_one(spans)
@@ -280,7 +287,7 @@ class Recorder:
             if self._away_since is not None:
                 seconds = time.monotonic() - self._away_since
                 logger.warning(
-                    "%s is back after %.0f s; the records that waited have been delivered", self._store.url, seconds
+                    "%s took nothing for %.0f s; the records that waited have been delivered", self._store.url, seconds
                 )
             self._away_since = None
         finally:

@@ -2,7 +2,7 @@
 
 A record is in a file when `put` returns, so it survives the death of the process, and is delivered
 behind the request: once each, in order, also by the next process with this file. While the store is
-away, records wait. It knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
+away or full, records wait. It knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Outbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
         self._empty = threading.Event()
-        self.store_is_away = False
+        self.store_error: str | None = None
+        """Why the store takes no records at the moment; None if it does."""
         self.refused = 0
         """Records that the store refused, such as feedback about unknown rollouts."""
 
@@ -67,8 +68,8 @@ class Outbox:
             was_empty = not len(self._spool)
             if not self._spool.append([record]):
                 raise StoreError(
-                    f"{self._store.url} is away and {len(self._spool):,} records wait already, as many as spool_bytes allows; "
-                    "give the session a larger spool_bytes, and check the store"
+                    f"{len(self._spool):,} records wait already for {self._store.url}, as many as spool_bytes allows; give the "
+                    f"session a larger spool_bytes, and check the store ({self.store_error or 'it is slow'})"
                 )
             self._empty.clear()
         if was_empty and self._loop is not None:
@@ -99,12 +100,12 @@ class Outbox:
             except StoreClosed:
                 raise
             except StoreError as error:
-                if not self.store_is_away:
-                    logger.warning("%s is away; records of live rollouts and feedback wait: %s", self._store.url, error)
-                self.store_is_away = True
+                if self.store_error is None:
+                    logger.warning("records of live rollouts and feedback wait for %s: %s", self._store.url, error)
+                self.store_error = str(error)
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
-            self.store_is_away = False
+            self.store_error = None
             with self._lock:
                 moved = self._move_back(later, len(batch))
             if len(later) == len(batch) or not moved:

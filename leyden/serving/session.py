@@ -87,6 +87,9 @@ class SessionStatus:
 
     labels: Mapping[str, VersionKey]
     store_is_away: bool
+    """Whether labels cannot be read, or records cannot be written, because the store is away or full."""
+    store_error: str | None
+    """Why records wait, in the store's words, such as that its disk is full; None if they are written."""
     gateway_is_away: bool
     waiting: int
     """Records that are not in the store yet."""
@@ -334,9 +337,11 @@ class OnlineSession:
     def status(self) -> SessionStatus:
         """Return the session's status."""
         outbox = self._outbox
+        store_error = None if outbox is None else outbox.store_error
         return SessionStatus(
             labels=dict(self._released.now.labels),
-            store_is_away=self._released.are_old or (outbox is not None and outbox.store_is_away),
+            store_is_away=self._released.are_old or store_error is not None,
+            store_error=store_error,
             gateway_is_away=self._addresses.gateway_is_away,
             waiting=0 if outbox is None else len(outbox),
             served=dict(self._served),

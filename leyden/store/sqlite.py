@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from leyden.errors import ConfigError, StoreError
+from leyden.errors import ConfigError, StoreError, StoreFull
 from leyden.store.base import StoreCapabilities
 from leyden.store.lockfile import LockFile
 from leyden.store.notify import Signals
@@ -124,7 +124,7 @@ def _own(path: Path, url: str) -> LockFile:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space" if full else "check that the directory can be written to"
-        raise StoreError(f"{url}: {error}; {remedy}") from error
+        raise (StoreFull if full else StoreError)(f"{url}: {error}; {remedy}") from error
 
 
 def _open(path: Path, url: str, durability: Durability) -> list[sqlite3.Connection]:

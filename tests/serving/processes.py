@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import psutil
 
-from leyden.store import SqliteLightningStore
+from leyden.store import LightningStoreClient
 from leyden.testing import FakeUpstream
 from leyden.types import LLM, NamedResources, PromptTemplate, ProxyLLM
 from tests.store.killing import Forker
@@ -29,20 +31,23 @@ def resources(text: str) -> NamedResources:
 
 
 @contextmanager
-def opened_forker(directory: Path, *modules: str) -> Iterator[Forker]:
+def opened_forker(directory: Path, *modules: str, within: Sequence[str] = ()) -> Iterator[Forker]:
     """A process that has imported what the others need, so that each of them starts in milliseconds."""
     served = ("leyden.cli.gateway", "leyden.gateway", "leyden.cli.serve", "leyden.serving.app", "leyden.host.asgi")
-    with Forker.opened(directory, *served, *modules) as forker:
+    with Forker.opened(directory, *served, *modules, within=within) as forker:
         yield forker
 
 
 class Place:
     """Where requests are served: `leyden store`, `leyden gateway` and `leyden serve` as users start them."""
 
-    def __init__(self, forker: Forker, folder: Path, upstream: FakeUpstream) -> None:
-        self.path = folder / "store.db"
+    def __init__(self, forker: Forker, folder: Path, upstream: FakeUpstream, store: Path | None = None) -> None:
+        """store: where the store's file is; None: in `folder`."""
+        self.path = store or folder / "store.db"
         self.outbox = folder / "serving" / "outbox"
         """The file of the serving process."""
+        self.calls = folder / "calls"
+        """The file of the gateway."""
         self._forker = forker
         self._ports: dict[Role, int] = {"store": free_port(), "gateway": free_port(), "serve": free_port()}
         store, gateway = self.url("store"), self.url("gateway")
@@ -50,7 +55,7 @@ class Place:
             "store": ("--url", f"sqlite://{self.path}"),
             "gateway": (
                 *("--store", store, "--live-key", KEY),
-                *("--spool", folder / "calls", "--model", f"fake={upstream.endpoint}"),
+                *("--spool", self.calls, "--model", f"fake={upstream.endpoint}"),
             ),
             "serve": (
                 *("--store", store, "--gateway", gateway, "--live-key", KEY),
@@ -80,6 +85,14 @@ class Place:
     async def kill_all(self) -> None:
         await self.kill(*self._alive)
 
+    def limit_files(self, role: Role, largest_bytes: int) -> None:
+        """Let no file of a process grow beyond this size (`RLIMIT_FSIZE`)."""
+        resource.prlimit(self._alive[role], resource.RLIMIT_FSIZE, (largest_bytes, resource.RLIM_INFINITY))
+
+    def memory(self, *roles: Role) -> int:
+        """Return how many bytes the processes hold in memory."""
+        return sum(psutil.Process(self._alive[role]).memory_info().rss for role in roles)
+
     async def _listens(self, role: Role) -> bool:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self._ports[role])
@@ -90,15 +103,19 @@ class Place:
 
 
 @asynccontextmanager
-async def opened_place(forker: Forker, folder: Path, *roles: Role) -> AsyncIterator[Place]:
-    """Processes of these roles. The store has two versions of `rs`; version 1 is in production."""
+async def opened_place(forker: Forker, folder: Path, *roles: Role, store: Path | None = None) -> AsyncIterator[Place]:
+    """A store with two versions of `rs`, of which version 1 is in production, and processes of the other roles.
+
+    store: where the store's file is; None: in `folder`.
+    """
     async with FakeUpstream() as upstream:
-        place = Place(forker, folder, upstream)
-        async with SqliteLightningStore(place.path) as file:
-            for text in ("old", "new"):
-                await file.update_resources("rs", resources(text))
-            await file.set_label("production", "rs", 1)
+        place = Place(forker, folder, upstream, store)
         try:
+            await place.start("store")
+            async with LightningStoreClient(place.url("store")) as client:
+                for text in ("old", "new"):
+                    await client.update_resources("rs", resources(text))
+                await client.set_label("production", "rs", 1)
             await place.start(*roles)
             yield place
         finally:

@@ -101,7 +101,7 @@ async def test_serving_goes_on_while_the_store_is_killed_and_all_arrives_once_in
 
     outbox = tmp_path / "session" / "outbox"
     async with (
-        opened_place(forker, tmp_path, "store", "gateway") as place,
+        opened_place(forker, tmp_path, "gateway") as place,
         LightningStoreClient(place.url("store")) as store,
         opened_session(place, outbox.parent) as session,
         aiohttp.ClientSession() as http,
@@ -133,7 +133,7 @@ async def test_the_session_says_that_the_gateway_was_killed_and_calls_the_model_
     forker: Forker, tmp_path: Path
 ) -> None:
     async with (
-        opened_place(forker, tmp_path, "store", "gateway") as place,
+        opened_place(forker, tmp_path, "gateway") as place,
         FakeUpstream() as own,
         LightningStoreClient(place.url("store")) as store,
         opened_session(place, tmp_path / "strict") as strict,
@@ -184,7 +184,7 @@ async def post(http: aiohttp.ClientSession, place: Place, what: str, body: dict[
 async def test_what_a_killed_serving_process_had_on_disk_is_delivered_once_by_the_next(
     forker: Forker, tmp_path: Path
 ) -> None:
-    async with opened_place(forker, tmp_path, "store", "gateway", "serve") as place, aiohttp.ClientSession() as http:
+    async with opened_place(forker, tmp_path, "gateway", "serve") as place, aiohttp.ClientSession() as http:
         given: list[str] = []
         ended: list[str] = []
 
@@ -263,7 +263,7 @@ async def test_no_feedback_is_lost_or_counted_twice_whatever_is_killed_at_any_ti
             killed[role] += 1
         over.set()
 
-    async with opened_place(forker, tmp_path, "store", "gateway", "serve") as place, aiohttp.ClientSession() as http:
+    async with opened_place(forker, tmp_path, "gateway", "serve") as place, aiohttp.ClientSession() as http:
         await asyncio.gather(killer(place), *(visitor(name, http, place) for name in range(4)))
         assert min(killed.values()) >= 3
         async with LightningStoreClient(place.url("store")) as store:
@@ -286,7 +286,7 @@ async def test_no_feedback_is_lost_or_counted_twice_whatever_is_killed_at_any_ti
 async def test_a_gateway_without_its_store_keeps_the_calls_of_rollouts_that_a_killed_session_began(
     forker: Forker, tmp_path: Path
 ) -> None:
-    async with opened_place(forker, tmp_path, "store", "gateway") as place, aiohttp.ClientSession() as http:
+    async with opened_place(forker, tmp_path, "gateway") as place, aiohttp.ClientSession() as http:
         await place.kill("store")
         claim = LiveClaim("ro-1", "at-1", "rs", 1, "control", time.time())
         llm = {

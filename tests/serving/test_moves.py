@@ -43,7 +43,7 @@ async def test_each_request_runs_with_one_version_that_was_released_then(
     ledger = tmp_path / "ledger"
     ledger.touch()
     async with (
-        opened_place(forker, tmp_path, "store", "gateway") as place,
+        opened_place(forker, tmp_path, "gateway") as place,
         LightningStoreClient(place.url("store")) as store,
     ):
         texts = {1: "old", 2: "new"}

@@ -142,13 +142,18 @@ class Forker:
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self.log = log
+        self.root = Path(f"/proc/{process.pid}/root")
+        """The file systems as the processes see them."""
         self.alive: set[int] = set()
 
     @classmethod
     @contextmanager
-    def opened(cls, directory: Path, *modules: str) -> Iterator[Forker]:
-        """Start the program above, which imports `modules` once for all. The processes that it forked are dead at the end."""
-        command = [sys.executable, "-m", "tests.store.killing", *modules]
+    def opened(cls, directory: Path, *modules: str, within: Sequence[str] = ()) -> Iterator[Forker]:
+        """Start the program above, which imports `modules` once for all. The processes that it forked are dead at the end.
+
+        within: a command that starts the program, such as one that gives it mounts of its own.
+        """
+        command = [*within, sys.executable, "-m", "tests.store.killing", *modules]
         log = directory / "log.txt"
         with (
             log.open("w") as errors,

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from leyden.errors import ConfigError, LeydenError, StoreError
+from leyden.errors import ConfigError, LeydenError, StoreError, StoreFull
 from leyden.store.sql.driver import Durability
 from leyden.store.sql.queries import load_queries
 from leyden.utils.extras import install_extra
@@ -46,12 +46,13 @@ _SESSION = (
     # A store whose machine is gone must not hold its locks, and who waits for them must outlive that.
     " SET idle_in_transaction_session_timeout TO '10s'; SET lock_timeout TO '30s'"
 )
+_FULL = "53100"
 _REMEDIES = {
     "25006": "it is a standby or read-only; give the URL of the primary",
     "28": "check the user and the password in the URL",
     "3D000": "create the database first: createdb NAME",
     "42501": "let the user create the schema and use its tables: GRANT CREATE ON DATABASE ... TO ...",
-    "53100": "the server's disk is full; free some space and repeat the call",
+    _FULL: "the server's disk is full; free some space and repeat the call",
     "53300": "it has no connection to spare; raise max_connections there, or open fewer stores",
     "55P03": "somebody holds a lock on the same rows; see pg_stat_activity for a transaction that does not end",
 }
@@ -187,7 +188,8 @@ def store_error(target: Target, error: Exception) -> LeydenError:
     if isinstance(error, psycopg().DataError | UnicodeEncodeError) or state == "54000":
         return ConfigError(f"{target.url} cannot hold this value: {_line(error)}")
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if state.startswith(kind)), None)
-    return StoreError(f"{target.url}: {_line(error)}" + (f"; {remedy}" if remedy else ""))
+    kind = StoreFull if state == _FULL else StoreError
+    return kind(f"{target.url}: {_line(error)}" + (f"; {remedy}" if remedy else ""))
 
 
 def _address(place: str, options: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from importlib.resources import files
 from operator import itemgetter
 from typing import Any
 
-from leyden.errors import ConfigError, StoreError
+from leyden.errors import ConfigError, StoreError, StoreFull
 from leyden.store.sql.queries import adding, counting, load_queries, statements_for
 from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
 
@@ -33,6 +33,8 @@ _REMEDIES = {
     "SQLITE_PERM": "check the permissions of the file and its directory",
     "SQLITE_READONLY": "check the permissions of the file and its directory",
 }
+_FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
+"""What SQLite says if the disk, a quota or a limit of the size of files leaves no room."""
 
 
 def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
@@ -91,7 +93,8 @@ def store_error(url: str, error: sqlite3.Error) -> StoreError:
     """What a caller is told of an error of the database: what, where, and what to do about it."""
     name: str = getattr(error, "sqlite_errorname", None) or ""
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if name.startswith(kind)), None)
-    return StoreError(f"{url}: {error}" + (f"; {remedy}" if remedy else ""))
+    kind = StoreFull if name.startswith(_FULL) else StoreError
+    return kind(f"{url}: {error}" + (f"; {remedy}" if remedy else ""))
 
 
 def as_leyden_error(url: str, error: BaseException) -> BaseException:
