@@ -16,10 +16,12 @@ import pytest
 
 from leyden.errors import GatewayError
 from leyden.serving import OnlineSession
+from leyden.serving.continual import open_releases, stop_learning
 from leyden.serving.session import Served
 from leyden.store import LightningStore, LightningStoreClient, SqliteLightningStore
 from leyden.testing import FakeUpstream, audit_store
 from leyden.types import AttemptedRollout, LiveClaim, sign_claim
+from tests.serving.continual.endless import check_releases, likes
 from tests.serving.processes import KEY, Place, Role, call_model, opened_forker, opened_place
 from tests.store.killing import Forker, integrity
 
@@ -29,7 +31,7 @@ SPOOL_BYTES = 2**20
 
 @pytest.fixture(scope="module")
 def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    with opened_forker(tmp_path_factory.mktemp("forker")) as forker:
+    with opened_forker(tmp_path_factory.mktemp("forker"), "tests.serving.continual.endless") as forker:
         yield forker
 
 
@@ -220,18 +222,19 @@ async def _n_feedback(store: LightningStore, n: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(9, marks=pytest.mark.faults), pytest.param(100, marks=pytest.mark.long)]
+    "kills", [pytest.param(12, marks=pytest.mark.faults), pytest.param(100, marks=pytest.mark.long)]
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_no_feedback_is_lost_or_counted_twice_whatever_is_killed_at_any_time(
     forker: Forker, tmp_path: Path, kills: int
 ) -> None:
+    """Session, gateway, store and trainer are killed in turn, while the trainer releases one candidate after the other."""
     chance = random.Random(kills)
-    given: dict[str, tuple[str, int]] = {}
+    given: dict[str, tuple[str, float]] = {}
     ended: set[str] = set()
     versions: dict[str, int] = {}
     calls: Counter[str] = Counter()
-    killed: Counter[Role] = Counter()
+    killed: Counter[str] = Counter()
     over = asyncio.Event()
 
     async def visitor(name: int, http: aiohttp.ClientSession, place: Place) -> None:
@@ -246,25 +249,42 @@ async def test_no_feedback_is_lost_or_counted_twice_whatever_is_killed_at_any_ti
                 await call_model(http, begun["resources"]["llm"])
             await post(http, place, "end", {"claim": begun["claim"]})
             ended.add(rollout_id)
-            said = {"rollout": begun["claim"], "source": "user", "value": number, "feedback_id": f"{name}-{number}"}
+            is_canary, prompt = begun["arm"] == "canary", begun["resources"]["prompt"]["template"]
+            value = float(likes(prompt) if is_canary else number % 2)
+            said = {"rollout": begun["claim"], "source": "user", "value": value, "feedback_id": f"{name}-{number}"}
             await post(http, place, "feedback", said)
-            given[f"{name}-{number}"] = (rollout_id, number)
+            given[f"{name}-{number}"] = (rollout_id, value)
 
     async def killer(place: Place) -> None:
         roles: list[Role] = ["store", "gateway", "serve"]
-        for number in range(kills):
-            role = roles[number % 3]
-            size = len(given)
-            await until(lambda size=size: len(given) > size, 60.0)  # somebody works
-            await asyncio.sleep(chance.random() * 0.1)
-            await place.kill(role)
-            await asyncio.sleep(chance.random() * 0.2)
-            await place.start(role)
-            killed[role] += 1
+        trainer = ("tests.serving.continual.endless:learn", place.url("store"), tmp_path / "learning")
+        training = forker.start(*trainer)
+        async with LightningStoreClient(place.url("store")) as store:
+            for number in range(kills):
+                size = len(given)
+                await until(lambda size=size: len(given) > size, 60.0)  # somebody works
+                if number % 4 == 3:
+                    if number % 8 == 3:
+                        await transition(store)
+                    await asyncio.sleep(chance.random() * 2.5)
+                    forker.kill(training)
+                    training = forker.start(*trainer)
+                    killed["trainer"] += 1
+                    continue
+                role = roles[number % 4]
+                await asyncio.sleep(chance.random() * 0.1)
+                await place.kill(role)
+                await asyncio.sleep(chance.random() * 0.2)
+                await place.start(role)
+                killed[role] += 1
+            await until(lambda: _has_released(store), 120.0)
+            await stop_learning(store)
+            await until(lambda: _all_ended(store), 60.0)
         over.set()
 
     async with opened_place(forker, tmp_path, "gateway", "serve") as place, aiohttp.ClientSession() as http:
         await asyncio.gather(killer(place), *(visitor(name, http, place) for name in range(4)))
+        assert len(killed) == 4
         assert min(killed.values()) >= 3
         async with LightningStoreClient(place.url("store")) as store:
             await until(lambda: _n_feedback(store, len(given)), 60.0)
@@ -278,8 +298,29 @@ async def test_no_feedback_is_lost_or_counted_twice_whatever_is_killed_at_any_ti
         assert {key for key, each in rollouts.items() if each.status == "succeeded"} == ended
         assert {key: rollouts[key].resources_version for key in versions} == versions
         assert await n_calls(store) <= calls, "a call is recorded twice"
+        states = Counter((await check_releases(store, ("rs", 1))).values())
+        print(f"killed {dict(killed)}; {len(given)} requests; rows {dict(states)}")
+        assert states["promoted"] + states["rolled_back"]
         assert await audit_store(store) == []
     integrity(place.path)
+
+
+async def transition(store: LightningStore) -> None:
+    """Wait until a cycle or a release enters a state."""
+    before = (await store.query_audit(limit=1)).total
+    await until(lambda: _has_audit(store, before + 1), 60.0)
+
+
+async def _has_audit(store: LightningStore, n: int) -> bool:
+    return (await store.query_audit(limit=1)).total >= n
+
+
+async def _has_released(store: LightningStore) -> bool:
+    return any(row.state in ("promoted", "rolled_back") for row in await store.query_releases())
+
+
+async def _all_ended(store: LightningStore) -> bool:
+    return not await open_releases(store)
 
 
 @pytest.mark.faults
