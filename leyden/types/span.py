@@ -115,10 +115,11 @@ def get_rewards_from_span(span: Span) -> dict[str, float]:
 
 def get_reward_value(span: Span) -> float | None:
     """The primary reward of a span, None when it is not a reward span. Reads what `get_rewards_from_span` reads."""
-    for prefix in (semconv.REWARD_PREFIX, semconv.AGL_REWARD):
-        if (value := span.attributes.get(f"{prefix}.0.value")) is not None:
-            return _number(value)
-    return _legacy_reward(span)
+    attributes = span.attributes
+    value = attributes.get(_REWARD)
+    if value is None:
+        value = attributes.get(_AGL_REWARD)
+    return _legacy_reward(span) if value is None else _number(value)
 
 
 def get_known_prefix(span: Span) -> tuple[str, int] | None:
@@ -163,6 +164,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+_REWARD, _AGL_REWARD = f"{semconv.REWARD_PREFIX}.0.value", f"{semconv.AGL_REWARD}.0.value"
 _AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 
