@@ -206,11 +206,16 @@ class LLMProxy(NamedOptions):
         """Where calls are recorded."""
         return self._store
 
+    @property
+    def model_list(self) -> list[UpstreamModel]:
+        """The servers of all models that are served now."""
+        return [server for servers in self._models.values() for server in servers]
+
     def update_model_list(self, model_list: ModelList) -> None:
         """Serve these models from the next call on; no restart. Raises ConfigError, and the old list stays."""
         self._models = self._checked(model_list)
         if (running := self._running) is not None:
-            servers = [server for servers in self._models.values() for server in servers]
+            servers = self.model_list
             with contextlib.suppress(RuntimeError):  # stopped this very moment
                 running.loop.call_soon_threadsafe(running.figures.keep, servers)
 
@@ -300,7 +305,7 @@ class LLMProxy(NamedOptions):
 
         It covers each model's name, address, name at the server and parameters, and the sampling overrides.
         """
-        served = [server.content for servers in self._models.values() for server in servers]
+        served = [server.content for server in self.model_list]
         content = [served, self._relay_options.sampling_overrides]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 

@@ -30,6 +30,7 @@ from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
 from leyden.maths import Advantages, register_estimator  # noqa: E402
 from leyden.maths.advantages import Estimate, RolloutRewards  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
+from leyden.testing import FakeUpstream  # noqa: E402
 from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
 from tests.algorithm.asking import Rows, client  # noqa: E402
 
@@ -452,6 +453,24 @@ async def test_only_the_calls_of_the_chosen_agent_are_trained() -> None:
     assert rows.train[0]["trained_tokens"] == sum(map(len, written.values()))
     assert rows.train[0]["reward"] == pytest.approx(sum(rewards.values()) / 6)
     assert {better for _, better in backend.trained} == {True, False}, "rewards are compared"
+
+
+async def test_another_agents_model_that_the_gateway_serves_is_asked_and_not_trained() -> None:
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        with ly.operation(name="plan", attributes={"gen_ai.agent.name": "planner"}):
+            plan = await ask(llm, model="planner")
+        with ly.operation(name="write", attributes={"gen_ai.agent.name": "writer"}):
+            await ask(llm, f"guess {plan.choices[0].message.content}")
+        return random.random()
+
+    rows, backend = Rows(), NotingBackend()
+    algorithm = policy_gradient(rows, backend=backend, agent_match="^writer$")
+    async with FakeUpstream(model="planner", reply=lambda body: "0..9") as planner:
+        gateway = ly.LLMProxy(model_list=[planner.llm()])
+        await ly.Trainer(algorithm=algorithm, llm_proxy=gateway, store="memory").afit(agent, [1, 2])
+    assert len(planner.calls) == rows.train[0]["rollouts"] == len(backend.trained) == 6
+    assert (rows.train[0]["failed"], rows.train[0]["refused_calls"]) == (0, 0)
 
 
 def test_an_agent_that_made_no_call_is_named() -> None:

@@ -309,7 +309,7 @@ async def test_a_group_without_signal_is_not_forked() -> None:
     [
         (lambda: VinePPOAdvantages(n_forks=0), "n_forks is 0"),
         (lambda: VinePPOAdvantages(calls=()), "calls is empty"),
-        (lambda: VinePPOAdvantages(calls=(0,)), "calls is 0"),
+        (lambda: VinePPOAdvantages(calls=(-1,)), "calls is -1"),
         (lambda: ly.VinePPO(backend(), rollouts_per_task=1), "rollouts_per_task is 1; a group needs at least 2"),
         (lambda: ly.VinePPO(backend(), kl_in_reward=0.1), "kl_in_reward is 0.1, and the rewards of forks"),
     ],

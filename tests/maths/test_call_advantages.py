@@ -151,5 +151,17 @@ def test_calls_between_two_values_share_their_difference() -> None:
     assert VinePPOAdvantages().fork_places(4) == [1, 2, 3]
     assert VinePPOAdvantages(calls=(1, 3, 9)).fork_places(4) == [1, 3]
     assert VinePPOAdvantages().fork_places(1) == []
+
+
+def test_forks_before_the_first_trained_call_take_the_place_of_the_other_rollouts() -> None:
+    assert VinePPOAdvantages(calls=(0, 2)).fork_places(3) == [0, 2]
+    forked = {0: [2.0, 4.0], 1: [1.0]}
+    group = [RolloutRewards(0, 5.0, [0.0, 5.0], forked_returns=forked), RolloutRewards(0, 100.0, [0.0, 100.0])]
+    found = vineppo(group, VinePPOAdvantages(calls=(0, 1), whiten=False)).advantages
+    assert found[0] == [1.0 - 3.0, 5.0 - 1.0]
+
+
+def test_forks_at_a_call_that_a_rollout_has_not_are_refused() -> None:
+    group = [RolloutRewards(0, 5.0, [0.0] * 4 + [5.0]), RolloutRewards(0, 1.0, [1.0])]
     with pytest.raises(ConfigError, match=r"forked_returns at \[5\]"):
         vineppo([replace(group[0], forked_returns={5: [1.0]}), group[1]], VinePPOAdvantages())

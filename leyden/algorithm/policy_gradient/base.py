@@ -163,9 +163,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self._warn_of_learning_rate()
         await self.backend.start()
         server = self.backend.endpoint()
-        proxy.update_model_list(
-            [UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)]
-        )
+        policy = UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)
+        others = [model for model in proxy.model_list if model.model_name != policy.model_name]
+        proxy.update_model_list([*others, policy])
         self._note_version(proxy)
         llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)
         self._llm = await self.publish_endpoint(llm)

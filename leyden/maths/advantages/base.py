@@ -29,7 +29,7 @@ class RolloutRewards:
     baseline: float | None = None
     """Reward of the group's baseline rollout, which was decoded greedily; None without one."""
     forked_returns: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    """Rewards of the forks that keep the first c calls, by c, from 1 to C - 1;
+    """Rewards of the forks that keep all calls before call c, by c, from 0 to C - 1;
     empty without forks."""
 
 
@@ -196,8 +196,8 @@ def _check_rollout(which: str, name: str, rollout: RolloutRewards, constants: Ad
         for value in values:
             if not math.isfinite(value):
                 raise ConfigError(f"{which} has the {name_of} {value!r}; give finite numbers, or leave the rollout out")
-    if not all(0 < place < len(rollout.call_rewards) for place in rollout.forked_returns):
+    if not all(0 <= place < len(rollout.call_rewards) for place in rollout.forked_returns):
         raise ConfigError(
-            f"{which} has forked_returns at {sorted(rollout.forked_returns)}; forks begin between two of its "
+            f"{which} has forked_returns at {sorted(rollout.forked_returns)}; forks begin at one of its "
             f"{len(rollout.call_rewards)} calls"
         )

@@ -22,8 +22,10 @@ class VinePPOAdvantages(Advantages):
     n_forks: int = 4
     """Forks at each chosen call; at least 1. More make its advantage less noisy."""
     calls: tuple[int, ...] | None = None
-    """The calls at which a rollout is forked, by their place among its trained calls, each at least
-    1. None: all but the first. A call between two chosen ones shares their difference of values."""
+    """The calls at which a rollout is forked, by their place among its trained calls. None: all but
+    the first, whose value the group's other rollouts give. Add 0 if calls that are not trained come
+    before it, such as another agent's. A call between two chosen ones shares their difference of
+    values."""
     whiten: bool = True
     """Whether the advantages of the step are standardised, in which each
     rollout weighs the same."""
@@ -38,7 +40,7 @@ class VinePPOAdvantages(Advantages):
             if not self.calls:
                 raise ConfigError('calls is empty, so nothing would be forked; give places, None, or advantages="rloo"')
             for place in self.calls:
-                check_number("calls", place, at_least=1, whole=True)
+                check_number("calls", place, at_least=0, whole=True)
         check_flag("whiten", self.whiten)
         check_number("epsilon", self.epsilon, above=0)
         check_number("ddof", self.ddof, at_least=0, at_most=1)
@@ -59,7 +61,7 @@ class VinePPOAdvantages(Advantages):
         """Return the calls at which a rollout with so many trained calls is
         forked, by their place.
         """
-        return [place for place in range(1, n_calls) if self.calls is None or place in self.calls]
+        return [place for place in range(n_calls) if (place > 0 if self.calls is None else place in self.calls)]
 
 
 @register_estimator("vineppo", VinePPOAdvantages)
@@ -67,8 +69,9 @@ def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) ->
     """Return the differences of Monte Carlo values at consecutive calls (VinePPO,
     arXiv:2410.01679, section 4).
 
-    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, V_0
-    the mean reward of the group's other rollouts, and V_C the rollout's own reward, which is exact.
+    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, and
+    V_C the rollout's own reward, which is exact. Without forks at call 0, V_0 is the mean reward of
+    the group's other rollouts.
     Rewards on the way are part of each return, and nothing is discounted. Without forks at a call
     its value is unknown, and each call between two known values gets their whole difference. So a
     rollout of one call has RLOO's advantage.
