@@ -19,10 +19,11 @@ ENV_FILES := pyproject.toml constraints/install.py constraints/dev.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench test-all lock clean rebuild
+.PHONY: help demo demo-vllm test check format bench test-all lock clean rebuild
 
 help:
 	@echo 'make demo                          train an agent on this machine; ARGS="--seed 1" for options'
+	@echo 'make demo-vllm                     the same with a real vLLM as the sampler (x86-64 Linux, 3.5 GB)'
 	@echo 'make test                          the tests (under 5 minutes); ARGS="-k lifecycle -x" for pytest'
 	@echo 'make check                         formatting, lint, types, the layer rule, the snippets in the docs'
 	@echo 'make format                        put formatting and imports right'
@@ -55,6 +56,11 @@ $(VENV)/.installed-dev: constraints/dev.in constraints/dev-optional.in $(ENV_FIL
 
 demo: $(VENV)/.installed-demo
 	@$(VENV)/bin/leyden demo $(ARGS)
+
+# Fewer steps and measured games than make demo, so that it ends within ten minutes on two CPUs.
+demo-vllm: $(VENV)/.installed-demo
+	$(call with_python,constraints/install.py vllm)
+	@$(VENV)/bin/leyden demo --engine vllm --vllm-python .venvs/vllm/bin/python --steps 30 --games 200 $(ARGS)
 
 test: $(VENV)/.installed-dev
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

