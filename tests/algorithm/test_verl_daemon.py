@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,17 @@ async def test_workers_of_the_old_protocol_run_a_batch_and_the_gateway_records_t
         daemon.run_until_all_finished()
 
 
+async def test_agents_get_the_sampling_parameters_of_their_mode() -> None:
+    async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy:
+        daemon = hosted(store, proxy, replace(OPTIONS, temperature=0.7, val_temperature=0.0))
+        await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:1"])
+        found = [each.resources["main_llm"] for each in await store.query_resources()]
+    assert {tuple(llm.sampling_parameters.items()) for llm in found if isinstance(llm, ly.LLM)} == {
+        (("temperature", 0.7), ("max_tokens", 64)),
+        (("temperature", 0.0), ("max_tokens", 64)),
+    }
+
+
 async def test_a_batch_without_a_valid_sample_is_an_error_with_the_reasons() -> None:
     async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy, FakeUpstream() as policy:
         daemon = hosted(store, proxy, OPTIONS)
@@ -141,7 +153,8 @@ async def test_a_batch_without_a_valid_sample_is_an_error_with_the_reasons() -> 
             await asyncio.gather(working, return_exceptions=True)
 
 
-async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting() -> None:
+async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "leyden.algorithm.verl.daemon")
     async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy:
         daemon = AgentModeDaemon(
             ly.RolloutCollector(store),
@@ -157,6 +170,22 @@ async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting() -> No
             match=r"no runner has started any of 2 rollouts within leyden\.runner_timeout_seconds=0\.2 \(ro-",
         ):
             await asyncio.to_thread(daemon.run_batch, ["a"], ["1"], step=0, mode="train", n=2)
+        waited_for = {rollout.rollout_id for rollout in await store.query_rollouts()}
+    (said, *_) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("waiting for 2 of 2 rollouts (2 queuing): ")
+    assert {name.strip() for name in said.rpartition(":")[2].split(",")} == waited_for
+
+
+@pytest.mark.filterwarnings("ignore:.*task protocol of Agent Lightning 0.1:DeprecationWarning")
+async def test_a_port_of_mode_v0_that_is_in_use_is_named_with_its_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy:
+            daemon = hosted(store, proxy, replace(OPTIONS, mode="v0", port=port))
+            with pytest.raises(
+                ConfigError, match=rf"leyden\.port is {port}, the port of mode v0, and .*in use.*port=0"
+            ):
+                await asyncio.to_thread(daemon.start)
 
 
 async def _unpublished(llm: ly.LLM) -> ly.LLM:

@@ -97,16 +97,17 @@ def test_rows_train_on_what_policy_gradient_trains_on(batch: list[Group], level:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.sampled_from(LEVELS))
-def test_every_reward_is_in_the_batch_once(batch: list[Group], level: Aggregation) -> None:
+def test_every_row_carries_the_reward_of_its_rollout(batch: list[Group], level: Aggregation) -> None:
     if not has_tokens(batch):
         return
     scored, report = score_rollouts(batch)
     rows = truncate_rows(make_rows(scored, level), scored, report, max_prompt_length=99, max_response_length=99)
     padded = pad_rows(rows, report, pad_id=0)
-    found: dict[str, float] = dict.fromkeys([rollout.rollout_id for group in batch for rollout in group.rollouts], 0.0)
+    rewards = {rollout.rollout_id: rollout.reward for group in batch for rollout in group.rollouts}
+    assert {row.rollout_id for row in padded.rows} == set(rewards)
     for row, scores in zip(padded.rows, padded.scores_RS, strict=True):
-        found[row.rollout_id] += sum(scores)
-    assert found == {rollout.rollout_id: rollout.reward for group in batch for rollout in group.rollouts}
+        last = len(row.response_ids) - 1
+        assert scores == [rewards[row.rollout_id] * (place == last) for place in range(len(scores))]
     failed = sum(not rollout.trajectories for group in batch for rollout in group.rollouts)
     assert report.placeholders == failed and not report.dropped
 

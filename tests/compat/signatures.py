@@ -53,7 +53,6 @@ INSTEAD: dict[str, str] = {
     "TraceTree": "An empty tuple stands for no children.",
     "TraceTree.extract_prompt_image_urls TraceTree.find_llm_calls TraceTree.match_rewards TraceTree.maybe_reward_dict "
     "TraceTree.span_to_triplet TraceTree.to_trajectory": "Call `TracerTraceToTriplet(...).adapt(spans)`.",
-    "VERL": "Give them by name.",
     "WeaveTracer.complete_call_callback WeaveTracer.complete_call_handler WeaveTracer.convert_call_to_span "
     "WeaveTracer.partial_call_callback WeaveTracer.partial_call_handler": "Read the spans of `get_last_trace()`.",
     "main": "Call `agentlightning.verl.entrypoint.main()`, which reads the command line.",

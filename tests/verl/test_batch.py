@@ -48,13 +48,13 @@ def session_keys(padded: PaddedRows) -> list[str]:
     return keys
 
 
-def with_advantages(padded: PaddedRows, *, by_std: bool) -> Any:
+def with_advantages(padded: PaddedRows, *, by_std: bool = False, estimator: str = "grpo") -> Any:
     data = data_proto(padded)
     data.batch["token_level_rewards"] = data.batch["token_level_scores"]
     return compute_advantage_for_multi_trajectories(
         data,
         batch_keys=session_keys(padded),
-        adv_estimator=core_algos.AdvantageEstimator.GRPO,
+        adv_estimator=estimator,
         norm_adv_by_std_in_grpo=by_std,
     )
 
@@ -97,6 +97,18 @@ def test_verls_advantages_are_those_of_the_rollouts(level: Aggregation, seed: in
         got = data.batch["advantages"][place][mask]
         torch.testing.assert_close(got, torch.full_like(got, wanted.get(row.rollout_id, 0.0)), rtol=1e-5, atol=1e-6)
         assert not data.batch["advantages"][place][~mask].any()
+
+
+@SEEDS
+@LEVELS
+def test_another_estimator_takes_each_row_with_the_reward_of_its_rollout(level: Aggregation, seed: int) -> None:
+    padded = padded_rows(seed, level)
+    data = with_advantages(padded, estimator="rloo")
+    for place, row in enumerate(padded.rows):
+        others = [other.reward for other in padded.rows if other.group == row.group and other is not row]
+        wanted = row.reward - sum(others) / len(others)
+        got = data.batch["advantages"][place][data.batch["response_mask"][place].bool()]
+        torch.testing.assert_close(got, torch.full_like(got, wanted), rtol=1e-5, atol=1e-5)
 
 
 @SEEDS

@@ -17,6 +17,7 @@ import leyden
 from leyden.algorithm.verl import VERL, make_config
 from leyden.algorithm.verl.config import check_config, check_model, check_resources
 from leyden.algorithm.verl.daemon import DaemonOptions
+from leyden.algorithm.verl.running import with_cluster
 from leyden.errors import ConfigError
 from leyden.litagent import llm_rollout
 from leyden.store import InMemoryLightningStore
@@ -64,11 +65,22 @@ def test_parallel_and_offload_keys_reach_verl() -> None:
     assert config.actor_rollout_ref.actor.fsdp_config.param_offload
 
 
+@pytest.mark.filterwarnings("ignore:.*Agent Lightning 0.1.*:DeprecationWarning")
+def test_a_client_is_that_of_the_task_server_of_mode_v0() -> None:
+    algorithm = VERL({"leyden": {"mode": "v0", "port": 4321}}, None, None)
+    assert algorithm.get_client().endpoint == "http://127.0.0.1:4321"
+    with pytest.raises(ConfigError, match="which has no task server"):
+        VERL().get_client()
+    with pytest.raises(ConfigError, match=r"leyden\.port is 0"):
+        VERL({"leyden": {"mode": "v0", "port": 0}}).get_client()
+
+
 @pytest.mark.parametrize(
     ("config", "overrides", "message"),
     [
         ({"data": {"train_batchsize": 8}}, [], r"no key 'data.train_batchsize'; did you mean data.train_batch_size\?"),
         ({"actor_rollout_ref.optim.lr": 1}, [], r"did you mean actor_rollout_ref.actor.optim.lr\?.*\+actor_rollout"),
+        ({"agentlightning": {"port": 1}}, [], r"no key 'agentlightning.port'; did you mean leyden.port\?"),
         ({"zzz": 1}, [], r"no key 'zzz'; A new key is written with a plus sign: \+zzz"),
         (None, ["data.train_batch_size=["], "the override 'data.train_batch_size=.' cannot be read"),
         (None, ["~data"], "the override '~data' deletes or sweeps a key"),
@@ -76,6 +88,8 @@ def test_parallel_and_offload_keys_reach_verl() -> None:
         ({"leyden.mode": "v2"}, [], "leyden.mode is 'v2'; possible: v1, v0"),
         ({"leyden.timeout_seconds": 0}, [], "leyden.timeout_seconds is 0"),
         ({"actor_rollout_ref.actor.loss_agg_mode": "token-mean"}, [], "set leyden.rollout_loss=false"),
+        ({"algorithm.adv_estimator": "remax"}, [], "samples no greedy baselines.*leyden.ReMax"),
+        ({"data.filter_overlong_prompts": True}, [], "data.filter_overlong_prompts has no effect"),
     ],
 )
 def test_a_wrong_key_is_refused_with_the_nearest(config: Any, overrides: list[str], message: str) -> None:
@@ -116,6 +130,25 @@ def test_too_few_accelerators_are_named_with_the_setting() -> None:
     check_resources(config, {"GPU": 16.0})
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (
+            "127.0.0.1:1",
+            r"ray_kwargs\.ray_init\.address is '127\.0\.0\.1:1', and no Ray answers there.*ray start --head",
+        ),
+        (
+            "auto",
+            r"Ray cannot be started with ray_kwargs\.ray_init=\{'address': 'auto'\}: Could not find any running Ray",
+        ),
+    ],
+)
+def test_a_ray_that_is_not_started_is_named_with_the_setting(address: str, message: str) -> None:
+    config = make_config({"trainer.device": "cpu", "+ray_kwargs.ray_init.address": address})
+    with pytest.raises(ConfigError, match=message), with_cluster(config):
+        pass
+
+
 @llm_rollout
 async def won(task: int, llm: LLM) -> float:
     """Win."""
@@ -127,6 +160,7 @@ async def won(task: int, llm: LLM) -> float:
     [
         ({"actor_rollout_ref.model.path": "/no/model"}, "ConfigError: actor_rollout_ref.model.path is '/no/model'"),
         ({"actor_rollout_ref.actor.ppo_mini_batch_size": 8}, "ConfigError: verl refuses the configuration: "),
+        ({"trainer.v1.trainer_mode": "separate_async"}, "ConfigError: trainer.v1.trainer_mode is 'separate_async'"),
     ],
 )
 async def test_a_configuration_that_cannot_work_is_the_cause_in_the_runs_record(

@@ -13,8 +13,9 @@ from leyden.algorithm.verl.config import Config, make_config
 from leyden.algorithm.verl.daemon import AgentModeDaemon, DaemonOptions
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
+from leyden.legacy import AgentLightningClient
 from leyden.loop import Metrics, Stage
-from leyden.types import LLM, NamedResources, ProxyLLM
+from leyden.types import NamedResources, ProxyLLM
 
 
 class VERL(Algorithm):
@@ -24,9 +25,9 @@ class VERL(Algorithm):
     extra `verl` in an environment that verl supports.
 
     config: changes of the configuration: a mapping, nested or with dotted keys, or a YAML file. See `make_config`.
-    overrides: Hydra's command-line syntax, applied after `config`.
     trainer_cls: in place of `AgentLightningTrainer`, a subclass of verl's `PPOTrainer` called with `(config, report=...)`.
     daemon_cls: in place of `AgentModeDaemon`.
+    overrides: Hydra's command-line syntax, applied after `config`.
     Raise ConfigError for a key that verl does not know and a value that it refuses.
     """
 
@@ -36,10 +37,10 @@ class VERL(Algorithm):
     def __init__(
         self,
         config: Config | None = None,
-        *,
-        overrides: Sequence[str] = (),
         trainer_cls: Any = None,
         daemon_cls: Any = None,
+        *,
+        overrides: Sequence[str] = (),
     ) -> None:
         self.config = make_config(config, overrides)
         """The whole configuration, an OmegaConf `DictConfig`."""
@@ -54,17 +55,22 @@ class VERL(Algorithm):
         """Return `actor_rollout_ref.model.path`."""
         return str(self.config.actor_rollout_ref.model.path)
 
-    def get_client(self) -> LLM:
-        """Return the policy as agents get it, while the run is under way. Raise ConfigError before.
+    def get_client(self) -> AgentLightningClient:
+        """Return a client of the task server of mode v0, as a worker of Agent Lightning 0.1 uses it.
 
-        `get_client().openai()` is an OpenAI client for it.
+        Raise ConfigError in mode v1, whose runners take tasks from the store, and for port 0.
         """
-        proxy = self.get_llm_proxy()
-        if proxy is None or not proxy.is_running():
+        own = self.config.leyden
+        if own.mode != "v0":
             raise ConfigError(
-                "VERL.get_client() has a model while a run is under way; call it from a callback or the agent"
+                "leyden.mode is 'v1', which has no task server for a client: runners take tasks from the store, and "
+                "get_llm_proxy().as_resource() is the policy; set leyden.mode=v0 for workers of Agent Lightning 0.1"
             )
-        return proxy.as_resource(model=self.trained_model())
+        if not own.port:
+            raise ConfigError(
+                "leyden.port is 0, so the task server takes a free port, which the log names; set leyden.port"
+            )
+        return AgentLightningClient(f"http://127.0.0.1:{own.port}")
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Train with verl. Its checkpoints lie in the run's folder, and a resumed run continues from the newest.
@@ -88,8 +94,9 @@ class VERL(Algorithm):
                 options=DaemonOptions.of(config),
                 initial_resources=self.get_initial_resources(),
             )
-            self.announce_ready()
             try:
+                await asyncio.to_thread(daemon.start)
+                self.announce_ready()
                 await asyncio.to_thread(run_ppo, config, daemon, trainer_cls=self.trainer_cls, report=self._report)
             finally:
                 await daemon.aclose()

@@ -21,6 +21,18 @@ from leyden.options import check_choice, check_number
 from leyden.utils.extras import install_extra
 
 _DEFAULTS = Path(__file__).with_name("defaults.yaml")
+_MAKES_PROMPTS = (
+    "prompt_key",
+    "image_key",
+    "video_key",
+    "audio_key",
+    "filter_overlong_prompts",
+    "truncation",
+    "return_raw_input_ids",
+    "return_full_prompt",
+    "apply_chat_template_kwargs",
+)
+"""Keys of `data` by which verl's own data sets make prompts. `AgentDataset` makes none."""
 Config = Mapping[str, Any] | str | Path
 """Keys of a configuration, nested or dotted, or the path of a YAML file with them."""
 
@@ -32,8 +44,8 @@ def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> 
         sign, as in `{"+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": 4}`.
     overrides: Hydra's command-line syntax, applied last:
         `["data.train_batch_size=8", "+trainer.note=test"]`.
-    Raise ConfigError for an unknown key, with the nearest known one, and for a file or an override
-    that cannot be read.
+    Raise ConfigError for an unknown key, with the nearest known one, for a key that would have no
+    effect, and for a file or an override that cannot be read.
     """
     omegaconf, hydra = _import("omegaconf"), _import("hydra")
     defaults = omegaconf.OmegaConf.load(_DEFAULTS)
@@ -44,6 +56,7 @@ def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> 
         raise ConfigError(f"verl's own configuration ppo_trainer cannot be composed: {_first_line(error)}") from error
     omegaconf.OmegaConf.set_struct(composed, False)
     composed = omegaconf.OmegaConf.merge(composed, defaults)
+    untouched = {key: composed.data[key] for key in _MAKES_PROMPTS}
     for key, value in _flat(_read(config)):
         _set(composed, key, value)
     for override in overrides:
@@ -51,6 +64,8 @@ def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> 
         _set(composed, key, value)
     omegaconf.OmegaConf.set_struct(composed, True)
     _check_own(composed)
+    if composed.data.custom_cls.path is None:
+        _check_unused(composed, untouched)
     return composed
 
 
@@ -195,6 +210,8 @@ def _unknown(config: Any, name: str) -> str:
     nearest = difflib.get_close_matches(name, [*known, *sections], n=1, cutoff=0.6)
     if not nearest:  # the last part in another section
         nearest = [key for key in known if key.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    if name.startswith("agentlightning."):  # its name in Agent Lightning
+        nearest = ["leyden.port" if name.endswith(".port") else "leyden.aggregation"]
     hint = f"did you mean {nearest[0]}? " if nearest else ""
     return f"verl's configuration has no key {name!r}; {hint}A new key is written with a plus sign: +{name}"
 
@@ -215,6 +232,22 @@ def _check_own(config: Any) -> None:
             f"actor_rollout_ref.actor.loss_agg_mode is {mode!r}, and leyden.rollout_loss=true needs 'seq-mean-token-sum'; "
             "set leyden.rollout_loss=false to have verl aggregate rows"
         )
+
+    if config.algorithm.adv_estimator == "remax":
+        raise ConfigError(
+            "algorithm.adv_estimator is 'remax', and verl's trainer samples no greedy baselines for it; take 'grpo' or "
+            "'rloo', or train with leyden.ReMax"
+        )
+
+
+def _check_unused(config: Any, untouched: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key of verl's own data sets that the user has changed."""
+    for key, default in untouched.items():
+        if config.data[key] != default:
+            raise ConfigError(
+                f"data.{key} has no effect: a task goes to the agent as it is, and the agent makes its prompts. Leave it "
+                "out; rows that are longer than data.max_prompt_length are dropped and counted"
+            )
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from leyden.algorithm.policy_gradient.metrics import rollout_metrics
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
 from leyden.algorithm.verl.in_parts import Batch, BatchInParts
 from leyden.algorithm.verl.rows import Row, make_rows, score_rollouts, truncate_rows
-from leyden.errors import ConfigError, NoTrainingData
+from leyden.errors import ConfigError, NoTrainingData, StoreError
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.legacy import AgentLightningServer
 from leyden.loop import Metrics
@@ -128,7 +128,7 @@ class AgentModeDaemon(BatchInParts):
     def start(self) -> None:
         """Open the task server of mode v0; `set_up_servers` does it too.
 
-        In mode v1 there is nothing to open.
+        In mode v1 there is nothing to open. Raise ConfigError if the port cannot be had.
         """
         self._wait(self._serve_tasks())
 
@@ -164,7 +164,10 @@ class AgentModeDaemon(BatchInParts):
         if self.options.mode == "v1" or self.task_server is not None:
             return
         server = AgentLightningServer(port=self.options.port, store=self._collector.store, recorder=self._proxy)
-        await server.start()
+        try:
+            await server.start()
+        except StoreError as error:
+            raise ConfigError(f"leyden.port is {self.options.port}, the port of mode v0, and {error}") from error
         self.task_server = server
         logger.info("workers of Agent Lightning 0.1 find their tasks at %s", server.endpoint)
 
@@ -179,7 +182,8 @@ class AgentModeDaemon(BatchInParts):
         )
         temperatures: dict[RolloutMode, float] = {"train": options.temperature, "val": options.val_temperature}
         for mode, temperature in temperatures.items():
-            llm = self._proxy.as_resource(model=options.model, sampling_parameters={"temperature": temperature})
+            sampling = {"temperature": temperature, "max_tokens": options.max_response_length}
+            llm = self._proxy.as_resource(model=options.model, sampling_parameters=sampling)
             resources_id = ids.derived_id("rs", self._run_id, f"policy for {mode}")
             resources = {**self._initial_resources, options.resource_name: await self._publish(llm)}
             await self._collector.store.update_resources(resources_id, resources, author=self._run_id)

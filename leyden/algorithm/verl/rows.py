@@ -246,7 +246,8 @@ class PaddedRows:
     response_mask_RS: list[list[int]]
     logprobs_RS: list[list[float]]
     scores_RS: list[list[float]]
-    """The rollout's reward at the last token of its last row; 0.0 elsewhere."""
+    """The rollout's reward at the last token of each of its rows; 0.0 elsewhere. verl's GRPO takes
+    that of the last row for the whole rollout; its other estimators take each row as a sample."""
     scales_R: list[float]
     """Makes the mean over rows of (sum over a row's tokens) the mean over rollouts of (mean over
     the rollout's tokens)."""
@@ -274,7 +275,6 @@ def pad_rows(
     padded = [*rows, *(_placeholder(filler, pad_id) for _ in range(n_fillers))]
     width_P = prompt_length or max(len(row.prompt_ids) for row in padded)
     width_S = response_length or max(len(row.response_ids) for row in padded)
-    last_of = {row.rollout_id: place for place, row in enumerate(rows)}
     return PaddedRows(
         rows=padded,
         prompts_RP=[[pad_id] * (width_P - len(row.prompt_ids)) + row.prompt_ids for row in padded],
@@ -283,14 +283,7 @@ def pad_rows(
         response_attention_RS=[_right([1] * len(row.response_ids), width_S, 0) for row in padded],
         response_mask_RS=[_right(row.response_mask, width_S, 0) for row in padded],
         logprobs_RS=[_right(row.logprobs, width_S, 0.0) for row in padded],
-        scores_RS=[
-            _right(
-                [0.0] * (len(row.response_ids) - 1) + [row.reward * (last_of.get(row.rollout_id) == place)],
-                width_S,
-                0.0,
-            )
-            for place, row in enumerate(padded)
-        ],
+        scores_RS=[_right([0.0] * (len(row.response_ids) - 1) + [row.reward], width_S, 0.0) for row in padded],
         scales_R=rollout_scales(padded),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ PLUGIN = "leyden.algorithm.verl.plugin"
 _SLOW_START = "timed out during startup"
 """What Ray says when its agent took more than 15 seconds, a limit that has no setting (ray-project/ray#65983)."""
 _RAY_STARTS = 3
+_CONNECT_SECONDS = 10.0
 DATASET = "pkg://leyden.algorithm.verl.dataset"
 
 
@@ -49,6 +51,11 @@ def run_ppo(
     trained, and EngineError for a process of Ray that failed, with its last lines. The trainer's
     own errors pass unchanged.
     """
+    if trainer_cls is None and (mode := config.trainer.v1.trainer_mode) != "sync":
+        raise ConfigError(
+            f"trainer.v1.trainer_mode is {mode!r}, and AgentLightningTrainer is verl's synchronous trainer: leave it at "
+            "'sync', or give trainer_cls"
+        )
     use_platform(config)
     check_model(str(config.actor_rollout_ref.model.path))
     use_plug_points(config)
@@ -147,6 +154,7 @@ def _ray(config: Any) -> Generator[Path | None]:
         given = OmegaConf.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
         if config.trainer.device == "cpu" and "address" not in given:
             given.setdefault("num_gpus", config.trainer.n_gpus_per_node)
+        _check_address(str(given.get("address") or ""))
         given["runtime_env"] = OmegaConf.to_container(OmegaConf.merge(runtime_env, given.get("runtime_env") or {}))
         _start_ray(given)
     try:
@@ -163,6 +171,20 @@ def _folder_of_logs(context: Any) -> Path | None:
     return None if session is None else Path(session) / "logs"
 
 
+def _check_address(address: str) -> None:
+    """Raise ConfigError if nothing listens at a cluster's HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():
+        return  # "auto", "local", or a URL of Ray's client
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(
+            f"ray_kwargs.ray_init.address is {address!r}, and no Ray answers there: {error}. Start it with "
+            "`ray start --head`, or leave the address out to start Ray here"
+        ) from error
+
+
 def _start_ray(options: dict[str, Any]) -> None:
     """Call `ray.init`, several times if Ray's own processes start too slowly for Ray. Raise ConfigError if it fails."""
     import ray
@@ -177,9 +199,10 @@ def _start_ray(options: dict[str, Any]) -> None:
             if left and _SLOW_START in str(error):
                 logger.warning("Ray's node did not start in the time that Ray gives it; trying once more")
                 continue
+            given = {name: value for name, value in options.items() if value is not None and name != "runtime_env"}
             raise ConfigError(
-                f"Ray cannot be started with ray_kwargs.ray_init={options}: {error}. Give the address of a cluster as "
-                "+ray_kwargs.ray_init.address, or leave it out to start one here"
+                f"Ray cannot be started with ray_kwargs.ray_init={given}: {error}. Give the address of a cluster "
+                "as +ray_kwargs.ray_init.address, or leave it out to start one here"
             ) from error
 
 

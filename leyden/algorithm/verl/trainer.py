@@ -74,11 +74,10 @@ def queue_rows(
     tags: list[dict[str, Any]] = []
     keys: list[str] = []
     seen: dict[str, int] = {}
-    last = {row.rollout_id: place for place, row in enumerate(batch.rows)}
-    for place, (row, session) in enumerate(zip(batch.rows, batch.sessions, strict=True)):
+    for row, session in zip(batch.rows, batch.sessions, strict=True):
         index = seen[row.rollout_id] = seen.get(row.rollout_id, -1) + 1
         keys.append(f"{row.group}_{session}_{index}")
-        fields.append(_fields(row, session, sources[row.group], is_last=last[row.rollout_id] == place, step=step))
+        fields.append(_fields(row, session, sources[row.group], step=step))
         n_prompt, n_response = len(row.prompt_ids), len(row.response_ids)
         tags.append(
             {
@@ -96,11 +95,11 @@ def queue_rows(
     return fields, tags, keys
 
 
-def _fields(row: Row, session: int, source: str, *, is_last: bool, step: int) -> dict[str, Any]:
+def _fields(row: Row, session: int, source: str, *, step: int) -> dict[str, Any]:
     prompts, responses = torch.tensor(row.prompt_ids), torch.tensor(row.response_ids)
     mask = torch.tensor(row.response_mask)
     scores = torch.zeros(len(responses))
-    scores[-1] = row.reward * is_last
+    scores[-1] = row.reward
     return {
         "uid": row.group,
         "session_id": session,
