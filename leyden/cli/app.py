@@ -26,7 +26,7 @@ from leyden.cli.rl import rl_commands
 from leyden.cli.runs import runs
 from leyden.cli.serve import serve
 from leyden.cli.show import show
-from leyden.cli.store import store
+from leyden.cli.store import store, upgrade
 from leyden.cli.store_export import export
 from leyden.cli.store_import import import_
 from leyden.cli.workers import workers
@@ -56,6 +56,7 @@ store_commands = typer.Typer(rich_markup_mode=None)
 store_commands.callback(invoke_without_command=True)(store)
 store_commands.command()(export)
 store_commands.command("import")(import_)
+store_commands.command()(upgrade)
 app.add_typer(store_commands, name="store")
 app.add_typer(prompts_commands, name="prompts", short_help="Show the prompts that APO has tried.")
 app.add_typer(

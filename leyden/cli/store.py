@@ -1,4 +1,4 @@
-"""`leyden store`: serve a store to other processes and machines."""
+"""`leyden store`: serve a store to other processes and machines. `leyden store upgrade`: bring an older file up to date."""
 
 from __future__ import annotations
 
@@ -92,6 +92,33 @@ def store(
             url, durability, {**place, "token": token, "operator_token": operator_token}, insecure, retention, monitor
         )
     )
+
+
+def upgrade(
+    url: Annotated[str, typer.Argument(help="The store's file, which no process may have open.")] = ".leyden/store.db",
+) -> None:
+    """Bring a store in a file up to date that an older Leyden wrote.
+
+    What writes to a store does so when it opens it; `leyden show` and others only read it.
+
+    \b
+    Examples:
+      leyden store upgrade .leyden/20260102-101500-ab12/store.sqlite
+    """
+    import asyncio
+
+    path = Path(url.removeprefix("sqlite://"))
+    if not path.is_file():
+        raise ConfigError(f"there is no store in a file at {url}")
+    asyncio.run(_open_once(path))
+    typer.echo(f"{path} is up to date")
+
+
+async def _open_once(path: Path) -> None:
+    from leyden.store import SqliteLightningStore
+
+    async with SqliteLightningStore(path):
+        pass
 
 
 async def _serve(

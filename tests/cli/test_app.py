@@ -25,6 +25,7 @@ COMMANDS = (
     "workers",
     "store",
     "store export",
+    "store upgrade",
     "prompts best",
     "prompts history",
     "prompts diff",

@@ -8,12 +8,14 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,28 @@ def test_a_port_and_a_file_that_are_taken_are_said(
         assert code == 1
         assert f"in use by process {process.pid}" in text
         assert url in text
+
+
+def test_an_older_file_is_upgraded_and_can_then_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        scripts = sorted(
+            files("leyden.store.sql").joinpath("migrations", "sqlite").iterdir(), key=lambda each: each.name
+        )
+        connection.executescript(
+            scripts[0].read_text() + "PRAGMA user_version = 1; PRAGMA application_id = 0x4C595244;"
+        )
+    assert said(capsys, monkeypatch, "runs", str(path))[0] == 1
+    assert said(capsys, monkeypatch, "store", "upgrade", str(path)) == (0, f"{path} is up to date")
+    assert said(capsys, monkeypatch, "runs", str(path))[0] == 0
+    missing = tmp_path / "missing.db"
+    assert said(capsys, monkeypatch, "store", "upgrade", str(missing)) == (
+        1,
+        f"leyden: there is no store in a file at {missing}",
+    )
+    assert not missing.exists()
 
 
 def test_help_shows_how(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,7 @@ async def test_a_file_of_the_first_schema_is_brought_up_to_date_with_what_is_in_
         connection.execute("PRAGMA user_version = 1")
         connection.execute("PRAGMA application_id = 0x4C595244")
         connection.commit()
-    with pytest.raises(StoreError, match="older Leyden"):
+    with pytest.raises(StoreError, match=rf"`leyden store upgrade sqlite://{path}` brings it up to date"):
         SqliteLightningStore(path, read_only=True)
     async with SqliteLightningStore(path) as store:
         worker = await store.get_worker_by_id("w")

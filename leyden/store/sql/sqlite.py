@@ -83,7 +83,7 @@ def check_schema(connection: sqlite3.Connection, url: str) -> None:
     if version < known:
         raise StoreError(
             f"{url} was written by an older Leyden (schema {version}, this one needs {known}); "
-            "open it once without read_only, which brings it up to date"
+            f"`leyden store upgrade {url}` brings it up to date"
         )
     if version > known:
         raise _newer(url, version)
