@@ -1,6 +1,7 @@
 """Serves a store of the original Agent Lightning 0.3 with some content, until its standard input is closed.
 
-Run by the Python of an environment that has the original package. Prints the port.
+Run by the Python of an environment that has the original package. An argument is the address of a MongoDB, which
+holds the store in a database that is deleted at the end. Prints the port.
 """
 
 import asyncio
@@ -9,7 +10,9 @@ import sys
 import time
 
 from agentlightning import InMemoryLightningStore, LightningStoreServer, Span
+from agentlightning.store.mongo import MongoLightningStore
 from agentlightning.types import LLM, OtelResource, PromptTemplate, RolloutConfig, TraceStatus
+from pymongo import AsyncMongoClient
 
 
 def span(rollout_id, attempt_id, number):
@@ -35,8 +38,14 @@ def span(rollout_id, attempt_id, number):
     return Span(**fields)
 
 
-async def main():
-    store = InMemoryLightningStore()
+DATABASE = "leyden_test"
+
+
+async def main(mongo_uri=None):
+    if mongo_uri is None:
+        store = InMemoryLightningStore()
+    else:
+        store = MongoLightningStore(mongo_uri=mongo_uri, database_name=DATABASE)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,6 +74,9 @@ async def main():
     print(port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop()
+    if mongo_uri is not None:
+        async with AsyncMongoClient(mongo_uri) as client:
+            await client.drop_database(DATABASE)
 
 
-asyncio.run(main())
+asyncio.run(main(*sys.argv[1:]))

@@ -148,8 +148,13 @@ async def test_an_algorithm_of_the_original_gets_the_rewards_of_a_runner_here(se
     assert out.splitlines()[-1] == "[2.0, 4.0]"
 
 
-async def test_a_store_of_the_original_is_imported_and_imported_again(tmp_path):
-    with program("original_store.py") as source:
+MONGO = os.environ.get("LEYDEN_TEST_MONGO")
+NEEDS_MONGO = pytest.mark.skipif(MONGO is None, reason="LEYDEN_TEST_MONGO is not set")
+
+
+@pytest.mark.parametrize("where", [pytest.param([], id="memory"), pytest.param([MONGO], id="mongo", marks=NEEDS_MONGO)])
+async def test_a_store_of_the_original_is_imported_and_imported_again(tmp_path, where):
+    with program("original_store.py", *where) as source:
         while not (line := await asyncio.to_thread(source.stdout.readline)).strip().isdigit():
             assert line, source.stderr.read()
         url = f"http://127.0.0.1:{int(line)}"
