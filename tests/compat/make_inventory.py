@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 PEERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "agentlightning": ("agentlightning", ("0.2.0", "0.2.2", "0.3.0"), "agentlightning/"),
+    "qlib": ("pyqlib", ("0.9.7",), "qlib/rl/"),
 }
 """By package: its name on PyPI, the releases, oldest first, and the folder whose modules are read."""
 
@@ -133,8 +134,10 @@ def defined(tree: ast.Module) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, those inside `if` and `try` too."""
+    """Yield the statements of a module, those inside `if` and `try` too. A script's own are left out."""
     for node in body:
+        if isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ =="):
+            continue
         if isinstance(node, ast.If | ast.Try):
             yield from statements([*node.body, *node.orelse])
         else:
@@ -142,7 +145,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def is_public(name: str) -> bool:
-    return not name.startswith("_") and name not in ("logger", "TYPE_CHECKING")
+    return not name.startswith("_") and name not in ("T", "logger", "TYPE_CHECKING")
 
 
 def class_parts(node: ast.ClassDef) -> dict[str, Any]:

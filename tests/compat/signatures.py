@@ -1,4 +1,4 @@
-"""Compare the parameters of Agent Lightning's public functions and methods with those of the alias.
+"""Compare the parameters of the peers' public functions and methods with those of the alias.
 
 `differences` returns, for each function, class and method of the inventory that the alias serves, what a call written for
 the newest release that has it could meet: a parameter that is missing, that stands at another place, that has another
@@ -13,20 +13,21 @@ import enum
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leyden.compat.agentlightning.table import MODULES
-from leyden.compat.finder import load
+from leyden.compat.agentlightning.table import MODULES as AGENT_LIGHTNING
+from leyden.compat.finder import ForeignModule, load
+from leyden.compat.qlib.table import MODULES as QLIB
 
-INVENTORY = Path(__file__).with_name("agentlightning.json")
+HERE = Path(__file__).parent
 CONSTANTS = {"logging.INFO": "20"}
 """Values of the names that stand for defaults in the peer's source code."""
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-INSTEAD: dict[str, str] = {
+_AGENT_LIGHTNING: dict[str, str] = {
     "APO": "None stands for the same two models where a client is given.",
     "APO.compute_textual_gradient APO.evaluate_prompt_on_batch APO.get_rollout_results APO.get_seed_prompt_template "
     "APO.textual_gradient_and_apply_edit": "Subclass `leyden.APO` and override its own steps: `help(leyden.APO)` lists them.",
@@ -58,15 +59,43 @@ INSTEAD: dict[str, str] = {
     "main": "Call `agentlightning.verl.entrypoint.main()`, which reads the command line.",
     "build_component": "Leave the texts of its errors out.",
 }
+_BY_PLACE = "Give it by place, as Qlib's own code does."
+_QLIB: dict[str, str] = {
+    "Callback.load_state_dict Callback.on_fit_end Callback.on_fit_start Callback.on_iter_end Callback.on_iter_start "
+    "Callback.on_test_end Callback.on_test_start Callback.on_train_end Callback.on_train_start Callback.on_validate_end "
+    "Callback.on_validate_start Checkpoint.on_fit_end Checkpoint.on_iter_end EarlyStopping.load_state_dict "
+    "EarlyStopping.on_fit_start EarlyStopping.on_validate_end MetricsWriter.on_train_end MetricsWriter.on_validate_end": (
+        "Name the parameters of your own methods as you like: they are given by place."
+    ),
+    "CategoricalActionInterpreter.interpret CurrentStepStateInterpreter.interpret DummyStateInterpreter.interpret "
+    "EnvWrapper.step FullHistoryStateInterpreter.interpret GymSpaceValidationError LogBuffer.load_state_dict "
+    "LogCollector.add_any LogCollector.add_array LogCollector.add_scalar LogCollector.add_string "
+    "LogWriter.load_state_dict LogWriter.on_env_reset LogWriter.on_env_step SingleAssetOrderExecutionSimple.step "
+    "Trainer.load_state_dict TrainingVesselBase.load_state_dict TwapRelativeActionInterpreter.interpret is_invalid": _BY_PLACE,
+    "DataQueue.done DataQueue.put": "Iterate over the queue, which ends by itself; add items with `put(item, timeout_seconds=...)`.",
+    "EarlyStopping.get_monitor_value": "Log the value in a reward or simulator, and give its name as `monitor`.",
+    "EnvWrapper.render": "Leave `mode` out.",
+    "LogBuffer.log_episode": "Read `log_buffer.episode_metrics()` in its callback.",
+    "SingleAssetOrderExecutionSimple": "An empty tuple stands for no columns.",
+    "TrainingVessel": "None stands for 20,000 transitions of tianshou's policies; PPO's buffer grows.",
+}
+INSTEAD: dict[str, dict[str, str]] = {"agentlightning": _AGENT_LIGHTNING, "qlib": _QLIB}
 """What to write instead, by the places (in one text) that the sentence is for."""
 
+TABLES: dict[str, Mapping[str, ForeignModule]] = {"agentlightning": AGENT_LIGHTNING, "qlib": QLIB}
 
-def differences() -> dict[str, str]:
+
+def inventory(package: str) -> dict[str, Any]:
+    """Return the inventory that `make_inventory` wrote for a package."""
+    return json.loads((HERE / f"{package}.json").read_text())
+
+
+def differences(package: str) -> dict[str, str]:
     """Return the differences by "name" of a function or class, or "Class.method"."""
     found: dict[str, str] = {}
-    for module, names in json.loads(INVENTORY.read_text())["modules"].items():
+    for module, names in inventory(package)["modules"].items():
         for name, described in names.items():
-            target = MODULES[module].names.get(name)
+            target = TABLES[package][module].names.get(name)
             if isinstance(target, str) and described["kind"] != "value":
                 for place, peers, ours in callables(name, described, load(target)):
                     if faults := compare(peers, ours):
@@ -158,5 +187,6 @@ def parameters(signature: str) -> list[tuple[str, bool, str | None]]:
 
 
 if __name__ == "__main__":
-    for place, faults in differences().items():
-        print(f"{place}: {faults}")
+    for package in TABLES:
+        for place, faults in differences(package).items():
+            print(f"{package}, {place}: {faults}")

@@ -18,7 +18,7 @@ PolicyActType, AuxInfoType = parts.PolicyActType, parts.AuxInfoType
 SimulatorState = parts.StateType
 
 
-class _AnyEnv:
+class AnyEnv:
     """Keeps an `env` that takes no weak reference."""
 
     def _take_env(self, env: Any) -> None:
@@ -49,7 +49,7 @@ def _converted(read: Any) -> Any:
     return converted
 
 
-class Simulator(_AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType, parts.ActType]):
+class Simulator(AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType, parts.ActType]):
     """One trajectory, made anew for each seed."""
 
     def __init__(self, initial: Any = None, **kwargs: Any) -> None:
@@ -68,27 +68,27 @@ class Simulator(_AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType
         raise NotImplementedError(f"{type(self).__name__} has no done()")
 
 
-class Interpreter(_AnyEnv, _OldSpaces, parts.Interpreter):
+class Interpreter(AnyEnv, _OldSpaces, parts.Interpreter):
     """Base of interpreters."""
 
 
-class StateInterpreter(_AnyEnv, _OldSpaces, parts.StateInterpreter[parts.StateType, parts.ObsType]):
+class StateInterpreter(AnyEnv, _OldSpaces, parts.StateInterpreter[parts.StateType, parts.ObsType]):
     """Make observations of the simulator's states."""
 
 
 class ActionInterpreter(
-    _AnyEnv, _OldSpaces, parts.ActionInterpreter[parts.StateType, parts.PolicyActType, parts.ActType]
+    AnyEnv, _OldSpaces, parts.ActionInterpreter[parts.StateType, parts.PolicyActType, parts.ActType]
 ):
     """Make the simulator's actions of the policy's."""
 
 
-class Reward(_AnyEnv, parts.Reward[parts.StateType]):
+class Reward(AnyEnv, parts.Reward[parts.StateType]):
     """A number for each step."""
 
 
-class RewardCombination(_AnyEnv, parts.RewardCombination[parts.StateType]):
+class RewardCombination(AnyEnv, parts.RewardCombination[parts.StateType]):
     """A weighted sum of rewards, each of which is logged under its name."""
 
 
-class AuxiliaryInfoCollector(_AnyEnv, parts.AuxiliaryInfoCollector[parts.StateType, parts.AuxInfoType]):
+class AuxiliaryInfoCollector(AnyEnv, parts.AuxiliaryInfoCollector[parts.StateType, parts.AuxInfoType]):
     """Collect further information of each step."""

@@ -16,7 +16,7 @@ import torch
 from leyden.compat.qlib.spaces import as_gymnasium
 from leyden.errors import ConfigError
 from leyden.rl import policy as native
-from leyden.rl.batch import copied, select
+from leyden.rl.batch import copied, leaves, select
 from leyden.rl.policy import Policy
 from leyden.rl.policy.base import PolicyOutput
 
@@ -57,9 +57,52 @@ class _Callable:
 class AllOne(_Callable, native.AllOne):
     """A policy that always returns the same action."""
 
+    def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Called:
+        """Return the actions for `batch.obs`, as `out.act`."""
+        return self(batch, state)
 
-class NonLearnablePolicy(_Callable, native.NonLearnablePolicy):
-    """Base of policies that learn nothing. Write `act(obs, *, explore)`."""
+
+class Observations:
+    """A batch as tianshou passes it to `forward`, for programs that have not loaded tianshou."""
+
+    def __init__(self, obs: Any) -> None:
+        self.obs = obs
+        self.info: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __len__(self) -> int:
+        return len(next(leaves(self.obs)))
+
+
+class NonLearnablePolicy(native.NonLearnablePolicy):
+    """Base of policies that learn nothing. Write `forward(batch, state)`, which returns the actions as `act`."""
+
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__(as_gymnasium(obs_space), as_gymnasium(action_space))
+
+    def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Any:
+        """Return the actions for `batch.obs`, as `out.act`."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward(batch, state)")
+
+    def __call__(self, batch: Any, state: Any = None, **kwargs: Any) -> Any:
+        """Call `forward`."""
+        return self.forward(batch, state, **kwargs)
+
+    def act(self, obs: Any, *, explore: bool) -> PolicyOutput:
+        """Return the actions of `forward`."""
+        data = sys.modules.get("tianshou.data")
+        batch = Observations(copied(obs)) if data is None else data.Batch(obs=copied(obs), info=data.Batch())
+        actions: Any = self.forward(batch, None)["act"]
+        return PolicyOutput(np.asarray(actions))
+
+    def learn(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Learn nothing."""
+        return {}
+
+    def process_fn(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing with a buffer."""
 
 
 class PPO(_Callable, native.PPO):

@@ -1,8 +1,8 @@
 """Leyden's replacement for each public name of `qlib.rl` in pyqlib 0.9.7, and for the few names
 around it that its programs import from `qlib`.
 
-The names come from `inventory.json`, and a test checks that none is missing. An installed pyqlib
-keeps everything outside `qlib.rl`.
+The test of `tests/compat/qlib.json`, the inventory of the wheel, checks that no name is missing. An
+installed pyqlib keeps everything outside `qlib.rl`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ def _same(module: str, names: str) -> Names:
 
 def _answered(instead: str, names: str) -> Names:
     """Return a table of names that have the same answer."""
-    return dict.fromkeys(names.split(), Answer(instead))
+    return dict.fromkeys(names.split(), Answer(f"{instead}."))
 
 
-_PICKLED = (
-    "files of pickled tables are not read, because reading one executes code; write the bars as CSV or Parquet "
-    "(`pandas.read_pickle(path).to_parquet(...)` where you trust the file), and use leyden.rl.order_execution."
-)
 _NESTED = (
     "backtests with Qlib's nested executors are not here; use SingleAssetOrderExecutionSimple, "
     "or pass your own Simulator that drives them"
@@ -56,9 +52,9 @@ _MODULES: dict[str, Names] = {
     | _same(f"{_HERE}.log", "LogCollector LogWriter LogBuffer ConsoleWriter CsvWriter")
     | _same("leyden.rl.parts", "ObsType ActType")
     | {
-        "PickleWriter": Answer(_WRITERS + "PickleWriter(path)"),
-        "TensorboardWriter": Answer(_WRITERS + "TensorboardWriter(directory)"),
-        "MlflowWriter": Answer(_WRITERS + "MlflowWriter(experiment)"),
+        "PickleWriter": Answer(_WRITERS + "PickleWriter(path)."),
+        "TensorboardWriter": Answer(_WRITERS + "TensorboardWriter(directory)."),
+        "MlflowWriter": Answer(_WRITERS + "MlflowWriter(experiment)."),
     },
     "rl.trainer.trainer": _same(f"{_HERE}.trainer", "Trainer"),
     "rl.trainer.vessel": _same(f"{_HERE}.trainer", "TrainingVessel TrainingVesselBase")
@@ -67,7 +63,7 @@ _MODULES: dict[str, Names] = {
     | _same("leyden.loop", "Callback MetricsWriter"),
     "rl.trainer.api": _same(f"{_HERE}.trainer", "train backtest"),
     "rl.order_execution.interpreter": _same(
-        "leyden.rl.order_execution",
+        f"{_HERE}.orders",
         "DummyStateInterpreter FullHistoryStateInterpreter CurrentStepStateInterpreter CategoricalActionInterpreter "
         "TwapRelativeActionInterpreter",
     )
@@ -83,10 +79,9 @@ _MODULES: dict[str, Names] = {
     )
     | _answered("PPO makes actor and critic from `network`; read them at `policy.module`", "PPOActor PPOCritic")
     | _answered("DQN makes its model from `network`; read it at `policy.module`", "DQNModel"),
-    "rl.order_execution.reward": _same("leyden.rl.order_execution", "PAPenaltyReward PPOReward"),
-    "rl.order_execution.simulator_simple": _same(
-        "leyden.rl.order_execution", "SingleAssetOrderExecutionSimple price_advantage"
-    ),
+    "rl.order_execution.reward": _same(f"{_HERE}.orders", "PAPenaltyReward PPOReward"),
+    "rl.order_execution.simulator_simple": _same(f"{_HERE}.orders", "SingleAssetOrderExecutionSimple")
+    | _same("leyden.rl.order_execution", "price_advantage"),
     "rl.order_execution.state": _same("leyden.rl.order_execution", "SAOEMetrics SAOEState"),
     "rl.order_execution.simulator_qlib": _answered(_NESTED, "SingleAssetOrderExecution"),
     "rl.order_execution.strategy": _answered(
@@ -101,21 +96,18 @@ _MODULES: dict[str, Names] = {
         "BaseIntradayBacktestData": "leyden.rl.order_execution:IntradayBacktestData",
         "BaseIntradayProcessedData": "leyden.rl.order_execution:IntradayProcessedData",
     },
-    "rl.data.pickle_styled": {
-        "DealPriceType": Answer("the column of the deal price is an argument of the simulator, `deal_price`"),
-        "SimpleIntradayBacktestData": Answer(_PICKLED + "load_bars"),
-        "load_simple_intraday_backtest_data": Answer(_PICKLED + "load_bars"),
-        "PickleIntradayProcessedData": Answer(_PICKLED + "BarsProcessedDataProvider"),
-        "load_pickle_intraday_processed_data": Answer(_PICKLED + "BarsProcessedDataProvider"),
-        "PickleProcessedDataProvider": Answer(_PICKLED + "BarsProcessedDataProvider"),
-        "load_orders": "leyden.rl.order_execution:load_orders",
-    },
+    "rl.data.pickle_styled": _same(
+        f"{_HERE}.orders",
+        "DealPriceType SimpleIntradayBacktestData load_simple_intraday_backtest_data PickleIntradayProcessedData "
+        "load_pickle_intraday_processed_data PickleProcessedDataProvider load_orders",
+    ),
     "rl.data.native": _answered(
         "Qlib's own data format is not read; export the bars as CSV or Parquet, and use leyden.rl.order_execution.load_bars "
         "and BarsProcessedDataProvider",
-        "get_ticks_slice IntradayBacktestData DataframeIntradayBacktestData load_backtest_data HandlerIntradayProcessedData "
+        "get_ticks_slice IntradayBacktestData load_backtest_data HandlerIntradayProcessedData "
         "load_handler_intraday_processed_data HandlerProcessedDataProvider",
-    ),
+    )
+    | _same(f"{_HERE}.orders", "DataframeIntradayBacktestData"),
     "rl.data.integration": _answered("Leyden needs no set-up; leave the call out", "init_qlib"),
     "rl.contrib.train_onpolicy": _answered(
         "run `leyden rl train CONFIG`, or call leyden.rl.order_execution.run.train_orders",
@@ -129,7 +121,9 @@ _MODULES: dict[str, Names] = {
         "call leyden.rl.order_execution.config.read_config, which knows `_base_` and `_delete_`",
         "DELETE_KEY merge_a_into_b check_file_exist parse_backtest_config get_backtest_config_fromfile",
     ),
-    "rl.contrib.utils": _answered("call leyden.rl.order_execution.load_orders", "read_order_file"),
+    "rl.contrib.utils": _answered(
+        "call qlib.rl.data.pickle_styled.load_orders, which reads the file of orders", "read_order_file"
+    ),
 }
 
 _PACKAGES: dict[str, tuple[str, ...]] = {
@@ -153,8 +147,8 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
 
 _AROUND: dict[str, Names] = {
     "": {},
-    "backtest": _same("leyden.rl.order_execution", "Order OrderDir"),
-    "backtest.decision": _same("leyden.rl.order_execution", "Order OrderDir"),
+    "backtest": _same(f"{_HERE}.orders", "Order OrderDir"),
+    "backtest.decision": _same(f"{_HERE}.orders", "Order OrderDir"),
     "config": {"C": f"{_HERE}.around:CONFIG"},
     "constant": _same(f"{_HERE}.around", "INF EPS ONE_DAY ONE_MIN"),
     "log": _same(f"{_HERE}.around", "set_log_with_config") | {"get_module_logger": f"{_HERE}.log:module_logger"},

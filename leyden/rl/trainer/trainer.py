@@ -83,10 +83,6 @@ class Trainer(TrainLoop):
         env_options: Mapping[str, Any] | None = None,
         run_dir: str | Path | None = None,
     ) -> None:
-        if max_iters is None and not callbacks:
-            raise ConfigError(
-                "max_iters is None and there is no callback that could end the run; give max_iters or EarlyStopping"
-            )
         check_number("fast_dev_run", fast_dev_run, at_least=1, whole=True, or_none="all initial states")
         check_number("concurrency", concurrency, at_least=1, whole=True)
         self.finite_env_type: FiniteEnvType = finite_env_type
@@ -179,6 +175,10 @@ class Trainer(TrainLoop):
             raise ConfigError("this trainer is in the middle of a run; make another trainer for another fit")
         if resume and self.run_dir is None:
             raise ConfigError("resume=True needs a run; give the trainer run_dir=, or give ckpt_path= without resume")
+        if self.max_iters is None and not self.callbacks:
+            raise ConfigError(
+                "max_iters is None and there is no callback that could end the run; give max_iters or EarlyStopping"
+            )
         if resume and ckpt_path is None:
             ckpt_path = self._newest_checkpoint()
         self._draw_worker_seeds()

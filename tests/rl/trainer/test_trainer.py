@@ -140,6 +140,10 @@ def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], fault: str
         trainer_of(**options).fit(vessel_of())
 
 
+def test_a_test_needs_no_number_of_iterations() -> None:
+    assert trainer_of(max_iters=None).test(vessel_of())["reward"] is not None
+
+
 def test_fast_dev_run_takes_few_states_and_few_episodes() -> None:
     trainer = trainer_of(fast_dev_run=2, val_every_n_iters=1, max_iters=3)
     trainer.fit(vessel_of())
