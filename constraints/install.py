@@ -23,7 +23,7 @@ import sys
 import time
 import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,7 @@ def install(name: str) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Generator[None]:
     """Hold the folder's lock, which lies beside it: the folder itself may be deleted and made again."""
     lock_file = ROOT / ".venvs" / f"{folder.name.lstrip('.')}.lock"
     lock_file.parent.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ A trace that such a tracer opens has the methods of an OpenTelemetry tracer too,
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -84,6 +85,20 @@ class _OldTraceContext(TraceContext):
         return _as_otel_tracer(await super().__aenter__())
 
 
+class _SessionContext(_OldTraceContext):
+    """A trace whose steps are below one step, which AgentOps calls the session."""
+
+    def _open(self, loop: asyncio.AbstractEventLoop | None) -> Trace:
+        trace = super()._open(loop)
+        self._session = trace.operation(f"{trace.name}.session", {"agentops.span.kind": "session"})
+        self._session.__enter__()
+        return trace
+
+    def _close(self) -> Trace:
+        self._session.__exit__(None, None, None)
+        return super()._close()
+
+
 def _as_otel_tracer(trace: Trace) -> Trace:
     tracer = otel_trace.get_tracer("agentlightning")
     for method in ("start_span", "start_as_current_span"):
@@ -93,6 +108,8 @@ def _as_otel_tracer(trace: Trace) -> Trace:
 
 class Tracer(native.Tracer):
     """The base of tracers. Override `prepare`, or `trace_context` as a whole."""
+
+    _context_class: type[_OldTraceContext] = _OldTraceContext
 
     def prepare(self) -> None:
         """Prepare nothing."""
@@ -116,7 +133,7 @@ class Tracer(native.Tracer):
         if store is None and rollout_id is not None:
             store = self._workers_store()
         self.prepare()
-        return _OldTraceContext(
+        return self._context_class(
             name,
             store,
             rollout_id,
@@ -235,6 +252,7 @@ class AgentOpsTracer(OtelTracer):
         self._agentops: native.Tracer | None = None
         try:
             self._agentops = native.AgentOpsTracer()
+            self._context_class = _SessionContext
         except ConfigError:
             notice(
                 logger,

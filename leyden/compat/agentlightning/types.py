@@ -181,7 +181,11 @@ class Span(types.Span):
         fields = {name: getattr(span, name) for name in types.Span.model_fields}
         fields["name"] = agl_span_name(span.name)
         fields["attributes"] = agl_attributes(span.attributes)
-        place = {"agentlightning.rollout_id": span.rollout_id, "agentlightning.attempt_id": span.attempt_id}
+        place = {
+            "agentlightning.rollout_id": span.rollout_id,
+            "agentlightning.attempt_id": span.attempt_id,
+            "agentlightning.span_sequence_id": span.sequence_id,
+        }
         fields["resource"] = OtelResource(place | span.resource)
         return cls.model_construct(**fields)
 
