@@ -4,7 +4,9 @@ The application, the server of the model (`peers/gateway_upstream.py`, canned an
 the store server are processes of their own. A request is `begin`, one model call, `end` and one feedback, one request
 behind the other. Slices of the same call take turns: made directly, through the gateway alone, and in a request of a
 session (`peers/serving_side.py`). Sessions over a store in memory, in a file and behind HTTP are measured without the
-call, so that only the session is left, and two sessions over files that hold 1,000 and 100,000 rollouts.
+call, so that only the session is left, and two sessions over files that hold 1,000 and 100,000 rollouts. Slices with and
+without a training beside them (`peers/serving_training.py`: gradient steps on all cores, in a process that the package's own
+isolation starts) take turns, too.
 
 When all is measured, each store must have every request and its feedback, and the store behind the gateway each call:
 otherwise there is no result.
@@ -40,6 +42,8 @@ CALLS = 50
 """In a slice with model calls."""
 REQUESTS = 100
 """In a slice without."""
+TAIL_REQUESTS = 300
+"""In a slice whose tail is compared with that of another slice."""
 PAUSE_MS = 2
 """Between two requests, so that records are delivered beside requests."""
 SIZES = (1_000, 100_000)
@@ -63,7 +67,9 @@ def main(peer: Peer | None) -> list[Row]:
         histories = [application(), application()]
         for one, size in zip(histories, SIZES, strict=True):
             one.fill(size)
+        training = stack.enter_context(Side("leyden", Path(sys.executable), PEERS / "serving_training.py"))
         rows = [*of_calls(served, [gateway, store], model), *of_sessions(alone), *of_histories(histories)]
+        rows += of_training(alone["in a file"], served, [gateway, store], training)
         for one in (*alone.values(), *histories):
             one.check()
         return rows
@@ -169,6 +175,31 @@ def of_histories(histories: Sequence[Application]) -> list[Row]:
             higher_is_better=False,
         ),
     ]
+
+
+def of_training(alone: Application, served: Application, helpers: Sequence[Process], training: Side) -> list[Row]:
+    """Requests with a training beside them, against the same requests without: the session alone, then with the call."""
+
+    def beside(run: Callable[[], Slice]) -> Slice:
+        training.ask("start")
+        try:
+            return run()
+        finally:
+            if not training.ask("stop")["steps"]:
+                raise RuntimeError("nothing was trained beside the requests")
+
+    kinds: dict[str, Callable[[], Slice]] = {
+        "session alone": lambda: alone.requests(TAIL_REQUESTS),
+        "session and 0 ms call": lambda: served.requests(TAIL_REQUESTS, calls=True, helpers=helpers),
+    }
+    rows: list[Row] = []
+    for what, run in kinds.items():
+        without, busy = in_turn([run, lambda run=run: beside(run)])
+        for percent in (50, 99):
+            samples = ([one.time(percent) for one in each] for each in (busy, without))
+            name = f"serving: {what}, training beside it, p{percent}"
+            rows.append(row(name, "ms", *samples, "without training", higher_is_better=False))
+    return rows
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

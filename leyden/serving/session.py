@@ -138,8 +138,9 @@ class OnlineSession:
         fallback: while the gateway is away, give requests the models' own addresses (`models`),
             unrecorded and counted.
         models: the own address and key of each model by its name, for `fallback`.
-        timeout_seconds: how long a rollout may take until the store ends it, unless
-            it is ended before.
+        timeout_seconds: how long the store waits for the end of a rollout before it counts as
+            `timeout`. Choose more than the time for which the store may be away, because ends
+            wait for it.
         Raise ConfigError for an option that is out of its range.
         """
         if not live_key:

@@ -18,8 +18,11 @@ from leyden.types.rollout import TaskInput
 
 LIVE_KEY_PREFIX: Final = "sk-leyden-live-"
 """How an API key begins that is a signed claim."""
-LIVE_TIMEOUT_SECONDS: Final = 3600.0
-"""How long a live rollout may take if nobody says otherwise; the store ends it as `timeout` then."""
+LIVE_TIMEOUT_SECONDS: Final = 24 * 3600.0
+"""How long the store waits for the end of a live rollout if nobody says otherwise, and then ends it as `timeout`.
+
+Longer than a store may be away, because an end that waits for the store must not come too late.
+"""
 
 LiveStatus: TypeAlias = Literal["succeeded", "failed", "cancelled"]
 

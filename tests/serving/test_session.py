@@ -360,6 +360,28 @@ async def test_while_the_store_is_away_serving_goes_on_and_everything_arrives_on
             await server.stop()
 
 
+async def test_an_end_that_waited_for_the_store_for_an_hour_still_counts(
+    session: OnlineSession, store: InMemoryLightningStore
+) -> None:
+    served = session.begin("q", user="ada")
+    await until(lambda: not session.status().waiting)
+    assert not await store.sweep(now=time.time() + 2 * 3600.0), (
+        "a store that is back must not give up what waits for it"
+    )
+    session.end(served)
+    await recorded(store, served.rollout_id)
+    assert await store.sweep(now=time.time() + 25 * 3600.0) == []
+
+
+async def test_a_rollout_whose_session_has_gone_ends_after_a_day(
+    session: OnlineSession, store: InMemoryLightningStore
+) -> None:
+    served = session.begin("q", user="ada")
+    await until(lambda: not session.status().waiting)
+    await store.sweep(now=time.time() + 25 * 3600.0)
+    await recorded(store, served.rollout_id, status="failed")
+
+
 async def _serve(session: OnlineSession) -> str:
     with session.serve("q", user="ada") as served:
         await ask(served.llm())
