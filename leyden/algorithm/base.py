@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
 from leyden.algorithm.collector import RolloutCollector, algorithm_group
-from leyden.algorithm.evaluator import Evaluator
+from leyden.algorithm.evaluator import Evaluator, with_models
 from leyden.errors import ConfigError, LeydenError
 from leyden.options import NamedOptions
 from leyden.runs import Run
@@ -243,9 +243,14 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """Return which agent runs the rollouts, with the models of the gateway if there is
         one; None if unknown.
         """
-        if self._agent_version is None or self._llm_proxy is None:
+        if self._agent_version is None or self.models_version is None:
             return self._agent_version
-        return f"{self._agent_version} with models {self._llm_proxy.models_digest()}"
+        return with_models(self._agent_version, self.models_version)
+
+    @property
+    def models_version(self) -> str | None:
+        """Return a digest of the gateway's models; None without a gateway."""
+        return None if self._llm_proxy is None else self._llm_proxy.models_digest()
 
     def set_run(self, run: Run) -> None:
         """Set the run that `get_run` returns."""
@@ -282,7 +287,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """
         collector = self.collector
         if self._evaluator is None or self._evaluator.collector is not collector:
-            self._evaluator = Evaluator(collector, agent_version=self.get_agent_version())
+            self._evaluator = Evaluator(collector, agent_version=self.get_agent_version(), models=self.models_version)
         return self._evaluator
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:

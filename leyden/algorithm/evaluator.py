@@ -19,6 +19,7 @@ from typing import Any
 
 from leyden import semconv
 from leyden.algorithm.collector import CollectedRollout, RolloutCollector, rollout_id_of
+from leyden.algorithm.reported import ReportedVersion
 from leyden.algorithm.usage import PromptUsage
 from leyden.errors import BudgetExceeded, ConfigError, UnknownResources
 from leyden.options import check_number
@@ -94,7 +95,10 @@ class Evaluator:
     collector: runs the rollouts.
     agent_version: which agent runs them, in a text that changes whenever its results may change.
         Name the model's version too; `Algorithm.get_agent_version` names the gateway's models.
-        None: unknown, so that scores are found again in the same run alone.
+        None: what the workers report. If they report none, scores are found again in the same
+        run alone.
+    models: the version of the models behind the agent, which is added to a version that workers
+        report; None: none.
     failed_reward: the reward of a rollout that failed, was cancelled or returned no reward.
     watched_prompts: names of the prompts for which it warns if the agent's model calls do not have
         their text; None: all among the resources.
@@ -105,14 +109,16 @@ class Evaluator:
         collector: RolloutCollector,
         *,
         agent_version: str | None = None,
+        models: str | None = None,
         failed_reward: float = 0.0,
         watched_prompts: Collection[str] | None = None,
     ) -> None:
         if agent_version is not None and (not isinstance(agent_version, str) or not agent_version):
             raise ConfigError(f"agent_version is {agent_version!r}; give a text such as 'v1', or None if it is unknown")
         check_number("failed_reward", failed_reward)
-        self.collector, self.agent_version, self.failed_reward = collector, agent_version, failed_reward
-        self.watched_prompts = watched_prompts
+        self.collector, self.agent_version, self.models = collector, agent_version, models
+        self.failed_reward, self.watched_prompts = failed_reward, watched_prompts
+        self._reported = ReportedVersion(collector.store)
         self._usage = PromptUsage()
         self._timed_out: set[str] = set()
         """Rollouts that a deadline of `scores` has cancelled in this process:
@@ -175,9 +181,12 @@ class Evaluator:
         check_number("replicas", replicas, at_least=1, whole=True)
         check_number("deadline_seconds", deadline_seconds, above=0, or_none="no deadline")
         ends_at = None if deadline_seconds is None else time.monotonic() + deadline_seconds
+        identity = await self._identity(deadline_seconds)
         places = [(task, replica) for task in range(len(tasks)) for replica in range(replicas)]
         requests = [
-            self._request(resources, tasks[task], replica, mode, {"task": task, "replica": replica, **(metadata or {})})
+            self._request(
+                identity, resources, tasks[task], replica, mode, {"task": task, "replica": replica, **(metadata or {})}
+            )
             for task, replica in places
         ]
         wanted = list(range(len(places)))
@@ -199,11 +208,17 @@ class Evaluator:
     # ---- one evaluation --------------------------------------------------------------------------
 
     def _request(
-        self, resources: ResourcesUpdate, task: Any, replica: int, mode: RolloutMode, metadata: dict[str, Any]
+        self,
+        identity: str,
+        resources: ResourcesUpdate,
+        task: Any,
+        replica: int,
+        mode: RolloutMode,
+        metadata: dict[str, Any],
     ) -> EnqueueRolloutRequest:
         content = (resources.digest, mode, task, replica)
         return EnqueueRolloutRequest(
-            rollout_id=rollout_id_of("evaluation", self._identity(), *content),
+            rollout_id=rollout_id_of("evaluation", identity, *content),
             input=task,
             mode=mode,
             resources_id=resources.resources_id,
@@ -284,16 +299,21 @@ class Evaluator:
 
     # ---- what a score depends on -----------------------------------------------------------------
 
-    def _identity(self) -> str:
+    async def _identity(self, seconds: float | None) -> str:
         """Return the agent's part of a rollout's id: its version, or the run if the
         version is unknown.
+
+        seconds: the longest wait for the first worker; None: a fixed one.
         """
         if self.agent_version is not None:
             return self.agent_version
+        if (reported := await self._reported.read(seconds=seconds)) is not None:
+            return reported if self.models is None else with_models(reported, self.models)
         if not self._has_warned:
             self._has_warned = True
             logger.info(
-                "the agent's version is unknown, so scores of other runs are not used; give agent_version= to use them"
+                "the agent's version is unknown to the algorithm and to its workers, so scores of other runs are not "
+                "used; give agent_version= to use them"
             )
         return f"an agent of {self._scope()}"
 
@@ -302,6 +322,11 @@ class Evaluator:
         this evaluator alone has.
         """
         return current_run_id.get() or self._own_name
+
+
+def with_models(agent_version: str, models: str) -> str:
+    """Return the version of an agent together with that of the models behind it."""
+    return f"{agent_version} with models {models}"
 
 
 class _DeadlinePassed(Exception):

@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from leyden.errors import ConfigError, StoreError
-from leyden.litagent import LitAgent
+from leyden.litagent import LitAgent, agent_version
 from leyden.monitor.system import SystemProbe
 from leyden.options import check_number
 from leyden.runner.attempt import AttemptRunner, Outcome
@@ -61,6 +61,7 @@ class LitAgentRunner(Runner[T]):
         self.tracer = OtelTracer() if tracer is None else tracer
         self.concurrency, self.max_rollouts, self.heartbeat_interval = concurrency, max_rollouts, heartbeat_interval
         self._agent: LitAgent[T] | None = None
+        self._agent_version: str | None = None
         self._hooks: Sequence[Hook] = ()
         self._recorders: Sequence[AttemptRecorder] = ()
         self._store: LightningStore | None = None
@@ -72,6 +73,7 @@ class LitAgentRunner(Runner[T]):
     ) -> None:
         """Bind the agent, the hooks and the recorders."""
         self._agent, self._hooks, self._recorders = agent, tuple(hooks), tuple(recorders)
+        self._agent_version = agent_version(agent)  # here, because parsing in several threads fails in Python 3.11
         agent.set_runner(self)
         self.tracer.init()
 
@@ -200,8 +202,9 @@ class LitAgentRunner(Runner[T]):
 
     async def _heartbeat(self, store: LightningStore, running: _RunningSet, pause: _Pause) -> None:
         probe, latency, before = SystemProbe(), dict[str, float](), (time.monotonic(), 0)
+        about = {"heartbeat_seconds": self.heartbeat_interval, "agent_version": self._agent_version}
         while True:
-            figures = {"heartbeat_seconds": self.heartbeat_interval, **probe.read(), **running.figures(), **latency}
+            figures = {**about, **probe.read(), **running.figures(), **latency}
             started = time.monotonic()
             if running.ended and started > before[0]:
                 figures["attempts_per_second"] = (running.ended - before[1]) / (started - before[0])

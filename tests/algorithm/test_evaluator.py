@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -48,7 +48,7 @@ async def store() -> AsyncGenerator[InMemoryLightningStore]:
 
 
 @contextlib.asynccontextmanager
-async def running(store: ly.LightningStore, agent: Agent) -> AsyncIterator[None]:
+async def running(store: ly.LightningStore, agent: Agent) -> AsyncGenerator[None]:
     runner, stop = ly.LitAgentRunner[Any](concurrency=16), Latch()
     with runner.run_context(agent=agent.agent, store=store):
         work = asyncio.create_task(runner.iter(stop))
@@ -105,6 +105,68 @@ async def test_an_unknown_agent_has_no_scores_of_other_runs_and_the_log_says_so_
                 await evaluated(evaluator, TASKS)
                 assert agent.ran == ran
     assert caplog.text.count("the agent's version is unknown") == 3
+
+
+@ly.rollout
+async def counting(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> float:
+    return len(prompt_template.template) + task["bonus"]
+
+
+@ly.rollout
+async def halving(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> float:
+    return len(prompt_template.template) / 2
+
+
+@contextlib.asynccontextmanager
+async def worker(store: ly.LightningStore, agent: ly.LitAgent[Any], name: str) -> AsyncGenerator[None]:
+    runner, stop = ly.LitAgentRunner[Any](concurrency=4), Latch()
+    runner.init(agent)
+    runner.init_worker(0, store, worker_name=name)
+    work = asyncio.create_task(runner.iter(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await work
+        runner.teardown_worker(0)
+        runner.teardown()
+
+
+async def test_workers_report_the_agents_version_to_an_algorithm_without_an_agent(store: ly.LightningStore) -> None:
+    async def n_rollouts(run_id: str) -> int:
+        with in_run(run_id):
+            await evaluated(Evaluator(RolloutCollector(store)), TASKS)
+        return len(await store.query_rollouts())
+
+    with in_run("run-1"):  # before the first worker: the evaluation waits for it
+        waiting = asyncio.create_task(evaluated(Evaluator(RolloutCollector(store)), TASKS))
+    async with worker(store, counting, "first"):
+        assert (await waiting).by_task == [4.0, 5.0]
+        assert await n_rollouts("run-2") == 2
+    async with worker(store, halving, "second"):
+        assert await n_rollouts("run-2") == 4
+
+
+async def test_scores_of_workers_with_different_code_stay_in_their_run_with_a_warning(
+    store: ly.LightningStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with worker(store, counting, "first"), worker(store, halving, "second"):
+        while len([each for each in await store.query_workers() if each.heartbeat_stats]) < 2:  # noqa: ASYNC110 -- no event
+            await asyncio.sleep(0)
+        for run_id in ("run-1", "run-2"):
+            with in_run(run_id):
+                evaluator = Evaluator(RolloutCollector(store))
+                await evaluated(evaluator, TASKS)
+                await evaluated(evaluator, TASKS)
+    assert len(await store.query_rollouts()) == 4
+    assert caplog.text.count("different versions of the agent") == 2
+
+
+async def test_a_version_that_workers_report_counts_with_the_models_behind_the_agent(store: ly.LightningStore) -> None:
+    async with worker(store, counting, "first"):
+        for models, n_rollouts in (("a", 2), ("a", 2), ("b", 4)):
+            await evaluated(Evaluator(RolloutCollector(store), models=models), TASKS)
+            assert len(await store.query_rollouts()) == n_rollouts
 
 
 async def test_a_failure_counts_here_and_is_tried_again_by_another_run(store: ly.LightningStore) -> None:

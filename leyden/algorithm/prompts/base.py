@@ -90,6 +90,7 @@ class PromptOptimiser(Algorithm):
         self._evaluator = Evaluator(
             self.collector,
             agent_version=version,
+            models=self.models_version,
             failed_reward=self.failed_reward,
             watched_prompts=None if self.resource_name is None else [self.resource_name],
         )
