@@ -8,6 +8,7 @@ here and nowhere else; it has no types, so this module is where `Any` ends.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -58,7 +59,8 @@ class Evolution(Protocol):
     def component(self) -> str: ...
     async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]: ...
     async def reflect(self, jobs: Sequence[Job]) -> list[str | None]: ...
-    async def race(self, proposals: Sequence[Proposal]) -> list[bool]: ...
+    async def race(self, proposals: Sequence[Proposal]) -> list[Sequence[int] | None]: ...
+    def leader(self) -> Texts: ...
     async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None: ...
     async def end_step(self, step: int) -> None: ...
     def is_over(self, step: int) -> bool: ...
@@ -79,6 +81,7 @@ def optimise(
     template: str | None,
     proposals_per_step: int,
     component_selection: str,
+    candidate_selection: str,
     **options: Any,
 ) -> None:
     """Run `gepa.optimize` in this thread until `evolution.is_over`.
@@ -91,13 +94,18 @@ def optimise(
     adapter = _Adapter(
         evolution, bridge, package.EvaluationBatch, has_objectives=options["frontier_type"] != "instance"
     )
+    policy = _policy()
     package.optimize(
         seed_candidate=dict(first),
         trainset=[Item("train", index) for index in range(n_train)],
         valset=[Item("val", index) for index in range(n_val)],
         adapter=adapter,
         reflection_strategy=_Reflection(evolution, bridge, template),
-        selection_strategy=_Selection(evolution, bridge),
+        selection_strategy=_Selection(evolution, bridge, policy),
+        candidate_selection_strategy=_leader_selector(evolution)
+        if candidate_selection == "leader"
+        else candidate_selection,
+        val_evaluation_policy=policy,
         sampling_strategy=strategy,
         module_selector=_BySuccess(evolution) if component_selection == "success" else component_selection,
         callbacks=[_Callbacks(evolution, bridge)],
@@ -194,11 +202,38 @@ class _BySuccess:
         return [self._evolution.component()]
 
 
+def _leader_selector(evolution: Evolution) -> Any:
+    """Return what chooses the leader as each parent."""
+    base = import_optional("gepa.proposer.reflective_mutation.base", extra="gepa", needed_by="GEPA")
+
+    class Leader(base.CandidateSelector):
+        def select_candidate_idx(self, state: Any) -> int:
+            return state.program_candidates.index(dict(evolution.leader()))
+
+    return Leader()
+
+
+def _policy() -> Any:
+    """Return what decides on which validation tasks a candidate is added to the pool: all, or those
+    of its place in `waiting`.
+    """
+    module = import_optional("gepa.strategies.eval_policy", extra="gepa", needed_by="GEPA")
+
+    class Measured(module.FullEvaluationPolicy):
+        def __init__(self) -> None:
+            self.waiting: deque[Sequence[int]] = deque()
+
+        def get_eval_batch(self, loader: Any, state: Any, target_program_idx: int | None = None) -> list[int]:
+            return list(self.waiting.popleft() if self.waiting else loader.all_ids())
+
+    return Measured()
+
+
 class _Selection:
     """Lets the proposals that did better on training tasks run the validation race."""
 
-    def __init__(self, evolution: Evolution, bridge: Bridge) -> None:
-        self._evolution, self._bridge = evolution, bridge
+    def __init__(self, evolution: Evolution, bridge: Bridge, policy: Any) -> None:
+        self._evolution, self._bridge, self._policy = evolution, bridge, policy
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
         better = [each for each in proposals if acceptance_criterion.should_accept(each, state)]
@@ -208,8 +243,9 @@ class _Selection:
             Proposal(each.candidate, each.subsample_scores_before or (), each.subsample_scores_after or ())
             for each in better
         ]
-        stays = self._bridge.call(self._evolution.race(entries))
-        return [each for each, is_kept in zip(better, stays, strict=True) if is_kept]
+        measured = self._bridge.call(self._evolution.race(entries))
+        self._policy.waiting.extend(tasks for tasks in measured if tasks is not None)
+        return [each for each, tasks in zip(better, measured, strict=True) if tasks is not None]
 
 
 class _Callbacks:

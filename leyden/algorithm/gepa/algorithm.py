@@ -22,7 +22,7 @@ from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa import adapter
 from leyden.algorithm.gepa.adapter import Item, Job, Proposal, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
-from leyden.algorithm.gepa.race import Race, stages
+from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
 from leyden.algorithm.prompts.candidate import Candidate, Place, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
@@ -52,7 +52,8 @@ class GEPA(PromptOptimiser):
 
     A step runs a candidate on a few training tasks, has a model rewrite one of its prompts after
     reading what happened, runs the new one on the same tasks, and measures it on the validation set
-    if it did better. Candidates that are the best on some validation task are the parents to come.
+    if it did better. The parent is the best candidate so far, or one that is the best on some
+    validation task.
 
     async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of
         the gateway, which records these calls with tokens and cost.
@@ -64,14 +65,16 @@ class GEPA(PromptOptimiser):
     max_steps: number of steps.
     proposals_per_step: new candidates of a step, written and measured at the same time.
     minibatch_size: training tasks on which a candidate and its parent are compared.
-    candidate_selection: how the parent is chosen: "pareto", "current_best", "epsilon_greedy" or
-        "top_k_pareto".
+    candidate_selection: how the parent is chosen. "leader": the best candidate so far is always the
+        parent, and a new one is measured on a quarter, half or all of the validation set, until it
+        is ahead of the leader or below it. "pareto", "current_best", "epsilon_greedy" and
+        "top_k_pareto" are those of the package; they measure on the whole validation set.
     component_selection: which prompt of a candidate is rewritten, of several: "round_robin" takes
         each in turn; "success" prefers prompts whose rewriting has raised the reward, by Thompson
         sampling; "all" rewrites each, with a call of the reflection model for each.
     frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a
         dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task).
-    use_merge: also join two candidates that improved different prompts.
+    use_merge: also join two candidates that improved different prompts; not with "leader".
     race_error: the probability with which a candidate as good as the best may be stopped before it
         is measured on the whole validation set; None: all are measured on all of it.
     reward_range: the lowest and the highest reward of the agent. A training batch with the highest
@@ -99,7 +102,7 @@ class GEPA(PromptOptimiser):
         max_steps: int = 50,
         proposals_per_step: int = 1,
         minibatch_size: int = 3,
-        candidate_selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto",
+        candidate_selection: Literal["leader", "pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "leader",
         component_selection: Literal["round_robin", "success", "all"] = "round_robin",
         frontier: Literal["instance", "objective", "hybrid", "cartesian"] = "instance",
         use_merge: bool = False,
@@ -138,8 +141,13 @@ class GEPA(PromptOptimiser):
         )
         check_number("race_error", race_error, above=0, at_most=0.5, or_none="no race")
         check_flag("use_merge", use_merge)
-        selections = ("pareto", "current_best", "epsilon_greedy", "top_k_pareto")
+        selections = ("leader", "pareto", "current_best", "epsilon_greedy", "top_k_pareto")
         check_choice("candidate_selection", candidate_selection, selections)
+        if use_merge and candidate_selection == "leader":
+            raise ConfigError(
+                "use_merge=True joins candidates of a Pareto front, and candidate_selection='leader' keeps none; "
+                "give candidate_selection='pareto'"
+            )
         check_choice("component_selection", component_selection, ("round_robin", "success", "all"))
         check_choice("frontier", frontier, ("instance", "objective", "hybrid", "cartesian"))
         self.reward_range = check_reward_range(reward_range)
@@ -182,9 +190,9 @@ class GEPA(PromptOptimiser):
                 "give more, or a smaller val_dataset"
             )
         self.announce_ready()
-        await self._search()
+        await self._search_and_measure()
         await self.collector.release(self.max_steps + 1)
-        return await self.result(self._first, self._rewards, n_compared=max(1, len(self._rewards) - 1))
+        return await self.result(self._first, {**self._rewards}, n_compared=max(1, len(self._rewards) - 1))
 
     def _begin(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         if train_dataset is None or not len(train_dataset):
@@ -197,16 +205,40 @@ class GEPA(PromptOptimiser):
         self._candidates: dict[str, Candidate] = {}
         """All candidates that were ever written, by `_key`."""
         self._pool: list[Candidate] = []
-        """Candidates that were measured on the whole validation set, in the
-        order of the package."""
-        self._rewards: dict[str, Rewards] = {}
-        """Rewards of the candidates in the pool, by the candidate's key."""
+        """Candidates that were measured and not stopped, in the order of the package."""
+        self._rewards: dict[str, dict[int, float]] = {}
+        """Rewards of the candidates in the pool on validation tasks, by the candidate's key."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
         self._is_racing = self.race_error is not None
         self._choices = 0
+        self._stages = common_stages(len(val_dataset), f"{self.seed}/stages")
         self._edits: dict[str, tuple[int, int]] = {}
         """For each prompt's name: the number of its rewritings, and of those whose candidate
         beat its parent."""
+
+    async def _search_and_measure(self) -> None:
+        """Search, and measure the best candidate on the whole validation set if it was not yet.
+
+        The rollouts for it are reserved, so that the search cannot spend them.
+        """
+        budget = self.collector.budget
+        reserved = 0
+        if budget.rollouts is not None and self.candidate_selection == "leader":
+            first_stage = self._stages[0]
+            reserved = min(budget.rollouts, 2 * len(self._val) - len(first_stage)) - len(self._val)
+            budget.rollouts -= reserved
+        await self._search()
+        if budget.rollouts is not None:
+            budget.rollouts += reserved
+        if self._best is None:
+            return
+        try:
+            await self._complete(self._best, range(len(self._val)))
+        except BudgetExceeded as error:
+            logger.warning("the best prompts are not measured on the whole validation set: %s", error)
+            return
+        if self._first.key in self._rewards and not _is_better(self._rewards, self._best, self._first):
+            await self.accept(self._first)  # the leader was better on the tasks of a stage alone
 
     async def _search(self) -> None:
         """Run the package in a thread. It ends early, with what it has, if the budget is spent."""
@@ -233,7 +265,7 @@ class GEPA(PromptOptimiser):
                 template=self._template,
                 proposals_per_step=self.proposals_per_step,
                 component_selection=self.component_selection,
-                candidate_selection_strategy=self.candidate_selection,
+                candidate_selection=self.candidate_selection,
                 frontier_type=self.frontier,
                 reflection_minibatch_size=min(self.minibatch_size, len(self._train)),
                 perfect_score=self.reward_range[1],
@@ -272,19 +304,23 @@ class GEPA(PromptOptimiser):
             counts.check(f"the last {_FAILED_STEPS} steps")
         return found
 
-    async def race(self, proposals: Sequence[Proposal]) -> list[bool]:
-        """Race the proposals, and return for each whether it may be measured on the
-        whole validation set.
+    async def race(self, proposals: Sequence[Proposal]) -> list[Sequence[int] | None]:
+        """Race the proposals, and return for each the validation tasks with which it comes into the
+        pool; None if it was stopped.
         """
-        return await gather_all([self._survives(proposal) for proposal in proposals])
+        return await gather_all([self._validated(proposal) for proposal in proposals])
+
+    def leader(self) -> Texts:
+        """Return the best candidate so far."""
+        return self._texts(self._best or self._first)
 
     async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None:
-        """Add a candidate that was measured on the whole validation set to the pool."""
+        """Add a candidate that was measured on validation tasks to the pool."""
         candidate = self._candidate(texts)
         before = self._best
         self._pool.append(candidate)
         self._rewards[candidate.key] = dict(rewards)
-        is_best = before is None or _mean(rewards) > _mean(self._rewards[before.key])
+        is_best = before is None or _is_better(self._rewards, candidate, before)
         comparison = None
         if is_best:
             await self.accept(candidate)
@@ -358,28 +394,49 @@ class GEPA(PromptOptimiser):
         self._candidates[self._key(self._texts(child))] = child
         return text
 
-    async def _survives(self, proposal: Proposal) -> bool:
+    async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
+        """Return the validation tasks on which a proposal was measured; None if it was stopped."""
         candidate = self._candidate(proposal.texts)
         before, after = figure(sum(proposal.before)), figure(sum(proposal.after))
         reason = f"on {len(proposal.after)} training tasks, the sum of rewards rose from {before} to {after}"
         self._candidates[self._key(proposal.texts)] = replace(candidate, reason=reason)
         if candidate.edited is not None:
             self._count_edit(candidate.edited, 0, 1)
-        if not self._is_racing or self._best is None or self.race_error is None:
-            return True
-        pool = [self._rewards[each.key] for each in self._pool]
-        front = {task: max(rewards[task] for rewards in pool) for task in pool[0]}
-        race = Race(self._rewards[self._best.key], front, self.race_error, self.reward_range)
-        for stage in stages(len(self._val), f"{self.seed}/race/{candidate.key}"):
-            scores = await self._scores(candidate, [Item("val", task) for task in stage])
+        everything = range(len(self._val))
+        has_leader = self.candidate_selection == "leader"
+        if self._best is None or not (has_leader or self._is_racing):
+            return everything
+        best, front = self._best, None
+        if not has_leader:
+            pool = [self._rewards[each.key] for each in self._pool]
+            front = {task: max(rewards[task] for rewards in pool) for task in pool[0]}
+        error = self.race_error if self._is_racing else None
+        race = Race(self._rewards[best.key], front, error, self.reward_range, len(everything))
+        order = self._stages if has_leader else stages(len(everything), f"{self.seed}/race/{candidate.key}")
+        for stage in order:
+            scores, _ = await gather_all(
+                [self._scores(candidate, [Item("val", task) for task in stage]), self._complete(best, stage)]
+            )
             if not self._is_racing:
-                return True
+                if not has_leader:
+                    return everything
+                race.error = None  # a reward is outside of the range on which the test relies
             race.add({task: score.reward for task, score in zip(stage, scores, strict=True)})
-            if race.is_lost and len(race.rewards) < len(self._val):
+            if len(race.rewards) == len(everything) or (has_leader and race.is_ahead):
+                break
+            if race.is_lost:
                 self._stopped_early += 1
                 logger.info("step %d: a prompt is stopped after %d tasks", self._step + 1, len(race.rewards))
-                return False
-        return True
+                return None
+        return list(race.rewards)
+
+    async def _complete(self, candidate: Candidate, tasks: Sequence[int]) -> list[Score]:
+        """Have the rewards of a candidate in the pool on these validation tasks, and return the new scores."""
+        rewards = self._rewards[candidate.key]
+        missing = [task for task in tasks if task not in rewards]
+        scores = await self._scores(candidate, [Item("val", task) for task in missing]) if missing else []
+        rewards.update((task, score.reward) for task, score in zip(missing, scores, strict=True))
+        return scores
 
     def _count_edit(self, name: str, written: int, better: int) -> None:
         before = self._edits.get(name, (0, 0))
@@ -426,6 +483,12 @@ class GEPA(PromptOptimiser):
             found = Candidate(prompts, self._step + 1, reason="joined from two candidates")
             self._candidates[self._key(texts)] = found
         return found
+
+
+def _is_better(rewards: Mapping[str, Rewards], candidate: Candidate, other: Candidate) -> bool:
+    """Return whether a candidate has the higher mean on the tasks that both were measured on."""
+    mine, others = rewards[candidate.key], rewards[other.key]
+    return sum(mine[task] - others[task] for task in mine.keys() & others.keys()) > 0
 
 
 def _mean(rewards: Mapping[int, float]) -> float:

@@ -1,14 +1,17 @@
-"""The validation race: a candidate that is provably worse than the best one is not
-measured to the end.
+"""The validation race: a candidate is measured on growing stages of the validation set.
 
-Each candidate runs the validation tasks in a random order of its own, in growing stages. It is
-stopped after a stage if a sequential test refutes, wrongly with a probability of at most `error`,
-that its mean over the whole validation set reaches that of the best candidate, and if no task so
-far shows it above the Pareto front. So a specialist, which is better on some tasks, goes on.
+It is stopped after a stage if a sequential test refutes, wrongly with a probability of at most
+`error`, that its mean over the whole validation set reaches that of the best candidate.
+
+If candidates compete for a Pareto front, each runs the tasks in a random order of its own, and one
+that a task so far shows above the front goes on. So a specialist, which is better on some tasks, is
+not stopped. If they compete with a leader, all run the tasks in one order, and one that is ahead of
+the leader is not measured further.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,21 +22,28 @@ from leyden.maths.sequential import ShortfallEvidence, observe_shortfall
 FIRST_STAGE = 6
 """Tasks of the first stage. Fewer cannot refute anything at an error of 0.05; each
 stage is twice as long."""
+_AHEAD = 0.5
+"""A candidate is ahead of the leader if it is better by so many standard errors: it then is the
+better one with a probability of about 70 %. A wrong choice is cheap, because the next candidates
+challenge the new leader on the same tasks."""
 
 
 @dataclass(slots=True)
 class Race:
-    """One candidate against the best one and the front. All rewards are within `reward_range`.
+    """One candidate against the best one, and the front if there is one.
 
-    best: rewards of the best candidate on all validation tasks.
-    front: the highest reward of any candidate on each task.
-    error: largest probability of a wrong rejection by the test.
+    best: rewards of the best candidate, at least on the tasks of the stages so far.
+    front: the highest reward of any candidate on each task; None without a front.
+    error: largest probability of a wrong rejection by the test; None: no candidate is rejected.
+    reward_range: all rewards are within it, unless `error` is None.
+    n_tasks: size of the validation set.
     """
 
     best: Rewards
-    front: Rewards
-    error: float
+    front: Rewards | None
+    error: float | None
     reward_range: tuple[float, float]
+    n_tasks: int
     rewards: dict[int, float] = field(default_factory=dict[int, float])
     """The candidate's, so far."""
     is_above_front: bool = False
@@ -42,17 +52,26 @@ class Race:
     @property
     def is_lost(self) -> bool:
         """Return whether the candidate is stopped."""
-        return self._evidence.refutes(self.error) and not self.is_above_front
+        return self.error is not None and self._evidence.refutes(self.error) and not self.is_above_front
+
+    @property
+    def is_ahead(self) -> bool:
+        """Return whether the candidate is better than the best one so far."""
+        differences = [reward - self.best[task] for task, reward in self.rewards.items()]
+        n, largest = len(differences), max(map(abs, differences))
+        variance = (sum(each * each for each in differences) + largest * largest) / (n + 1)
+        return sum(differences) / n > _AHEAD * math.sqrt(variance / n)
 
     def add(self, found: Mapping[int, float]) -> None:
         """Add the rewards of a stage, by task, in the order of the race."""
         low, high = self.reward_range
         for task, reward in found.items():
             self.rewards[task] = reward
-            self.is_above_front |= reward > self.front[task]
-            self._evidence = observe_shortfall(
-                self._evidence, reward - self.best[task], population=len(self.best), bound=high - low
-            )
+            self.is_above_front |= self.front is not None and reward > self.front[task]
+            if self.error is not None:
+                self._evidence = observe_shortfall(
+                    self._evidence, reward - self.best[task], population=self.n_tasks, bound=high - low
+                )
 
 
 def stages(n_tasks: int, seed: str) -> Iterator[list[int]]:
@@ -64,3 +83,12 @@ def stages(n_tasks: int, seed: str) -> Iterator[list[int]]:
     while start < n_tasks:
         yield order[start : start + size]
         start, size = start + size, 2 * size
+
+
+def common_stages(n_tasks: int, seed: str) -> list[list[int]]:
+    """Return the validation tasks in random order, in stages that end at a quarter, at a half and
+    at all of them. seed: decides the order.
+    """
+    order = random.Random(seed).sample(range(n_tasks), n_tasks)
+    ends = sorted({min(n_tasks, max(FIRST_STAGE, math.ceil(n_tasks * share))) for share in (0.25, 0.5, 1)})
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
 import pytest
 
 import leyden as ly
-from leyden.algorithm.gepa.race import Race, stages
+from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.prompts import PromptResult, best_label, read_history
 from leyden.errors import ConfigError, ReflectionFailed
 from leyden.store import InMemoryLightningStore
@@ -44,9 +45,11 @@ async def optimise(
     return summary.result, summary
 
 
-async def test_the_optimum_is_found_from_what_the_agents_calls_show() -> None:
+@pytest.mark.parametrize("selection", ["leader", "pareto"])
+async def test_the_optimum_is_found_from_what_the_agents_calls_show(selection: Any) -> None:
     async with FakeUpstream(reply=evolving.reply) as upstream, InMemoryLightningStore() as store:
-        result, summary = await optimise(ly.GEPA(**evolving.OPTIONS), upstream, agent=rules.support, store=store)
+        gepa = ly.GEPA(**evolving.OPTIONS, candidate_selection=selection)
+        result, summary = await optimise(gepa, upstream, agent=rules.support, store=store)
         assert rules.optimum(result.prompts["prompt"])
         assert result.reward == 1.0
         assert result.against_first is not None and result.against_first.n_compared > 1
@@ -67,6 +70,13 @@ async def test_rollouts_never_exceed_the_budget_and_the_best_prompt_is_returned(
     async with FakeUpstream(reply=evolving.reply) as upstream, InMemoryLightningStore() as store:
         gepa = ly.GEPA(**evolving.OPTIONS, budget=ly.Budget(rollouts=rollouts))
         result, summary = await optimise(gepa, upstream, store=store)
+        rollouts_of_best = await store.query_rollouts(run_id=summary.run_id, mode_in=["val"])
+        measured = {
+            json.dumps(each.input, sort_keys=True)
+            for each in rollouts_of_best
+            if each.resources_id == result.resources_id
+        }
+        assert len(measured) == len(rules.VAL), "the best prompts are measured on all validation tasks in the end"
         assert len(await store.query_rollouts(run_id=summary.run_id)) <= rollouts
         assert gepa.get_best_prompt() == result.prompts["prompt"]
     with pytest.raises(ConfigError, match="measuring the first prompts takes 15"):
@@ -177,7 +187,7 @@ async def test_a_reward_outside_the_stated_range_switches_races_off(caplog: pyte
 
 def test_a_hopeless_candidate_is_stopped_early_and_a_specialist_is_not() -> None:
     best = dict.fromkeys(range(40), 1.0) | {39: 0.0}
-    hopeless, specialist = (Race(best, best, 0.05, (0.0, 1.0)) for _ in range(2))
+    hopeless, specialist = (Race(best, best, 0.05, (0.0, 1.0), 40) for _ in range(2))
     for stage in stages(40, "seed"):
         hopeless.add(dict.fromkeys(stage, 0.0))
         if hopeless.is_lost:
@@ -189,6 +199,32 @@ def test_a_hopeless_candidate_is_stopped_early_and_a_specialist_is_not() -> None
     assert specialist.is_above_front and not specialist.is_lost
 
 
+def test_a_challenger_is_ahead_if_it_leads_by_more_than_chance_explains() -> None:
+    leader = dict.fromkeys(range(20), 0.0) | dict.fromkeys(range(10), 1.0)
+    for better, worse, is_ahead in (
+        (0, 0, False),
+        (1, 1, False),
+        (3, 2, False),
+        (2, 0, True),
+        (6, 2, True),
+        (0, 3, False),
+    ):
+        race = Race(leader, None, 0.05, (0.0, 1.0), 20)
+        race.add(dict.fromkeys(range(10, 10 + better), 1.0) | dict.fromkeys(range(worse), 0.0))
+        race.add({task: leader[task] for task in range(20) if task not in race.rewards})
+        assert race.is_ahead == is_ahead, (better, worse)
+
+
+@pytest.mark.parametrize(
+    ("n_tasks", "ends"), [(40, [10, 20, 40]), (100, [25, 50, 100]), (10, [6, 10]), (3, [3]), (1, [1])]
+)
+def test_all_challengers_run_the_same_stages(n_tasks: int, ends: list[int]) -> None:
+    found = common_stages(n_tasks, "a")
+    assert [sum(map(len, found[: place + 1])) for place in range(len(found))] == ends
+    assert sorted(task for stage in found for task in stage) == list(range(n_tasks))
+    assert found == common_stages(n_tasks, "a")
+
+
 def test_every_task_is_in_one_stage() -> None:
     assert sorted(task for stage in stages(50, "a") for task in stage) == list(range(50))
     assert list(stages(50, "a")) != list(stages(50, "b"))
@@ -197,6 +233,9 @@ def test_every_task_is_in_one_stage() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"reward_range is \(1, 0\)"):
         ly.GEPA(reward_range=(1, 0))
+    with pytest.raises(ConfigError, match="use_merge=True joins candidates of a Pareto front"):
+        ly.GEPA(use_merge=True)
+    assert ly.GEPA(use_merge=True, candidate_selection="pareto").use_merge
     with pytest.raises(ConfigError, match="candidate_selection is 'best'"):
         ly.GEPA(candidate_selection="best")  # pyright: ignore[reportArgumentType]
     logging.getLogger("gepa").setLevel(logging.WARNING)
