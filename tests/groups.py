@@ -76,11 +76,11 @@ GROUPS = [
     Group("legacy_peers", "legacy-peers", 8, covers=("leyden/host/", "leyden/legacy/", "leyden/trainer/")),
     Group("compat_peers", "compat-peers", 10, covers=("leyden/compat/", "leyden/store/app.py")),
     Group("maths_peers", "maths-peers", 8, covers=("leyden/maths/",)),
-    Group("verl", "verl", 25, covers=("leyden/algorithm/verl/", "leyden/maths/")),
+    Group("verl", "verl", 20, covers=("leyden/algorithm/verl/", "leyden/maths/")),
     Group("litellm", "litellm", 5, covers=("leyden/dialects/", "leyden/gateway/", "leyden/host/")),
     Group("frameworks", "frameworks", 14, covers=AGENTS),
     Group("crewai", "crewai", 12, covers=AGENTS),
-    Group("vllm", "vllm", 15, covers=("leyden/dialects/", "leyden/engine/", "leyden/gateway/", "leyden/host/")),
+    Group("vllm", "vllm", 12, covers=("leyden/dialects/", "leyden/engine/", "leyden/gateway/", "leyden/host/")),
     Group("long", "dev", 60, together=True),
     Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/rl/")),
 ]

@@ -14,6 +14,7 @@ import leyden as ly
 from leyden.adapter import TraceToTriplet
 from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch, DaemonOptions
 from leyden.errors import ConfigError, NoTrainingData
+from leyden.gateway import UpstreamModel
 from leyden.legacy import AgentLightningClient, LegacyAgentRunner
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
@@ -125,15 +126,19 @@ async def test_workers_of_the_old_protocol_run_a_batch_and_the_gateway_records_t
         daemon.run_until_all_finished()
 
 
-async def test_agents_get_the_sampling_parameters_of_their_mode() -> None:
-    async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy:
+async def test_agents_get_their_modes_sampling_and_the_gateway_keeps_its_own_models() -> None:
+    judge = UpstreamModel("judge", "http://127.0.0.1:2/v1")
+    async with InMemoryLightningStore() as store, ly.LLMProxy(model_list=[judge], store=store) as proxy:
         daemon = hosted(store, proxy, replace(OPTIONS, temperature=0.7, val_temperature=0.0))
-        await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:1"])
+        await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:3"])
+        await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:1"])  # as after a restart of the servers
+        models = [(model.model_name, model.endpoint) for model in proxy.model_list]
         found = [each.resources["main_llm"] for each in await store.query_resources()]
     assert {tuple(llm.sampling_parameters.items()) for llm in found if isinstance(llm, ly.LLM)} == {
         (("temperature", 0.7), ("max_tokens", 64)),
         (("temperature", 0.0), ("max_tokens", 64)),
     }
+    assert models == [("judge", "http://127.0.0.1:2/v1"), ("fake", "http://127.0.0.1:1/v1")]
 
 
 async def test_a_batch_without_a_valid_sample_is_an_error_with_the_reasons() -> None:

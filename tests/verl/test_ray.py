@@ -19,6 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "leyden" / "demo" / "weights")
+PAGE = ROOT / "docs" / "how-to" / "verl.md"
+
+
+WATCHED = set(re.findall(r"`((?:verl/)?[a-z_/]+)`", re.findall(r"(?s)## Watch it.*?\n## ", PAGE.read_text())[0]))
+"""Metrics that the guide names."""
 
 
 def run(program: str, *arguments: object) -> str:
@@ -70,6 +75,7 @@ def test_whole_steps_of_verls_trainer_are_in_the_run_and_a_resumed_run_continues
     assert train["verl/training/off_policy/trajectory_staleness/max"] == 0
     assert train["verl/critic/score/mean"] == pytest.approx(train["reward"])
     assert rows[2]["rollouts"] == 4
+    assert set(train) >= WATCHED
     first = moved(folder, 1)
     assert first > 1e-5
     assert "succeeded" in (folder / "run.json").read_text()

@@ -8,6 +8,7 @@ python under_ray.py fails FOLDER PART             two steps; in the second one f
 
 # verl has no types.
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -27,60 +28,25 @@ os.environ.update(
     VERL_LOGGING_LEVEL="ERROR",
 )
 
-import aiohttp
+import yaml
 
 import leyden
+from examples.verl_cpu.train import KEYS as KEYS_OF_THE_EXAMPLE
+from examples.verl_cpu.train import WEIGHTS, play
 from leyden.algorithm.verl import VERL, make_config
 from leyden.algorithm.verl.running import use_platform, use_plug_points, with_cluster
-from leyden.demo.game import Game
 from leyden.errors import ConfigError
-from leyden.litagent import llm_rollout
-from leyden.types import LLM
 
-MODEL = str(Path(leyden.__file__).parent / "demo" / "weights")
-_ACTOR = "actor_rollout_ref.actor"
+ROOT = Path(leyden.__file__).parents[1]
+MODEL = str(WEIGHTS)
 KEYS: dict[str, Any] = {
+    **yaml.safe_load(KEYS_OF_THE_EXAMPLE.read_text()),
     "actor_rollout_ref.model.path": MODEL,
-    "actor_rollout_ref.model.use_remove_padding": False,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-    f"{_ACTOR}.strategy": "fsdp2",
-    f"{_ACTOR}.use_torch_compile": False,
-    f"{_ACTOR}.optim.lr": 5e-4,
-    f"{_ACTOR}.ppo_mini_batch_size": 4,
-    f"{_ACTOR}.fsdp_config.dtype": "float32",
-    f"{_ACTOR}.fsdp_config.use_torch_compile": False,
-    f"+{_ACTOR}.fsdp_config.mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
-    "actor_rollout_ref.rollout.name": "leyden",
+    "actor_rollout_ref.actor.optim.lr": 5e-4,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
     "actor_rollout_ref.rollout.n": 4,
-    "actor_rollout_ref.rollout.agent.num_workers": 1,
-    "actor_rollout_ref.rollout.free_cache_engine": False,
     "data.train_batch_size": 4,
-    "data.max_prompt_length": 64,
-    "data.max_response_length": 64,
-    "reward.num_workers": 1,
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    "trainer.device": "cpu",
-    "ray_kwargs.ray_init.num_cpus": 16,
-    "+ray_kwargs.ray_init.object_store_memory": 300_000_000,
-    "+ray_kwargs.ray_init.include_dashboard": False,
 }
-
-
-@llm_rollout
-async def play(task: dict[str, int], llm: LLM) -> float:
-    """Play the demo's game; 1.0 if it is won."""
-    game = Game(task["secret"])
-    messages: list[dict[str, str]] = [{"role": "user", "content": game.prompt()}]
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {llm.api_key}"}) as session:
-        while not game.done:
-            request = {"model": llm.model, "messages": messages, "max_tokens": 2, **llm.sampling_parameters}
-            async with session.post(f"{llm.endpoint}/chat/completions", json=request) as response:
-                response.raise_for_status()
-                reply = (await response.json())["choices"][0]["message"]["content"] or ""
-            messages.append({"role": "assistant", "content": reply})
-            messages.append({"role": "user", "content": game.guess(reply).text})
-    return float(game.won)
 
 
 def whole_step(folder: str, steps: int, *, resume: bool, trainer_cls: Any = None) -> None:
@@ -99,7 +65,11 @@ def fail_in_the_trainer(_: Any) -> None:
 
 def fail_in_the_worker(trainer: Any) -> None:
     """Raise in the process that trains."""
-    ray_call(trainer.actor_rollout_wg.workers[0], lambda _: [][1])
+
+    def out_of_range(_: Any) -> int:
+        return [0][1]
+
+    ray_call(trainer.actor_rollout_wg.workers[0], out_of_range)
 
 
 def kill_the_worker(trainer: Any) -> None:

@@ -174,12 +174,12 @@ class AgentModeDaemon(BatchInParts):
     async def _set_up(self, addresses: Sequence[str]) -> None:
         options = self.options
         await self._serve_tasks()
-        self._proxy.update_model_list(
-            [
-                UpstreamModel(options.model, f"http://{address.removeprefix('http://')}/v1", part_of_run=True)
-                for address in addresses
-            ]
-        )
+        others = [model for model in self._proxy.model_list if model.model_name != options.model]
+        servers = [
+            UpstreamModel(options.model, f"http://{address.removeprefix('http://')}/v1", part_of_run=True)
+            for address in addresses
+        ]
+        self._proxy.update_model_list([*others, *servers])
         temperatures: dict[RolloutMode, float] = {"train": options.temperature, "val": options.val_temperature}
         for mode, temperature in temperatures.items():
             sampling = {"temperature": temperature, "max_tokens": options.max_response_length}

@@ -189,7 +189,8 @@ class AgentLightningTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **options)
         if self._report is not None:
-            named = {f"verl/{name}": value for name, value in _numbers(metrics).items() if not name.startswith("val-")}
+            own = {name: value for name, value in _numbers(metrics).items() if not name.startswith(("val-", "leyden/"))}
+            named = {f"verl/{name}": value for name, value in own.items()}
             self._report({**self._sampled("train"), **named}, "train", self.global_steps)
         self._report_validation()
 
