@@ -42,7 +42,7 @@ CALLS = 50
 """In a slice with model calls."""
 REQUESTS = 100
 """In a slice without."""
-TAIL_REQUESTS = 300
+TAIL_REQUESTS = 200
 """In a slice whose tail is compared with that of another slice."""
 PAUSE_MS = 2
 """Between two requests, so that records are delivered beside requests."""

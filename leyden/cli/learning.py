@@ -53,7 +53,10 @@ def list_releases(
     async def read(opened: LightningStore) -> None:
         if not as_json and await is_stopped(opened):
             typer.echo("learning is stopped; `leyden learning allow` allows it again")
-        for row in await opened.query_releases(sort_order="desc", limit=limit):
+        rows = await opened.query_releases(sort_order="desc", limit=limit)
+        if not rows and not as_json:
+            typer.echo("no cycle and no release yet")
+        for row in rows:
             if as_json:
                 typer.echo(row.model_dump_json())
                 continue

@@ -1,8 +1,9 @@
-"""`leyden resources`: versions and their labels: list, show, diff, promote, roll back, freeze."""
+"""`leyden resources`: versions and their labels: list, show, diff, add, promote, roll back, freeze."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +31,7 @@ def resources() -> None:
     \b
     Examples:
       leyden resources list
+      leyden resources add helpdesk first.json
       leyden resources diff rs-1 3 4
       leyden resources promote rs-1 4 --why "better on the held-out tasks"
       leyden resources rollback --why "users complain"
@@ -59,7 +61,10 @@ def list_versions(
 
     async def read(opened: LightningStore) -> None:
         if audit:
-            for one in await opened.query_audit(limit=100):
+            records = await opened.query_audit(limit=100)
+            if not records and not as_json:
+                typer.echo("no label has been moved yet")
+            for one in records:
                 if as_json:
                     typer.echo(one.model_dump_json())
                     continue
@@ -72,7 +77,10 @@ def list_versions(
         labels: dict[VersionKey, list[str]] = {}
         for each in await opened.get_labels():
             labels.setdefault((each.resources_id, each.version), []).append(each.label)
-        for update in await opened.query_resources(all_versions=True):
+        versions = await opened.query_resources(all_versions=True)
+        if not versions and not as_json:
+            typer.echo("no version yet; write the first one with `leyden resources add ID FILE`")
+        for update in versions:
             names = labels.get((update.resources_id, update.version), []) + ["frozen"] * update.frozen
             if as_json:
                 typer.echo(
@@ -101,6 +109,45 @@ def show(resources_id: _Id, version: _Version, store: StoreUrl = DEFAULT_STORE, 
 
     update = with_store(store, token, lambda opened: opened.get_resources_by_id(resources_id, version=version))
     typer.echo(json.dumps(_content(update), indent=2, ensure_ascii=False))
+
+
+@resources_commands.command()
+def add(
+    resources_id: _Id,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON with a resource for each name, as `show` prints them.")
+    ],
+    author: Annotated[str | None, typer.Option(help="Who wrote it; your login name by default.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
+) -> None:
+    """Write the next version, or the first one of a new id. It serves nobody until it is promoted.
+
+    \b
+    Examples:
+      echo '{"prompt": {"resource_type": "prompt_template", "template": "Answer: {question}"}}' > first.json
+      leyden resources add helpdesk first.json
+      leyden resources promote helpdesk 1 --why "first release"
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from leyden.types import NamedResources
+
+    try:
+        given: NamedResources = TypeAdapter[NamedResources](NamedResources).validate_json(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ConfigError(
+            f"{file} has no resources: {where}: {first['msg']}; write a JSON object with a resource for each name, such as "
+            '{"prompt": {"resource_type": "prompt_template", "template": "Answer: {question}"}}'
+        ) from error
+    written = with_store(
+        store, token, lambda opened: opened.update_resources(resources_id, given, author=author or login())
+    )
+    typer.echo(f"{resources_id} {written.version}")
 
 
 @resources_commands.command()

@@ -52,8 +52,13 @@ class ReleasedVersions:
         self._store = store
         self._file = _ReleasedFile(path)
         self.now = Released()
-        self.are_old = False
-        """Whether the store could not be asked the last time."""
+        self.store_error: str | None = None
+        """Why the store could not be asked the last time; None if it could."""
+
+    @property
+    def are_old(self) -> bool:
+        """Return whether the store could not be asked the last time."""
+        return self.store_error is not None
 
     async def begin(self, within_seconds: float) -> None:
         """Read what is released, or take what the file has if the store is away.
@@ -69,7 +74,7 @@ class ReleasedVersions:
                 raise StoreError(
                     f"{self._store.url} is away and this session has no folder with versions from before, so nothing can be served"
                 ) from error
-            self.now, self.are_old = found, True
+            self.now, self.store_error = found, self._words(error)
             logger.warning("%s is away; serving the versions released last: %s", self._store.url, dict(found.labels))
 
     async def read(self) -> None:
@@ -88,7 +93,7 @@ class ReleasedVersions:
         if (labels, shares) != (self.now.labels, self.now.shares):
             self.now = Released(labels, resources, shares)  # one assignment, so that no request mixes two versions
             self._file.write(self.now)
-        self.are_old = False
+        self.store_error = None
 
     async def follow(self, pause_seconds: float) -> None:
         """Read what is released whenever the store has news of it, until cancelled.
@@ -105,11 +110,14 @@ class ReleasedVersions:
                         await self.read()
                 after = news.after
             except Exception as error:  # noqa: BLE001 -- serving goes on with what was released last
+                words = self._words(error)
                 if not self.are_old:
-                    what = error if str(error) else "the store does not answer"
-                    logger.warning("labels cannot be read, serving goes on with %s: %s", dict(self.now.labels), what)
-                self.are_old, after = True, None
+                    logger.warning("labels cannot be read, serving goes on with %s: %s", dict(self.now.labels), words)
+                self.store_error, after = words, None
                 await asyncio.sleep(pause_seconds)
+
+    def _words(self, error: Exception) -> str:
+        return str(error) or f"{self._store.url} does not answer; does it run?"
 
     async def _labels(self) -> dict[str, VersionKey]:
         return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}

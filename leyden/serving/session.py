@@ -89,7 +89,7 @@ class SessionStatus:
     store_is_away: bool
     """Whether labels cannot be read, or records cannot be written, because the store is away or full."""
     store_error: str | None
-    """Why records wait, in the store's words, such as that its disk is full; None if they are written."""
+    """Why, such as that its disk is full; None if it is not away."""
     gateway_is_away: bool
     waiting: int
     """Records that are not in the store yet."""
@@ -338,10 +338,10 @@ class OnlineSession:
     def status(self) -> SessionStatus:
         """Return the session's status."""
         outbox = self._outbox
-        store_error = None if outbox is None else outbox.store_error
+        store_error = (None if outbox is None else outbox.store_error) or self._released.store_error
         return SessionStatus(
             labels=dict(self._released.now.labels),
-            store_is_away=self._released.are_old or store_error is not None,
+            store_is_away=store_error is not None,
             store_error=store_error,
             gateway_is_away=self._addresses.gateway_is_away,
             waiting=0 if outbox is None else len(outbox),

@@ -78,6 +78,27 @@ def test_a_version_is_promoted_rolled_back_and_frozen(leyden: Run, path: str) ->
     ]
 
 
+def test_a_first_version_is_written_from_a_file(leyden: Run, tmp_path: Path) -> None:
+    path, file = str(tmp_path / "store.db"), tmp_path / "first.json"
+    asyncio.run(SqliteLightningStore(path).close())
+    assert leyden("list", "--store", path)[1].startswith("no version yet")
+    assert leyden("list", "--audit", "--store", path)[1] == "no label has been moved yet\n"
+    file.write_text('{"prompt": {"resource_type": "prompt_template", "template": "say {text}"}}')
+    assert leyden("add", "rs", str(file), "--store", path)[:2] == (0, "rs 1\n")
+    assert leyden("add", "rs", str(file), "--store", path)[:2] == (0, "rs 1\n"), "a repeat is no second version"
+    shown = json.loads(leyden("show", "rs", "1", "--store", path)[1])["resources"]
+    assert shown["prompt"]["template"] == "say {text}"
+    file.write_text(json.dumps(shown).replace("say", "tell"))
+    assert leyden("add", "rs", str(file), "--store", path)[:2] == (0, "rs 2\n")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"prompt": "say"}', '{"prompt": {"resource_type": "prompt_template"}}'])
+def test_a_file_without_resources_is_refused_with_an_example(leyden: Run, path: str, tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    code, _, error = leyden("add", "rs", str(tmp_path / "bad.json"), "--store", path)
+    assert (code, "bad.json has no resources" in error, "resource_type" in error) == (1, True, True)
+
+
 def test_versions_are_shown_without_keys_and_compared(leyden: Run, path: str) -> None:
     _, printed, _ = leyden("show", "rs", "2", "--store", path)
     assert json.loads(printed)["resources"]["prompt"]["template"] == "say\ntwo"

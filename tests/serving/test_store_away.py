@@ -65,6 +65,7 @@ async def test_what_waits_for_a_store_keeps_to_its_bound_at_the_requests_of_an_h
         ):
             await server.stop()
             await until(lambda: session.status().store_is_away)
+            assert "does not answer" in str(session.status().store_error)
             before = memory()
             for number in range(n_requests):
                 with session.serve({"number": number}, user=f"user {number % 100}") as served:
