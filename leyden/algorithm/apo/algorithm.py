@@ -6,7 +6,7 @@ what the agent did, and has a model rewrite the prompt. The new prompts and the 
 on the same validation tasks, and the best of them are the next beam. All branches of a round run
 at the same time. What depends on chance depends on the seed, the round and the branch alone,
 answers of the reflection model are kept, and scores are kept by content, so a killed run
-continues to the same end.
+continues to the same end. The best prompts are measured on the whole validation set at the end.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _STATE = "apo.json"
 class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
-    Costs `beam_width * branch_factor * (2 * gradient_batch_size + val_batch_size) + n_val` rollouts
-    a round at most, and twice as many calls of the reflection models as a round has branches.
+    Costs `beam_width * branch_factor * (2 * gradient_batch_size + val_batch_size)` rollouts a round
+    and `2 * n_val` in all at most, and twice as many calls of the reflection models as a round has
+    branches.
 
     async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of
         the gateway, which records these calls with tokens and cost.
@@ -223,15 +224,15 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return metrics
 
     async def validate(self, iteration: int) -> Metrics:
-        """Return the reward of the best prompts on the whole validation set; without any,
-        measure the first ones.
+        """Return the reward of the best prompts on the tasks on which all are compared; without any,
+        measure the first ones, on the whole validation set.
         """
         search = self._search
         if search.best is None and await self._try_to_measure(search.first, range(len(self._val)), iteration):
             search.best = search.first
             await self.accept(search.first)
             await self._record(0, [search.first], accepted=search.first)
-        return {} if search.best is None else {"reward": search.mean(search.best)}
+        return {} if search.best is None else {"reward": search.mean(search.best, self._sample)}
 
     async def save(self, path: Path) -> None:
         """Write the beam, the best prompts and their rewards."""
@@ -246,9 +247,16 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._best = self._search.best
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Do all rounds, compare on the test set, and return a `PromptResult`."""
+        """Do all rounds, measure the best prompts on the whole validation set, compare on the test
+        set, and return a `PromptResult`.
+        """
         await super().run(train_dataset, val_dataset)
-        search = self._search
+        search, everything = self._search, range(len(self._val))
+        if search.best is not None and await self._try_to_measure(search.best, everything, self.beam_rounds):
+            first = search.first
+            if search.has(first, everything) and search.mean(first) > search.mean(search.best):
+                search.best = first  # the best ones were better on the compared tasks alone
+                await self.accept(first)
         return await self.result(search.first, dict(search.rewards), n_compared=max(1, len(search.known) - 1))
 
     # ---- the parts of a round, for users and subclasses ------------------------------------------
@@ -376,11 +384,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         search, leader = self._search, candidates[0]
         before, search.beam = search.best, list(candidates[: self.beam_width])
         search.count_edits(self._round.edits, self._sample)
-        await self._try_to_measure(leader, range(len(self._val)), iteration)
         if before is None:
             search.best = leader
         elif leader.key != before.key:
-            comparison = compare(search.rewards[before.key], search.rewards[leader.key], n_compared=max(1, len(new)))
+            rewards = [{task: search.rewards[each.key][task] for task in self._sample} for each in (before, leader)]
+            comparison = compare(*rewards, n_compared=max(1, len(new)))
             if comparison.difference.mean > 0:
                 self._round.comparison = comparison
                 search.best = leader

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _JOURNAL = "reflections.jsonl"
+_AGENT = "agent"
+"""The place of the agent's version in the journal."""
 
 
 class PromptOptimiser(Algorithm):
@@ -95,12 +97,27 @@ class PromptOptimiser(Algorithm):
             watched_prompts=None if self.resource_name is None else [self.resource_name],
         )
         self._journal = Journal(None if run.directory is None else run.directory / _JOURNAL)
+        self._note_agent(version)
         self._reflector = Reflector(
             self._client, self.recorded_calls, self.collector, self._journal, temperature=temperature
         )
         if run.resume:
             await self._count_earlier()
         return prompts
+
+    def _note_agent(self, version: str | None) -> None:
+        """Keep the agent's version in the journal, and warn if an earlier process had another one."""
+        before = self._journal.get(_AGENT)
+        if version is None or before == version:
+            return
+        if before is not None:
+            logger.warning(
+                "the agent has changed since this run began, from %s to %s: new prompts are measured with the new code, and "
+                "rewards of earlier rounds are those of the old code; start a new run to measure all with the new code",
+                before,
+                version,
+            )
+        self._journal.add(_AGENT, version, purpose="version")
 
     async def _count_earlier(self) -> None:
         """Charge the budget for what earlier processes of this run have spent."""

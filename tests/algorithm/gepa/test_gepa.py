@@ -29,6 +29,7 @@ async def optimise(
     agent: Any = rules.quick,
     store: Any = "memory",
     prompts: dict[str, str] | None = None,
+    val: Any = rules.VAL,
     **options: Any,
 ) -> tuple[PromptResult, Any]:
     trainer = ly.Trainer(
@@ -41,7 +42,7 @@ async def optimise(
         progress=False,
         **options,
     )
-    summary = await trainer.afit(agent, rules.TRAIN, rules.VAL)
+    summary = await trainer.afit(agent, rules.TRAIN, val)
     return summary.result, summary
 
 
@@ -127,7 +128,10 @@ async def test_by_success_the_prompt_whose_rewriting_helps_is_chosen_most_often(
     assert rewritten[found:].count("write") > len(rewritten[found:]) / 3
 
 
-@pytest.mark.parametrize("answer", ["", "Answer the ticket: {ticket}", "no placeholder", "{task.__class__} {ticket}"])
+@pytest.mark.parametrize(
+    "answer",
+    ["", rules.SEED, "no placeholder", "{task.__class__} {ticket}", '{ticket} as {"answer": 1}', "{ticket} {customer}"],
+)
 async def test_an_answer_that_cannot_be_used_costs_no_rollout(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     def reply(body: dict[str, Any]) -> Any:
         return answer if "new instruction" in str(body["messages"][0]["content"]) else rules.reply(body)
@@ -183,6 +187,14 @@ async def test_a_reward_outside_the_stated_range_switches_races_off(caplog: pyte
     async with FakeUpstream(reply=evolving.reply) as upstream:
         await optimise(ly.GEPA(max_steps=1), upstream, agent=loud, prompts={"prompt": prompt})
     assert "has the reward 10, outside of reward_range=(0.0, 1.0)" in caplog.text
+
+
+async def test_a_validation_set_of_one_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeUpstream(reply=evolving.reply) as upstream:
+        result, _ = await optimise(ly.GEPA(**evolving.OPTIONS), upstream, val=rules.VAL[:1])
+    assert "the validation set has one task" in caplog.text
+    assert result.reward == 1.0
+    assert result.against_first is not None and not result.against_first.is_sure
 
 
 def test_a_hopeless_candidate_is_stopped_early_and_a_specialist_is_not() -> None:
