@@ -65,7 +65,7 @@ class Limits:
         way when it is reached are not taken back.
     """
 
-    nice: int = 19
+    nice: int = 10
     cpu_seconds: float | None = 3600.0
     memory_bytes: int | None = None
     seconds: float = 6 * 3600.0

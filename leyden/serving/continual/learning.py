@@ -303,7 +303,9 @@ class ContinualLearning:
                 return ended
             base = cycle.canary_version
             if (now_there := await self._production()) != base:
-                return await self._give_up(cycle, f"production was moved from {base} to {now_there} meanwhile")
+                return await self._give_up(
+                    cycle, f"production was moved from {_name(base)} to {_name(now_there)} meanwhile"
+                )
             data = await self._data_of(cycle)
             production = (await store.get_resources_by_id(base[0], version=base[1])).resources
             folder = self._folder_of(cycle)
@@ -330,8 +332,8 @@ class ContinualLearning:
                 why=str(cycle.details["reason"]),
             )
         found = {"candidate": list(release.canary_version), "release": release.release_id}
-        await self._advance(cycle, "propose", f"the candidate is {release.canary_version}", found)
-        return _status(release, f"the candidate is {release.canary_version}")
+        await self._advance(cycle, "propose", f"the candidate is {_name(release.canary_version)}", found)
+        return _status(release, f"the candidate is {_name(release.canary_version)}")
 
     async def _check_offline(self, release: Release) -> CycleStatus:
         """Measure on held-out tasks, and let the candidate on or refuse it."""
@@ -567,6 +569,11 @@ async def _began(store: LightningStore) -> float:
     """Return when the label `production` was moved last."""
     records = await store.query_audit(label=PRODUCTION, limit=1)
     return records[0].time if records else time.time()
+
+
+def _name(version: Version | None) -> str:
+    """Return a version as an operator types it."""
+    return "no version" if version is None else f"{version[0]} {version[1]}"
 
 
 def _cycle_of(row: Release) -> str:
