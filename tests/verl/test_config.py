@@ -112,6 +112,15 @@ def test_verls_refusal_of_a_value_is_a_config_error() -> None:
         check_config(make_config({"data.train_batch_size": 2, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}))
 
 
+def test_a_critic_is_that_of_the_policys_model_and_its_refusal_has_the_reason() -> None:
+    keys = {"algorithm.adv_estimator": "gae", "actor_rollout_ref.model.path": MODEL}
+    config = make_config(keys)
+    assert config.critic.model.path == MODEL
+    check_config(config)
+    with pytest.raises(ConfigError, match=r"verl refuses the configuration: .*no/critic.* full_key: critic\.model"):
+        check_config(make_config({**keys, "critic.model.path": "no/critic/there"}))
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path is '/no/model', and that folder does not exist"):
         check_model("/no/model")

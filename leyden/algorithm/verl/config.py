@@ -81,7 +81,7 @@ def check_config(config: Any) -> None:
                 use_critic=utils.need_critic(config),
             )
     except Exception as error:
-        raise ConfigError(f"verl refuses the configuration: {_first_line(error)}") from error
+        raise ConfigError(f"verl refuses the configuration: {_one_line(error)}") from error
 
 
 def check_model(path: str) -> None:
