@@ -207,7 +207,7 @@ class LLMProxy(NamedOptions):
         return self._store
 
     @property
-    def model_list(self) -> list[UpstreamModel]:
+    def served_models(self) -> list[UpstreamModel]:
         """The servers of all models that are served now."""
         return [server for servers in self._models.values() for server in servers]
 
@@ -215,7 +215,7 @@ class LLMProxy(NamedOptions):
         """Serve these models from the next call on; no restart. Raises ConfigError, and the old list stays."""
         self._models = self._checked(model_list)
         if (running := self._running) is not None:
-            servers = self.model_list
+            servers = self.served_models
             with contextlib.suppress(RuntimeError):  # stopped this very moment
                 running.loop.call_soon_threadsafe(running.figures.keep, servers)
 
@@ -305,7 +305,7 @@ class LLMProxy(NamedOptions):
 
         It covers each model's name, address, name at the server and parameters, and the sampling overrides.
         """
-        served = [server.content for server in self.model_list]
+        served = [server.content for server in self.served_models]
         content = [served, self._relay_options.sampling_overrides]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 

@@ -28,7 +28,6 @@ BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_K
 
 
 _AGENT_LIGHTNING: dict[str, str] = {
-    "APO": "None stands for the same two models where a client is given.",
     "APO.compute_textual_gradient APO.evaluate_prompt_on_batch APO.get_rollout_results APO.get_seed_prompt_template "
     "APO.textual_gradient_and_apply_edit": "Subclass `leyden.APO` and override its own steps: `help(leyden.APO)` lists them.",
     "APO.run Baseline.run": "An algorithm asks for the store and the gateway: `self.get_store()`, `self.get_llm_proxy()`.",

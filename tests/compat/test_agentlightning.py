@@ -229,3 +229,64 @@ async def test_a_program_with_an_algorithm_an_agent_and_a_model_runs_unchanged(t
         "Longer prompt: {task} {'Short: {task}': 26.0, 'Longer prompt: {task}': 42.0}",
         "succeeded 1.0 six times seven True",
     ]
+
+
+ROOMS = """
+import logging
+
+from openai import AsyncOpenAI, OpenAI
+
+from agentlightning import Trainer, setup_logging
+from agentlightning.adapter import TraceToMessages
+from agentlightning.algorithm.apo import APO
+from agentlightning.litagent import rollout
+from agentlightning.types import PromptTemplate
+
+
+@rollout
+def choose_room(task: dict, prompt_template: PromptTemplate) -> float:
+    client = OpenAI(base_url=URL, api_key="x")
+    text = prompt_template.format(**task)
+    messages = [{"role": "user", "content": text}]
+    answer = client.chat.completions.create(model="m", messages=messages, temperature=0.0)
+    return float(answer.choices[0].message.content == task["expected"])
+
+
+if __name__ == "__main__":
+    setup_logging()
+    handler = logging.FileHandler("apo.log")
+    logging.getLogger("agentlightning.algorithm.apo").addHandler(handler)
+    algorithm = APO[dict](
+        AsyncOpenAI(base_url=URL, api_key="x"),
+        gradient_model="m", apply_edit_model="m", val_batch_size=4, gradient_batch_size=2,
+        beam_width=2, branch_factor=2, beam_rounds=1, _poml_trace=True,
+    )
+    trainer = Trainer(
+        algorithm=algorithm, n_runners=4, adapter=TraceToMessages(),
+        initial_resources={"prompt_template": PromptTemplate(template="A room for {attendees}?", engine="f-string")},
+    )
+    tasks = [{"attendees": 5 + n, "expected": "Nova"} for n in range(4)]
+    trainer.fit(agent=choose_room, train_dataset=tasks, val_dataset=tasks)
+    print(algorithm.get_best_prompt().template)
+"""
+
+
+def room_model(body: dict[str, Any]) -> str:
+    """Choose the right room if told to be careful; told of a prompt, say what it lacks, or write a better one."""
+    said = str(body["messages"])
+    if "room for" in said and len(said) < 100:
+        return "Nova" if "careful" in said else "Orion"
+    return "Look at the capacity, and be careful. A room for {attendees}?"
+
+
+@pytest.mark.slow
+async def test_an_apo_program_learns_a_prompt_unchanged(tmp_path: Path) -> None:
+    async with FakeUpstream(model="m", reply=room_model) as upstream:
+        (tmp_path / "program.py").write_text(f"URL = {upstream.endpoint!r}\n{ROOMS}")
+        command = [sys.executable, "-m", "leyden.compat", "program.py"]
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=tmp_path, text=True, capture_output=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "Look at the capacity, and be careful. A room for {attendees}?"
+    assert "a better prompt" in (tmp_path / "apo.log").read_text(), "the old logger's handlers get the log"

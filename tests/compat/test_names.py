@@ -49,6 +49,26 @@ def test_names_are_loaded_or_answered(package: str, module: str) -> None:
             assert getattr(served, name) is load(target)
 
 
+NOT_SUBSCRIPTED = {"FunctionalAlgorithm"}
+"""Generic classes of the peers that only their own decorators make."""
+
+
+@pytest.mark.parametrize("package", TABLES)
+def test_a_generic_class_of_the_original_can_be_subscripted(package: str) -> None:
+    plain: set[str] = set()
+    for module, names in inventory(package)["modules"].items():
+        for name, described in names.items():
+            target = TABLES[package][module].names.get(name)
+            generic = [base for base in described.get("bases", ()) if base.startswith("Generic[")]
+            if generic and isinstance(target, str):
+                arguments = tuple(object for _ in generic[0].split(","))
+                try:
+                    load(target)[arguments if len(arguments) > 1 else object]
+                except TypeError:
+                    plain.add(name)
+    assert plain <= NOT_SUBSCRIPTED
+
+
 def test_importing_everything_binds_what_is_there() -> None:
     leyden.compat.install()
     namespace: dict[str, Any] = {}

@@ -164,7 +164,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         await self.backend.start()
         server = self.backend.endpoint()
         policy = UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)
-        others = [model for model in proxy.model_list if model.model_name != policy.model_name]
+        others = [model for model in proxy.served_models if model.model_name != policy.model_name]
         proxy.update_model_list([*others, policy])
         self._note_version(proxy)
         llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)

@@ -9,6 +9,33 @@ from typing import Any, Literal, TypedDict
 
 from leyden import algorithm as native
 from leyden.algorithm.base import Dataset
+from leyden.compat.agentlightning.rest import NativeView
+from leyden.store.base import LightningStore
+
+
+class _OnTheNativeStore(native.Algorithm):
+    """An algorithm of Leyden, which reads its store without Agent Lightning's answers: an unknown id raises an error."""
+
+    def set_store(self, store: LightningStore) -> None:
+        """Set the store that `get_store` returns."""
+        super().set_store(NativeView(store))
+
+
+class VERL(_OnTheNativeStore, native.VERL):
+    """Train with verl."""
+
+
+class APO(_OnTheNativeStore, native.APO):
+    """Automatic prompt optimisation. `APO[Task]` is `APO`.
+
+    `_poml_trace` has no effect, because its requests are text files.
+    """
+
+    def __init__(self, async_openai_client: Any, *, _poml_trace: bool = False, **options: Any) -> None:
+        super().__init__(async_openai_client, **options)
+
+    def __class_getitem__(cls, task: Any) -> type[APO]:
+        return cls
 
 
 class Baseline(native.Baseline):

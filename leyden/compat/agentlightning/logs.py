@@ -13,9 +13,25 @@ DATE_FORMAT = "%H:%M:%S"
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
 
 
+class _ToOldNames(logging.Handler):
+    """Passes the log of `leyden.x` on to handlers of the logger `agentlightning.x` and of those above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger: logging.Logger | None = logging.getLogger(f"agentlightning{record.name.removeprefix('leyden')}")
+        while logger is not None and logger.parent is not None:  # the root logger's handlers have the record already
+            for handler in logger.handlers:
+                if record.levelno >= handler.level:
+                    handler.handle(record)
+            logger = logger.parent if logger.propagate else None
+
+
+_TO_OLD_NAMES = _ToOldNames()
+
+
 def configure_logger(level: int = logging.INFO, name: str = "agentlightning") -> logging.Logger:
     """Show the log from a level on, and return the logger of this name."""
     native_configure(level)
+    logging.getLogger("leyden").addHandler(_TO_OLD_NAMES)
     return native_configure(level, name)
 
 
@@ -40,6 +56,7 @@ def setup(
     """
     if console:
         native_setup(level)
+    logging.getLogger("leyden").addHandler(_TO_OLD_NAMES)
     logging.captureWarnings(capture_warnings)
     for name in apply_to or ():
         logging.getLogger(name).setLevel(level)

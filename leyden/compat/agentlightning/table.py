@@ -50,8 +50,7 @@ _MODULES: dict[str, Names] = {
         ),
     },
     "algorithm.apo.apo": {
-        "APO": "leyden.algorithm:APO",
-        **_own("algorithm", "RolloutResultForAPO batch_iter_over_dataset"),
+        **_own("algorithm", "APO RolloutResultForAPO batch_iter_over_dataset"),
         "VersionedPromptTemplate": Answer(say.APO_PARTS),
         **answers(say.POML, "APPLY_EDIT_PROMPT_FILES GRADIENT_PROMPT_FILES"),
     },
@@ -67,7 +66,7 @@ _MODULES: dict[str, Names] = {
     },
     "algorithm.fast": {**_same("leyden.algorithm", "FastAlgorithm"), **_own("algorithm", "Baseline")},
     "algorithm.utils": _own("algorithm", "batch_iter_over_dataset with_llm_proxy with_store"),
-    "algorithm.verl.interface": _same("leyden.algorithm", "VERL"),
+    "algorithm.verl.interface": _own("algorithm", "VERL"),
     "cli": _own("cli", "main"),
     "cli.agentops_server": {"main": Answer(say.AGENTOPS_SERVICE)},
     "cli.prometheus": answers(say.PROMETHEUS, "create_prometheus_app ensure_prometheus_dir main"),

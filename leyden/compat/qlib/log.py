@@ -54,6 +54,9 @@ class LogWriter(NativeLogWriter):
     def __init__(self, loglevel: int = LogLevel.PERIODIC) -> None:
         super().__init__(loglevel)
 
+    def __class_getitem__(cls, types: Any) -> type[LogWriter]:
+        return cls
+
     def __init_subclass__(cls, **options: Any) -> None:
         own: Callable[..., None] | None = cls.__dict__.get("log_episode")
         super().__init_subclass__(**options)

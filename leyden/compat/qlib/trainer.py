@@ -28,6 +28,9 @@ class TrainingVesselBase(native.TrainingVesselBase[Any]):
         missing: dict[str, Any] = {name: None for name in names if name not in parts}
         super().__init__(**{**missing, **parts})
 
+    def __class_getitem__(cls, types: Any) -> type[TrainingVesselBase]:
+        return cls
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _give_old_environments(cls)
