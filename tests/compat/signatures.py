@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import inspect
 import json
 import re
@@ -89,6 +90,7 @@ def inventory(package: str) -> dict[str, Any]:
     return json.loads((HERE / f"{package}.json").read_text())
 
 
+@functools.cache
 def differences(package: str) -> dict[str, str]:
     """Return the differences by "name" of a function or class, or "Class.method"."""
     found: dict[str, str] = {}
@@ -116,8 +118,13 @@ def is_attribute(owner: type, name: str) -> bool:
     """Return whether instances have a property or an attribute of this name."""
     if isinstance(inspect.getattr_static(owner, name, None), property):
         return True
-    sources = [inspect.getsource(kind) for kind in owner.__mro__ if kind.__module__.startswith("leyden.")]
+    sources = [source_of(kind) for kind in owner.__mro__ if kind.__module__.startswith("leyden.")]
     return any(re.search(rf"self\.{name}\b[^=\n]*= ", source) for source in sources)
+
+
+@functools.cache
+def source_of(kind: type) -> str:
+    return inspect.getsource(kind)
 
 
 def compare(peers: str, ours: Any) -> list[str]:
