@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ import pytest
 from leyden.errors import ConfigError, GatewayError, StoreError
 from leyden.gateway import LLMProxy, recorder
 from leyden.serving import Assignment, OnlineSession, outbox
+from leyden.serving import session as serving_session
 from leyden.serving.assignment import place_of, user_hash
 from leyden.serving.continual import CanarySettings, advance, start_canary
 from leyden.serving.continual import begin as begin_release
@@ -371,6 +373,31 @@ async def test_an_end_that_waited_for_the_store_for_an_hour_still_counts(
     session.end(served)
     await recorded(store, served.rollout_id)
     assert await store.sweep(now=time.time() + 25 * 3600.0) == []
+
+
+@pytest.mark.parametrize("jump_seconds", [-5 * 3600.0, 5 * 3600.0])
+async def test_a_clock_that_jumps_in_the_middle_of_a_request_changes_no_arm_and_loses_nothing(
+    store: InMemoryLightningStore, gateway: LLMProxy, monkeypatch: pytest.MonkeyPatch, jump_seconds: float
+) -> None:
+    await store.set_label("canary", "rs", 2)
+    users = [f"user {number}" for number in range(20)]
+    async with OnlineSession(
+        store, gateway=gateway.endpoint, live_key=KEY, assignment=Assignment(canary_percent=50)
+    ) as session:
+        before = [session.begin("q", user=user) for user in users]
+        clock = SimpleNamespace(time=lambda: time.time() + jump_seconds, monotonic=time.monotonic)
+        monkeypatch.setattr(serving_session, "time", clock)
+        after = [session.begin("q", user=user) for user in users]
+        assert [one.arm for one in after] == [one.arm for one in before]
+        for served in (before[0], after[0]):
+            await ask(served.llm())
+            session.end(served)
+            session.feedback(served, source="user", reward=1.0)
+            found = await recorded(store, served.rollout_id)
+            assert 0 <= found.attempt.metadata["served_seconds"] < 60
+        await until(lambda: not session.status().waiting)
+        counted = await store.query_feedback(counted=True)
+        assert [one.rollout_id for one in counted] == [before[0].rollout_id, after[0].rollout_id]
 
 
 async def test_a_rollout_whose_session_has_gone_ends_after_a_day(

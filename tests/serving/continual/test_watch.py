@@ -120,6 +120,21 @@ async def test_a_canary_without_traffic_is_rolled_back_at_its_deadline(store: Li
     assert (await store.query_audit(release_id="r1"))[0].why == "no verdict after 0 requests: no decision yet on reward"
 
 
+async def test_a_controller_whose_clock_jumps_back_decides_later_and_alike(store: LightningStore) -> None:
+    await canary_of(store)
+    await serve(store, {"control": 0.3, "canary": 0.95}, 150)
+    for seconds in (2 * 3600.0, 30.0):
+        assert (await step(store, "r1", SETTINGS, now=time.time() - seconds))[0].state == "canary"
+    assert (await step(store, "r1", SETTINGS))[0].state == "promoted"
+
+
+async def test_a_controller_whose_clock_jumps_ahead_promotes_nothing_that_is_not_proven(store: LightningStore) -> None:
+    release = await canary_of(store)
+    await serve(store, {"control": 0.5, "canary": 0.5}, 40)
+    assert (await step(store, "r1", SETTINGS, now=time.time() + 30 * 24 * 3600.0))[0].state == "rolled_back"
+    assert await labels_of(store) == {"production": release.from_version}
+
+
 async def test_requests_from_the_deadline_on_do_not_count(store: LightningStore) -> None:
     """Sessions give them all to the control, which would look like a wrong share to a controller that was away."""
     release = await canary_of(store, replace(SETTINGS, deadline_seconds=2.0))
