@@ -140,6 +140,10 @@ class _Module(ModuleType):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.__all__})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process by name: an agent of the main script takes its modules along."""
+        return importlib.import_module, (self.__name__,)
+
     def _hint(self, name: str) -> str:
         close = [] if name.startswith("_") else difflib.get_close_matches(name, self._leyden_entry.names, n=1)
         return f"; did you mean {close[0]!r}?" if close else ""

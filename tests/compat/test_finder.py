@@ -1,10 +1,15 @@
 """Foreign packages under their own names: served from tables, in every process of a program."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
+
+from leyden.compat.finder import install
 
 PROGRAM = """
 import multiprocessing
@@ -75,3 +80,10 @@ def test_the_real_package_already_imported_is_an_error(tmp_path: Path) -> None:
 def test_help_has_examples_and_a_missing_script_is_named(tmp_path: Path) -> None:
     assert "python -m leyden.compat train.py" in run(tmp_path, "-m", "leyden.compat", "--help").stdout
     assert "'absent.py': no such file" in run(tmp_path, "-m", "leyden.compat", "absent.py", status=1).stderr
+
+
+def test_a_function_of_the_main_script_takes_a_foreign_module_to_another_process() -> None:
+    install()
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec("import agentlightning as agl\ndef emitter(): return agl.emit_reward", script)
+    assert pickle.loads(cloudpickle.dumps(script["emitter"]))() is script["agl"].emit_reward
