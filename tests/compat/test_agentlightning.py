@@ -150,6 +150,14 @@ def test_constructors_take_the_old_arguments() -> None:
     assert agl.PromptTemplate(template="{a[0]}", engine="f-string").format(a="xy") == "x"
 
 
+def test_the_names_of_version_0_1_are_those_of_today() -> None:
+    tracer: Any = importlib.import_module("agentlightning.tracer")
+    exporter = tracer.TripletExporter(agent_match="writer")
+    assert exporter.export([]) == [] and tracer.BaseTracer is tracer.Tracer
+    with pytest.warns(DeprecationWarning, match="triplet_exporter"):
+        assert agl.Trainer(triplet_exporter=exporter).adapter is exporter
+
+
 def test_a_missing_name_names_its_replacement() -> None:
     with pytest.raises(ForeignNameError, match="open_store"):
         exec("from agentlightning.store.mongo import MongoLightningStore")

@@ -61,6 +61,14 @@ class TracerTraceToTriplet(TraceToTripletBase):
         return self._native.visualize(as_spans(source), filename, interested_span_match)
 
 
+class TripletExporter(TracerTraceToTriplet):
+    """The adapter's name in Agent Lightning 0.1."""
+
+    def export(self, spans: Sequence[SpanLike]) -> list[Any]:
+        """Return one triplet for each model call of one attempt."""
+        return self.adapt(spans)
+
+
 class LlmProxyTraceToTriplet(TraceToTripletBase):
     """Make a triplet of each call that the gateway recorded."""
 

@@ -211,7 +211,7 @@ _MODULES: dict[str, Names] = {
             "propagate_status rollout_status_from_attempt",
         ),
     },
-    "tracer.base": {"T_func": Answer(say.PROTOCOLS)}
+    "tracer.base": {"T_func": Answer(say.PROTOCOLS), "BaseTracer": f"{_HERE}.tracer:Tracer"}
     | _own("tracer", "Tracer clear_active_tracer get_active_tracer set_active_tracer with_active_tracer_context"),
     "tracer.agentops": {
         **_own("tracer", "AgentOpsTracer"),
@@ -231,6 +231,10 @@ _MODULES: dict[str, Names] = {
         "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
         "OtelSpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
         "to_otel_status_code": Answer("use opentelemetry.trace.StatusCode[name]."),
+    },
+    "tracer.triplet": {
+        **_own("adapter", "TripletExporter"),
+        **_same("leyden.adapter", "RewardMatchPolicy TraceTree"),
     },
     "tracer.weave": {
         **_own("tracer", "WeaveTracer"),
@@ -327,7 +331,7 @@ _PACKAGES: dict[str, str] = {
     "reward": "emitter.reward",
     "runner": "runner.agent runner.base runner.legacy",
     "store": "store.base store.client_server store.collection_based store.memory store.mongo store.sqlite store.threading",
-    "tracer": "tracer.base tracer.agentops tracer.dummy tracer.otel tracer.weave",
+    "tracer": "tracer.base tracer.agentops tracer.dummy tracer.otel tracer.triplet tracer.weave",
     "trainer": "trainer.trainer trainer.init_utils trainer.legacy",
     "types": "types.core types.resources types.tracer",
     "verl": "verl.async_server verl.daemon verl.dataset verl.entrypoint verl.trainer",
