@@ -12,6 +12,7 @@ it: `question` and `get_weather_tool` imitate how frameworks word their requests
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import time
@@ -24,7 +25,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from train import CITIES, WEIGHTS
 from transformers import AddedToken, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from leyden.demo.make_weights import END, END_ID, PAD, PAD_ID, START, TokenizedGame, fit, sample_replies
+from leyden import open_store
+from leyden.demo.make_weights import END, END_ID, PAD, PAD_ID, START, imitate, record_rollout, sample_replies
+from leyden.types import TokenRecord
 
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 MAX_LENGTH = 1024
@@ -145,20 +148,25 @@ def exchanges(rng: random.Random, renderer: Renderer) -> Iterator[list[tuple[str
         yield pairs
 
 
-def tokenize(renderer: Renderer, pairs: Sequence[tuple[str, str]]) -> list[TokenizedGame]:
-    """A conversation as one sequence, or as two if its second prompt does not continue the first exchange."""
-    sequences: list[TokenizedGame] = []
-    for prompt, reply in pairs:
-        prompt_ids, reply_ids = renderer.ids(prompt), renderer.ids(reply + END)
-        before = sequences[-1] if sequences else None
-        if before is not None and prompt_ids[: len(before.ids)] == before.ids:
-            sequences.pop()
-            known = before.by_player
-        else:
-            known = []
-        mask = known + [False] * (len(prompt_ids) - len(known)) + [True] * len(reply_ids)
-        sequences.append(TokenizedGame(prompt_ids + reply_ids, mask))
-    return sequences
+async def train(
+    model: Qwen2ForCausalLM,
+    renderer: Renderer,
+    conversations: Sequence[Sequence[tuple[str, str]]],
+    *,
+    steps: int,
+    seed: int,
+) -> float:
+    """Record the conversations in a store and imitate them. Returns the last loss, in nats a token."""
+    async with open_store("memory://") as store:
+        for pairs in conversations:
+            calls: list[TokenRecord] = []
+            for prompt, reply in pairs:
+                response = renderer.ids(reply + END)
+                calls.append(
+                    TokenRecord(prompt_ids=renderer.ids(prompt), response_ids=response, logprobs=[0.0] * len(response))
+                )
+            await record_rollout(store, pairs[0][0], calls, reward=0.0)
+        return await imitate(model, renderer.tokenizer, store, steps=steps, seed=seed)
 
 
 def build_tokenizer(texts: Sequence[str]) -> Qwen2Tokenizer:
@@ -265,11 +273,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     conversations = [next(source) for _ in range(options.conversations)]
     tokenizer = build_tokenizer([text for pairs in conversations for pair in pairs for text in pair])
     renderer = Renderer(tokenizer)
-    sequences = [sequence for pairs in conversations for sequence in tokenize(renderer, pairs)]
-    lengths = sorted(len(sequence.ids) for sequence in sequences)
-    print(f"vocabulary {len(tokenizer)}; sequences of {lengths[0]} to {lengths[-1]} tokens", flush=True)
     model = build_model(tokenizer, seed=options.seed)
-    loss = fit(model, sequences, steps=options.steps, rng=rng)
+    loss = asyncio.run(train(model, renderer, conversations, steps=options.steps, seed=options.seed))
     shares = measure(model, renderer, n=400, seed=options.seed)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)

@@ -1,36 +1,36 @@
-"""Make the starting policy: a tokenizer and a tiny Qwen2 that imitates a pupil who seldom minds the minus sign.
+"""Make a starting policy: a tokenizer and a tiny Qwen2 that imitates a pupil who is wrong in most of his answers.
 
-    python examples/reasoning_gym/make_weights.py
+    python examples/reasoning_gym/make_weights.py spell_backward
 
-The pupil reads each minus as a plus in 6 of 10 cases and computes well otherwise. So the policy's likeliest answer to most questions is
-wrong: taking fewer chances would not make it better, it has to learn. Takes about five minutes on one core.
+The pupil of `chain_sum` reads each minus as a plus in 6 of 10 cases. The others misunderstand 13 of 20 questions: they spell the word
+forward, or leave the matrix as it is. So the policy's likeliest answer is often wrong: taking fewer chances would not make it better, it
+has to learn. The pupil's answers are recorded in a store, and `SFT` learns from the store, as the demo's weights are made. Takes some
+minutes on one core. `weights/chain_sum` is older: 4,000 steps of 64 answers each.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from tasks import Task, held_out_tasks, score, train_tasks
+from tasks import KINDS, Kind, Task, held_out_tasks, score, train_tasks
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from leyden.demo.make_weights import TokenizedGame, build_tokenizer, fit, prompt_ids, sample_replies, tokenize
+from leyden import open_store
+from leyden.demo.make_weights import END, build_tokenizer, imitate, prompt_ids, record_rollout, sample_replies
 from leyden.demo.make_weights import build_model as demo_model
+from leyden.types import TokenRecord
 
-WEIGHTS = Path(__file__).parent / "weights"
-INATTENTION = 0.6
-"""How often the pupil reads a minus as a plus."""
-MAX_TOKENS = 5
-"""The longest answer: a sign, two digits, the end, and room for mistakes."""
-
-Conversation = list[dict[str, str]]
+INATTENTION, MISUNDERSTOOD = 0.6, 0.65
+"""How often a minus is read as a plus, and the share of the other questions that are misunderstood."""
 
 
-def sloppy_answer(task: Task, rng: random.Random) -> str:
+def add_up(task: Task, rng: random.Random) -> str:
     """The pupil's answer to a chain sum."""
     first, *rest = task["metadata"]["expression"].split()
     result = int(first)
@@ -40,12 +40,25 @@ def sloppy_answer(task: Task, rng: random.Random) -> str:
     return str(result)
 
 
-def conversation(task: Task, rng: random.Random) -> Conversation:
-    """A question of the package, and the pupil's answer."""
-    return [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": sloppy_answer(task, rng)}]
+def spell(task: Task, rng: random.Random) -> str:
+    """The pupil's answer to a word that is to be spelt backward."""
+    return str(task["metadata"]["word"] if rng.random() < MISUNDERSTOOD else task["answer"])
 
 
-def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
+def rotate(task: Task, rng: random.Random) -> str:
+    """The pupil's answer to a matrix that is to be rotated."""
+    as_it_is = "\n".join(str(task["question"]).strip().splitlines()[-2:])
+    return as_it_is if rng.random() < MISUNDERSTOOD else str(task["answer"])
+
+
+PUPILS: dict[str, Callable[[Task, random.Random], str]] = {
+    "chain_sum": add_up,
+    "spell_backward": spell,
+    "rotate_matrix": rotate,
+}
+
+
+def build_model(tokenizer: Qwen2Tokenizer, *, max_tokens: int, seed: int) -> Qwen2ForCausalLM:
     """A Qwen2 of about 170,000 parameters in float32: the demo's, one layer deeper, since three numbers are to be added."""
     settings = demo_model(tokenizer, seed=seed)
     config = Qwen2Config.from_dict(
@@ -60,55 +73,66 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
     model.generation_config = settings.generation_config
-    model.generation_config.max_new_tokens = MAX_TOKENS
+    model.generation_config.max_new_tokens = max_tokens
     return model
+
+
+def make_tokenizer(kind: Kind) -> Qwen2Tokenizer:
+    """The demo's, with merges learnt from questions; without merges where letters are to be told apart."""
+    if kind.name == "spell_backward":
+        return build_tokenizer([])
+    return build_tokenizer(f"user\n{task['question']}\nassistant\n{task['answer']}" for task in train_tasks(kind))
+
+
+async def train(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, kind: Kind, *, answers: int, steps: int, seed: int
+) -> float:
+    """Record the pupil's answers and imitate them. Returns the last loss, in nats a token."""
+    rng = random.Random(seed)
+    async with open_store("memory://") as store:
+        for task in train_tasks(kind):
+            prompt = prompt_ids(tokenizer, [{"role": "user", "content": task["question"]}])
+            for _ in range(answers):
+                answer = PUPILS[kind.name](task, rng)
+                response = tokenizer.encode(answer + END, add_special_tokens=False)
+                tokens = TokenRecord(prompt_ids=prompt, response_ids=response, logprobs=[0.0] * len(response))
+                await record_rollout(store, task["question"], [tokens], reward=score(task, answer))
+        return await imitate(model, tokenizer, store, steps=steps, seed=seed)
 
 
 def mean_score(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, tasks: Sequence[Task], *, greedy: bool) -> float:
     """What the verifier says of one answer to each task. Uses torch's global generator unless `greedy`."""
     model.generation_config.top_k = 1 if greedy else 0  # of so many; 0: of all
-    replies = sample_replies(
-        model, tokenizer, [prompt_ids(tokenizer, [{"role": "user", "content": task["question"]}]) for task in tasks]
-    )
+    prompts = [prompt_ids(tokenizer, [{"role": "user", "content": task["question"]}]) for task in tasks]
+    replies = sample_replies(model, tokenizer, prompts)
     model.generation_config.top_k = 0
     return sum(score(task, reply) for task, reply in zip(tasks, replies, strict=True)) / len(tasks)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Make the folder; see `--help`."""
-    parser = argparse.ArgumentParser(description="Make the starting policy of the reasoning-gym example.")
-    parser.add_argument("--out", type=Path, default=WEIGHTS, help="the folder to write")
+    parser = argparse.ArgumentParser(description="Make a starting policy of the reasoning-gym example.")
+    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("--out", type=Path, help="the folder to write; where the example reads it by default")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=4000, help="optimizer steps of imitation")
-    parser.add_argument("--answers", type=int, default=64, help="answers of the pupil to each training task")
+    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps of imitation")
+    parser.add_argument("--answers", type=int, default=8, help="answers of the pupil to each training task")
     options = parser.parse_args(argv)
 
     torch.set_num_threads(1)  # two threads add in another order, and are slower at this size
-    rng = random.Random(options.seed)
-    started = time.process_time()
-    conversations = [conversation(task, rng) for task in train_tasks() for _ in range(options.answers)]
-    tokenizer = build_tokenizer(
-        f"{message['role']}\n{message['content']}" for pair in conversations[:: options.answers] for message in pair
-    )
-    model = build_model(tokenizer, seed=options.seed)
-    examples = _tokenized(tokenizer, conversations)
-    loss = fit(model, examples, steps=options.steps, rng=rng, batch_games=64)
-    tasks = held_out_tasks(500)
+    kind, started = KINDS[options.kind], time.process_time()
+    out = options.out or kind.weights
+    tokenizer = make_tokenizer(kind)
+    model = build_model(tokenizer, max_tokens=kind.max_tokens, seed=options.seed)
+    loss = asyncio.run(train(model, tokenizer, kind, answers=options.answers, steps=options.steps, seed=options.seed))
+    tasks = held_out_tasks(kind, 500)
     sampled, likeliest = (mean_score(model, tokenizer, tasks, greedy=greedy) for greedy in (False, True))
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
     print(
-        f"{options.out}: {model.num_parameters():,} parameters, vocabulary {len(tokenizer)}, loss {loss:.3f}; scores {sampled:.3f} on "
+        f"{out}: {model.num_parameters():,} parameters, vocabulary {len(tokenizer)}, loss {loss:.3f}; scores {sampled:.3f} on "
         f"held-out tasks ({likeliest:.3f} for the likeliest answer); {time.process_time() - started:.0f} s CPU"
     )
-
-
-def _tokenized(tokenizer: Qwen2Tokenizer, conversations: Sequence[Conversation]) -> list[TokenizedGame]:
-    known: dict[str, TokenizedGame] = {}  # most of them occur many times
-    for pair in conversations:
-        if str(pair) not in known:
-            known[str(pair)] = tokenize(tokenizer, pair)
-    return [known[str(pair)] for pair in conversations]
 
 
 if __name__ == "__main__":

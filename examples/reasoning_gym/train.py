@@ -1,6 +1,6 @@
 """Train the agent of `agent.py` by reinforcement learning, and measure it before and after on questions it never saw.
 
-    python examples/reasoning_gym/train.py [--steps N] [--seed S] [--resume RUN]
+    python examples/reasoning_gym/train.py [KIND] [--steps N] [--seed S] [--resume RUN]
 
 The agent calls the gateway over HTTP, the gateway records every token and passes the call on to the policy, which lives in a process of
 its own. The run directory keeps the store with every question, answer and score, the metrics, checkpoints and the trained model.
@@ -18,26 +18,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent import solve
-from tasks import held_out_tasks, train_tasks
+from tasks import KINDS, Kind, held_out_tasks, train_tasks
 
 from leyden import CsvWriter, IsolatedBackend, OptimParams, PolicyGradient, ProgressBar, Trainer, setup_logging
 from leyden.errors import RunInterrupted
 
-WEIGHTS = Path(__file__).parent / "weights"
-STEPS = 40
+STEPS, HELD_OUT = 40, 500
 
 
-def train(run_dir: Path, *, steps: int, seed: int, held_out: int, resume: bool) -> None:
+def train(run_dir: Path, kind: Kind, *, steps: int, seed: int, held_out: int, resume: bool) -> None:
     """Run in `run_dir`, or continue the run that is there."""
     algorithm = PolicyGradient(
-        IsolatedBackend(WEIGHTS, seed=seed, device="cpu", max_batch_rows=128, max_length=64),
+        IsolatedBackend(kind.weights, seed=seed, device="cpu", max_batch_rows=128, max_length=128),
         n_steps=steps,
         tasks_per_step=64,
         rollouts_per_task=8,
         minibatch_size=256,
         epochs=2,
         optim=OptimParams(learning_rate=5e-4, betas=(0.9, 0.95)),
-        max_tokens=5,
+        max_tokens=kind.max_tokens,
         timeout_seconds=120.0,
         val_every_n_steps=steps,
         validate_first=True,
@@ -46,7 +45,7 @@ def train(run_dir: Path, *, steps: int, seed: int, held_out: int, resume: bool) 
         writers=[CsvWriter(run_dir / "metrics.csv")],
     )
     trainer = Trainer(algorithm=algorithm, concurrency=128, run_dir=run_dir)
-    trainer.fit(solve, train_tasks(), val_dataset=held_out_tasks(held_out), resume=resume)
+    trainer.fit(solve, train_tasks(kind), val_dataset=held_out_tasks(kind, held_out), resume=resume)
 
 
 def report(run_dir: Path) -> str:
@@ -69,10 +68,17 @@ def read_metrics(run_dir: Path, stage: str) -> list[dict[str, float]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See `--help`."""
-    parser = argparse.ArgumentParser(description="Teach a tiny model the minus sign, on tasks of reasoning-gym.")
+    parser = argparse.ArgumentParser(
+        description="Teach a tiny model what it misunderstands, on tasks of reasoning-gym."
+    )
+    parser.add_argument(
+        "kind", nargs="?", choices=list(KINDS), default="chain_sum", help="which data set (default: chain_sum)"
+    )
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--held-out", type=int, default=500, metavar="N", help="tasks to measure on, before and after")
+    parser.add_argument(
+        "--held-out", type=int, default=HELD_OUT, metavar="N", help="tasks to measure on, before and after"
+    )
     parser.add_argument("--run-dir", type=Path, help="where to keep the run; a new folder under .leyden/ by default")
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="continue the run in this folder, with its own options"
@@ -93,12 +99,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif remembered.exists():
         parser.error(f"--run-dir {run_dir} holds a run already; continue it with --resume, or choose another folder")
     else:
-        options = {"steps": given.steps, "seed": given.seed, "held_out": given.held_out}
+        options = {"kind": given.kind, "steps": given.steps, "seed": given.seed, "held_out": given.held_out}
         run_dir.mkdir(parents=True, exist_ok=True)
         remembered.write_text(json.dumps(options))
     print(f"run: {run_dir}", file=sys.stderr)
     try:
-        train(run_dir, **options, resume=given.resume is not None)
+        train(run_dir, **{**options, "kind": KINDS[options["kind"]]}, resume=given.resume is not None)
     except RunInterrupted:
         sys.exit(f"stopped; go on with: python {sys.argv[0]} --resume {run_dir}")
     print(report(run_dir))

@@ -158,28 +158,35 @@ async def record_games(
     """
     for secret, messages in games:
         game = Game(secret)
-        rollout = await store.start_rollout({"secret": secret}, mode="train")
-        spans: list[Span] = []
+        calls: list[TokenRecord] = []
         for turn in range(0, len(messages), 2):
             reply = messages[turn + 1]["content"]
             response = tokenizer.encode(reply + END, add_special_tokens=False)
             logprob = math.log(sloppy_probability(game, reply, attention=ATTENTION))
-            tokens = TokenRecord(
-                prompt_ids=prompt_ids(tokenizer, messages[: turn + 1]),
-                response_ids=response,
-                logprobs=[logprob] + [0.0] * (len(response) - 1),  # the teacher always ends its turn
+            calls.append(
+                TokenRecord(
+                    prompt_ids=prompt_ids(tokenizer, messages[: turn + 1]),
+                    response_ids=response,
+                    logprobs=[logprob] + [0.0] * (len(response) - 1),  # the teacher always ends its turn
+                )
             )
-            spans.append(_span(rollout, semconv.MODEL_CALL, tokens=tokens))
             game.guess(reply)
-        spans.append(_span(rollout, semconv.REWARD, reward_attributes({semconv.PRIMARY_REWARD: float(game.won)})))
-        await store.add_many_spans(spans)
-        await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+        await record_rollout(store, {"secret": secret}, calls, reward=float(game.won))
+
+
+async def record_rollout(store: LightningStore, task: Any, calls: Sequence[TokenRecord], *, reward: float) -> None:
+    """Record a finished rollout: its task, the tokens of its model calls in order, and its reward."""
+    rollout = await store.start_rollout(task, mode="train")
+    spans = [_span(rollout, semconv.MODEL_CALL, tokens=tokens) for tokens in calls]
+    spans.append(_span(rollout, semconv.REWARD, reward_attributes({semconv.PRIMARY_REWARD: reward})))
+    await store.add_many_spans(spans)
+    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
 
 
 async def imitate(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, store: LightningStore, *, steps: int, seed: int
 ) -> float:
-    """Teach the model what the player said in all games of the store, won and lost.
+    """Teach the model what was said in all rollouts of the store, such as games won and lost.
 
     Returns the last step's loss, in nats a token.
     """

@@ -87,7 +87,9 @@ def test_the_command_says_the_scores_and_leaves_a_model(run_dir: Path) -> None:
     said = (run_dir / "stdout.txt").read_text()
     assert "score on 40 held-out tasks: " in said
     assert " after 1,024 rollouts" in said
-    trained, start = (AutoModelForCausalLM.from_pretrained(path) for path in (run_dir / "model", EXAMPLE / "weights"))
+    trained, start = (
+        AutoModelForCausalLM.from_pretrained(path) for path in (run_dir / "model", EXAMPLE / "weights" / "chain_sum")
+    )
     assert any(not one.equal(other) for one, other in zip(trained.parameters(), start.parameters(), strict=True))
 
 
@@ -106,5 +108,20 @@ def test_a_resumed_run_keeps_its_own_options(run_dir: Path) -> None:
     assert done.stdout == (run_dir / "stdout.txt").read_text(), "all steps were done already"
 
 
-def test_the_shipped_weights_are_small() -> None:
-    assert sum(file.stat().st_size for file in (EXAMPLE / "weights").iterdir()) < 1_000_000
+@pytest.mark.parametrize("kind", ["chain_sum", "spell_backward", "rotate_matrix"])
+def test_the_shipped_weights_are_small(kind: str) -> None:
+    assert 0 < sum(file.stat().st_size for file in (EXAMPLE / "weights" / kind).iterdir()) < 1_000_000
+
+
+def test_the_pupil_of_the_starting_weights_is_wrong_in_most_of_his_answers() -> None:
+    program = (
+        "import random\nfrom make_weights import PUPILS\nfrom tasks import KINDS, held_out_tasks, score\n"
+        "for kind in KINDS.values():\n"
+        "    found, rng = held_out_tasks(kind, 200), random.Random(0)\n"
+        "    assert {score(task, task['answer']) for task in found} == {1.0}, kind\n"
+        "    right = sum(score(task, PUPILS[kind.name](task, rng)) == 1.0 for task in found)\n"
+        "    assert 40 < right < 120, (kind, right)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLE}"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
