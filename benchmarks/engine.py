@@ -5,6 +5,8 @@ tokens more for each of 1, 16 and 64 at once, after the prompts' keys and values
 dynamic cache. Gradient: 8 rows of 512 tokens of which 312 are trained, the clipped policy loss, clipping and one AdamW step;
 the peer computes all logits of its rows at once, in micro-batches of the same 2,048 tokens. Each run is a process of its own,
 both with as many threads as there are cores. Both sides must find the same loss before a row is made.
+
+`LEYDEN_BENCH_ENGINE=gradient,decode:16` measures a part, and keeps the rows of the others.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks import report
 from benchmarks.harness import MINIMUM_RUNS, Peer, Row, Sample, summary
 
 SCRIPT = Path(__file__).parent / "peers" / "engine_side.py"
@@ -26,16 +29,16 @@ HEADLINES = ()
 
 
 def main(peer: Peer | None) -> list[Row]:
-    """Return the rows that LEYDEN_BENCH_ENGINE names (decode:1, decode:16, decode:64, gradient), or all."""
+    """Return the rows that LEYDEN_BENCH_ENGINE names (decode:1, decode:16, decode:64, gradient), or all, and those of before."""
     works = [*(f"decode:{batch}" for batch in BATCHES), "gradient"]
     wanted = os.environ.get("LEYDEN_BENCH_ENGINE", ",".join(works)).split(",")
-    rows: list[Row] = []
+    rows = {row.row: row for row in report.load("engine")} if (report.RESULTS / "engine.json").exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         for work in (work for work in works if work in wanted):
             ours, theirs = paired(partial(run, "leyden", work, model), partial(run, "plain", work, model))
-            rows += rows_of(work, ours, theirs)
-    return rows
+            rows |= {row.row: row for row in rows_of(work, ours, theirs)}
+    return list(rows.values())
 
 
 def make_model(folder: Path) -> Path:
