@@ -5,23 +5,23 @@ optimisers of Leyden ask the reflection model over HTTP. The truth of a prompt i
 family says (1 s in the median), a reflection 5 s, and 16 rollouts run at a time. What an optimiser does at once is scheduled at once,
 and what waits for something starts after it.
 
-Finished runs are kept in `results/prompts_runs.jsonl` and not repeated; delete the file to start afresh. `PROMPTS_SEEDS=5` takes
-more seeds than two. Two families, `HELD_OUT`, were not looked at while the optimisers were written.
+Finished runs are kept in `results/prompts_runs.jsonl` and not repeated; delete the file to start afresh. `PROMPTS_SEEDS=20` takes
+more seeds than ten, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. Two families, `HELD_OUT`, were not looked at
+while the optimisers were written.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import heapq
 import json
 import math
 import os
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -29,136 +29,23 @@ import openai
 import leyden as ly
 from benchmarks.harness import Peer, Row
 from benchmarks.peers import prompts_gepa
+from benchmarks.peers.prompts_world import BUDGET, HELD_OUT, N_TRAIN, N_VAL, SHARE, SLOTS, Run, Trace, measure
 from benchmarks.report import RESULTS, Table
+from benchmarks.sides import Side
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts import Candidate
-from leyden.testing import FakeUpstream, PromptSim
-from leyden.testing.promptsim import FAMILIES, Kind, Setting, World
-from leyden.testing.promptsim.vocabulary import RULES, SEED_PROMPT
+from leyden.testing import FakeUpstream
+from leyden.testing.promptsim import FAMILIES
 
-PEER = None
+PEER = "bench-prompts"
 HEADLINES = ("Leyden GEPA: rollouts to 95 % of the optimum",)
 RUNS = RESULTS / "prompts_runs.jsonl"
-N_TRAIN, N_VAL = 60, 40
-BUDGET = 800
-SEEDS = int(os.environ.get("PROMPTS_SEEDS", "2"))
-SLOTS, ROLLOUT_SECONDS, REFLECTION_SECONDS, TIMEOUT_SECONDS = 16, 1.0, 5.0, 60.0
-SHARE = 0.95
+SEEDS = int(os.environ.get("PROMPTS_SEEDS", "10"))
+JOBS = int(os.environ.get("PROMPTS_JOBS", str(os.cpu_count() or 1)))
 RESAMPLES = 2000
 
 
-# ---- worlds --------------------------------------------------------------------------------------------------------------
-
-
-def _rare(seed: int) -> Setting:
-    """One task in ten needs three rules that no other task needs."""
-    names = [rule.name for rule in RULES]
-    random.Random(f"rare/{seed}").shuffle(names)
-    kinds = (Kind("many", frozenset(names[:3]), 9.0), Kind("few", frozenset(names[3:6]), 1.0))
-    return Setting(World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}), {"prompt": SEED_PROMPT})
-
-
-def _terse(seed: int) -> Setting:
-    """Each word beyond forty costs, so that useless clauses hurt."""
-    names = [rule.name for rule in RULES]
-    random.Random(f"terse/{seed}").shuffle(names)
-    kinds = tuple(Kind("shop", frozenset(names[place : place + 3])) for place in range(0, 6, 3))
-    world = World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}, free_words=40, word_cost=0.06)
-    return Setting(world, {"prompt": SEED_PROMPT})
-
-
-HELD_OUT: dict[str, Callable[[int], Setting]] = {"rare": _rare, "terse": _terse}
-
-
-def world(family: str, seed: int) -> PromptSim:
-    """Return the world of a run."""
-    return PromptSim(HELD_OUT[family](seed) if family in HELD_OUT else family, seed=seed)
-
-
-# ---- one run -------------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Simulated time: rollouts take slots in the order in which they are requested."""
-
-    def __init__(self) -> None:
-        self._free = [0.0] * SLOTS
-        self._now: contextvars.ContextVar[float] = contextvars.ContextVar("now")
-        self.end = 0.0
-        """When the last of all ends."""
-
-    @property
-    def now(self) -> float:
-        """The time of the task that asks; after a barrier, the end of all before it."""
-        return self._now.get(self._barrier)
-
-    _barrier = 0.0
-
-    def barrier(self) -> None:
-        """Whatever starts next waits for all before it."""
-        self._barrier = self.end
-
-    def run(self, seconds: Iterable[float]) -> None:
-        """Run rollouts at once, and go on when the last has ended."""
-        start, last = self.now, self.now
-        for duration in seconds:
-            ends = max(start, heapq.heappop(self._free)) + duration
-            heapq.heappush(self._free, ends)
-            last = max(last, ends)
-        self._set(last)
-
-    def reflect(self) -> None:
-        """Wait for one answer of the reflection model."""
-        self._set(self.now + REFLECTION_SECONDS)
-
-    def _set(self, now: float) -> None:
-        self._now.set(now)
-        self.end = max(self.end, now)
-
-
-@dataclass
-class Trace:
-    """What a run did."""
-
-    sim: PromptSim
-    clock: Clock = field(default_factory=Clock)
-    rollouts: int = 0
-    reflections: int = 0
-    curve: list[tuple[int, float, float]] = field(default_factory=list)
-    """Rollouts, seconds and normalised truth each time that the best prompts changed."""
-
-    def seconds(self, prompts: dict[str, str], task: Any) -> float:
-        """Return the simulated duration of a rollout."""
-        seconds, median = self.sim.attempt(prompts, task).seconds, self.sim.behaviour.median_seconds
-        return TIMEOUT_SECONDS if math.isinf(seconds) else ROLLOUT_SECONDS * (seconds / median if median else 1.0)
-
-    def best(self, prompts: dict[str, str]) -> None:
-        """Note new best prompts."""
-        self.curve.append((self.rollouts, round(self.clock.end, 2), self.sim.normalised_score(prompts)))
-
-
-@dataclass(frozen=True)
-class Run:
-    """The outcome of one run, a line of `results/prompts_runs.jsonl`."""
-
-    side: str
-    family: str
-    seed: int
-    budget: int
-    rollouts: int
-    reflections: int
-    seconds: float
-    """Simulated."""
-    truth: float
-    """Of the final prompts: 0 for the first ones, 1 for the best possible ones."""
-    gap: float
-    """What the optimiser believes of its prompts, minus the truth."""
-    curve: list[tuple[int, float, float]]
-    wall_s: float
-
-    def reached(self, share: float = SHARE) -> tuple[float, float] | None:
-        """Return rollouts and seconds until the truth was first at this share of the optimum; None if never."""
-        return next(((rollouts, seconds) for rollouts, seconds, truth in self.curve if truth >= share), None)
+# ---- optimisers ----
 
 
 def _texts(candidate: Candidate) -> dict[str, str]:
@@ -178,7 +65,7 @@ class _Timed:
         self.trace.clock.run(self.trace.seconds(_texts(candidate), tasks[place]) for place in fresh)
 
     async def accept(self, candidate: Candidate) -> None:
-        await super().accept(candidate)  # pyright: ignore[reportAttributeAccessIssue] -- PromptOptimiser has it
+        await super().accept(candidate)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] -- PromptOptimiser has it
         self.trace.best(_texts(candidate))
 
     def __init__(self, *args: Any, trace: Trace, **options: Any) -> None:
@@ -201,12 +88,13 @@ class _APO(_Timed, ly.APO):
 
 class _GEPA(_Timed, ly.GEPA):
     async def _scores(self, candidate: Candidate, items: Any) -> list[Score]:
+        self.trace.clock.barrier()
         scores = await super()._scores(candidate, items)
         data = {"train": self._train, "val": self._val}
         self.note(candidate, [data[item.mode][item.index] for item in items], scores)
         return scores
 
-    async def evaluate(self, items: Any) -> Any:
+    async def evaluate(self, items: Any) -> list[list[Score]]:
         self.trace.clock.barrier()
         return await super().evaluate(items)
 
@@ -229,7 +117,8 @@ class _Client:
     async def create(self, **request: Any) -> Any:
         self._trace.reflections += 1
         self._trace.clock.reflect()
-        return await self._client.chat.completions.create(**request, seed=self._trace.reflections)
+        ask: Any = self._client.chat.completions.create
+        return await ask(**request, seed=self._trace.reflections)
 
 
 async def _leyden(trace: Trace, make: Callable[[Any, Trace, int], Any], seed: int) -> tuple[dict[str, str], float]:
@@ -264,7 +153,7 @@ async def _leyden(trace: Trace, make: Callable[[Any, Trace, int], Any], seed: in
 def _apo(client: Any, trace: Trace, seed: int) -> ly.APO:
     budget = ly.Budget(rollouts=BUDGET)
     models = {"gradient_model": "fake", "apply_edit_model": "fake"}
-    return _APO(client, trace=trace, **models, beam_width=2, branch_factor=2, beam_rounds=30, budget=budget, seed=seed)
+    return _APO(client, trace=trace, **models, beam_width=1, branch_factor=2, beam_rounds=60, budget=budget, seed=seed)
 
 
 def _gepa(client: Any, trace: Trace, seed: int) -> ly.GEPA:
@@ -302,48 +191,54 @@ SIDES: dict[str, Callable[[Trace, int], tuple[dict[str, str], float]]] = {
     "gepa 0.1.4": lambda trace, seed: prompts_gepa.optimise(trace, seed, n_train=N_TRAIN, n_val=N_VAL, budget=BUDGET),
     "random rewriting": _random,
 }
+AGENT_LIGHTNING, MIPRO = "agentlightning 0.3.0 APO", "DSPy 3.4.1 MIPROv2"
+PEER_SCRIPTS = {AGENT_LIGHTNING: "prompts_agentlightning.py", MIPRO: "prompts_dspy.py"}
+"""Sides that run in the environment `PEER`."""
+
+Key = tuple[str, str, int]
+"""Side, family and seed of a run."""
 
 
-def measure(side: str, family: str, seed: int) -> Run:
-    """Run one optimiser on one world."""
-    trace, began = Trace(world(family, seed)), time.perf_counter()
-    prompts, believed = SIDES[side](trace, seed)
-    sim = trace.sim
-    return Run(
-        side=side,
-        family=family,
-        seed=seed,
-        budget=BUDGET,
-        rollouts=trace.rollouts,
-        reflections=trace.reflections,
-        seconds=trace.clock.end,
-        truth=sim.normalised_score(prompts),
-        gap=believed - sim.expected_reward(prompts),
-        curve=trace.curve,
-        wall_s=round(time.perf_counter() - began, 2),
-    )
+def run_here(key: Key) -> Run:
+    """Run one optimiser on one world, in this process."""
+    side, family, seed = key
+    return measure(side, SIDES[side], family, seed)
 
 
-def runs(families: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-    """Return all runs, those that are kept and those that are missing; each is kept as soon as it has ended."""
+def new_runs(peer: Peer | None, wanted: Sequence[Key]) -> Iterator[Run]:
+    """Yield each run as soon as it has ended. Runs of peers are left out without their environment."""
+    with ProcessPoolExecutor(JOBS) as pool:
+        pending = [pool.submit(run_here, key) for key in wanted if key[0] in SIDES]
+        for name, script in PEER_SCRIPTS.items() if peer is not None else ():
+            keys = [key for key in wanted if key[0] == name]
+            if peer is not None and keys:
+                with Side(name, peer.python, Path(__file__).parent / "peers" / script) as side:
+                    for _, family, seed in keys:
+                        yield Run(**side.ask("run", family=family, seed=seed))
+        for done in as_completed(pending):
+            yield done.result()
+
+
+def runs(peer: Peer | None, families: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Run]]:
+    """Return the runs of each side, those that are kept and those that were missing; each is kept as soon as it has ended."""
     lines = RUNS.read_text().splitlines() if RUNS.exists() else []
-    kept = {(run.side, run.family, run.seed): run for run in (Run(**json.loads(line)) for line in lines)}
-    wanted = [(side, family, seed) for seed in seeds for family in families for side in SIDES]
-    found: list[Run] = []
-    for number, key in enumerate(wanted, 1):
-        run = kept.get(key)
-        if run is None or run.budget != BUDGET:
-            run = measure(*key)
-            with RUNS.open("a") as file:
-                file.write(json.dumps(asdict(run)) + "\n")
-            reached = run.reached()
-            print(
-                f"{number}/{len(wanted)} {run.side}, {run.family}, seed {run.seed}: truth {run.truth:.2f}, "
-                f"95 % after {reached[0] if reached else 'never'} of {run.rollouts} rollouts ({run.wall_s:.0f} s)",
-                flush=True,
-            )
-        found.append(replace(run, curve=[tuple(each) for each in run.curve]))  # pyright: ignore[reportArgumentType]
-    return found
+    found = {(run.side, run.family, run.seed): run for run in (Run(**json.loads(line)) for line in lines)}
+    wanted = [(side, family, seed) for side in (*SIDES, *PEER_SCRIPTS) for seed in seeds for family in families]
+    missing = [key for key in wanted if key not in found or found[key].budget != BUDGET]
+    for number, run in enumerate(new_runs(peer, missing), 1):
+        found[run.side, run.family, run.seed] = run
+        with RUNS.open("a") as file:
+            file.write(json.dumps(asdict(run)) + "\n")
+        reached = run.reached()
+        print(
+            f"{number}/{len(missing)} {run.side}, {run.family}, seed {run.seed}: truth {run.truth:.2f}, "
+            f"95 % after {reached[0] if reached else 'never'} of {run.rollouts} rollouts ({run.wall_s:.0f} s)",
+            flush=True,
+        )
+    by_side = {
+        side: [found[key] for key in wanted if key[0] == side and key in found] for side in (*SIDES, *PEER_SCRIPTS)
+    }
+    return {side: each for side, each in by_side.items() if each}
 
 
 # ---- statistics ----------------------------------------------------------------------------------------------------------
@@ -355,16 +250,19 @@ def interquartile_mean(values: Sequence[float]) -> float:
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the interquartile mean."""
+Statistic = Callable[[Sequence[float]], float]
+
+
+def interval(values: Sequence[float], statistic: Statistic) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of a statistic."""
     chance = random.Random(0)
-    means = sorted(interquartile_mean(chance.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return means[RESAMPLES // 40], means[-RESAMPLES // 40]
+    found = sorted(statistic(chance.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return found[RESAMPLES // 40], found[-RESAMPLES // 40]
 
 
-def rollouts_needed(run: Run) -> float:
-    """Return rollouts to 95 % of the optimum; the whole budget if it was never reached."""
-    return (run.reached() or (run.budget, 0.0))[0]
+def rollouts_needed(run: Run, share: float = SHARE) -> float:
+    """Return rollouts to a share of the optimum; the whole budget if it was never reached."""
+    return (run.reached(share) or (run.budget, 0.0))[0]
 
 
 def seconds_needed(run: Run) -> float:
@@ -372,57 +270,105 @@ def seconds_needed(run: Run) -> float:
     return (run.reached() or (0, run.seconds))[1]
 
 
-def _row(name: str, unit: str, ours: list[Run], theirs: list[Run], value: Callable[[Run], float]) -> Row:
-    mine, others = [value(run) for run in ours], [value(run) for run in theirs]
-    peer = interquartile_mean(others)
-    low, high = interval([other / own for own, other in zip(mine, others, strict=True) if own > 0])
-    own = interquartile_mean(mine)
-    cpu = statistics.median(run.wall_s for run in ours)
-    return Row(name, unit, own, peer, theirs[0].side, peer / own if own else None, len(ours), low, high, cpu)
+def mean_truth(run: Run) -> float:
+    """Return the truth of the best prompts, averaged over the budget's rollouts: 1 if the optimum were known at once."""
+    points = [(rollouts, truth) for rollouts, _, truth in run.curve if rollouts <= run.budget]
+    ends = [*(rollouts for rollouts, _ in points[1:]), run.budget]
+    return sum(truth * (end - start) for (start, truth), end in zip(points, ends, strict=True)) / run.budget
 
 
-def _cell(values: Sequence[float], digits: int) -> str:
-    low, high = interval(values)
-    return f"{interquartile_mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+def paired_row(name: str, unit: str, ours: list[Run], theirs: list[Run], value: Callable[[Run], float]) -> Row:
+    """Return the ratio of the means, with its bootstrap interval over the common families and seeds."""
+    others = {(run.family, run.seed): value(run) for run in theirs}
+    pairs = [(value(run), others[run.family, run.seed]) for run in ours if (run.family, run.seed) in others]
+
+    def ratio(sample: Sequence[tuple[float, float]]) -> float:
+        return statistics.fmean(other for _, other in sample) / statistics.fmean(own for own, _ in sample)
+
+    chance = random.Random(0)
+    ratios = sorted(ratio(chance.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    return Row(
+        row=name,
+        unit=unit,
+        leyden=statistics.fmean(own for own, _ in pairs),
+        peer=statistics.fmean(other for _, other in pairs),
+        peer_name=theirs[0].side,
+        ratio=ratio(pairs),
+        n=len(pairs),
+        min=ratios[RESAMPLES // 40],
+        max=ratios[-RESAMPLES // 40],
+        cpu_s=statistics.median(run.wall_s for run in ours),
+    )
+
+
+def _cell(values: Sequence[float], digits: int, statistic: Statistic = interquartile_mean) -> str:
+    low, high = interval(values, statistic)
+    return f"{statistic(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _overall(side: str, each: list[Run]) -> list[str]:
+    return [
+        side,
+        f"{len(each)}",
+        f"{sum(run.reached() is not None for run in each)}",
+        _cell([rollouts_needed(run) for run in each], 0, statistics.fmean),
+        _cell([rollouts_needed(run, 0.8) for run in each], 0, statistics.fmean),
+        _cell([mean_truth(run) for run in each], 2),
+        _cell([run.truth for run in each], 2),
+        _cell([run.gap for run in each], 3),
+        f"{max(run.rollouts for run in each)} of {BUDGET}",
+    ]
+
+
+def _family_cell(each: list[Run]) -> str:
+    if not each:
+        return "not run"
+    return f"{statistics.fmean(map(rollouts_needed, each)):.0f} / {statistics.fmean(run.truth for run in each):.2f}"
 
 
 def main(peer: Peer | None) -> list[Row | Table]:
-    families, seeds = [*FAMILIES, *HELD_OUT], range(SEEDS)
-    found = runs(families, seeds)
-    by_side = {side: [run for run in found if run.side == side] for side in SIDES}
-    overspent = [run for run in found if run.side.startswith("Leyden") and run.rollouts > run.budget]
+    families = [*FAMILIES, *HELD_OUT]
+    by_side = runs(peer, families, range(SEEDS))
+    overspent = [run for side in by_side if side.startswith("Leyden") for run in by_side[side] if run.rollouts > BUDGET]
     if overspent:
         raise RuntimeError(f"{overspent[0].side} exceeded its budget: {overspent[0].rollouts} rollouts")
     rows: list[Row | Table] = []
-    for ours in ("Leyden GEPA", "Leyden APO"):
-        for theirs in ("gepa 0.1.4", "random rewriting"):
-            mine, others = by_side[ours], by_side[theirs]
-            rows.append(_row(f"{ours}: rollouts to 95 % of the optimum", "rollouts", mine, others, rollouts_needed))
-            if theirs != "random rewriting":  # it hardly ever comes so far
-                name = f"{ours}: simulated time to it or to the end of the budget, 16 slots"
-                rows.append(_row(name, "s", mine, others, seconds_needed))
-    columns = ["optimiser", "95 % reached", "rollouts to 95 %", "final truth", "selection gap", "most rollouts"]
-    overall = [
-        [
-            side,
-            f"{sum(run.reached() is not None for run in each)} of {len(each)}",
-            _cell([rollouts_needed(run) for run in each], 0),
-            _cell([run.truth for run in each], 2),
-            _cell([run.gap for run in each], 2),
-            f"{max(run.rollouts for run in each)} of {BUDGET}",
+    pairs = (("Leyden GEPA", "gepa 0.1.4"), ("Leyden APO", AGENT_LIGHTNING), ("Leyden APO", "gepa 0.1.4"))
+    for ours, theirs in pairs:
+        if theirs not in by_side:
+            continue
+        mine, others = by_side[ours], by_side[theirs]
+        name = f"{ours} beside gepa" if (ours, theirs) == pairs[2] else ours
+        rows += [
+            paired_row(f"{name}: rollouts to 95 % of the optimum", "rollouts", mine, others, rollouts_needed),
+            paired_row(
+                f"{name}: rollouts to 80 % of the optimum",
+                "rollouts",
+                mine,
+                others,
+                lambda run: rollouts_needed(run, 0.8),
+            ),
+            paired_row(f"{name}: simulated time to 95 %, 16 slots", "s", mine, others, seconds_needed),
+            paired_row(f"{name}: selection gap, absolute", "reward", mine, others, lambda run: abs(run.gap)),
         ]
-        for side, each in by_side.items()
+    title = (
+        f"Prompt optimisers on {len(families)} families with {BUDGET} rollouts. Rollouts are means, a run that never came so far "
+        "counts with its whole budget; the others are interquartile means; 95 % bootstrap intervals"
+    )
+    columns = [
+        "optimiser",
+        "runs",
+        "reached 95 %",
+        "rollouts to 95 %",
+        "rollouts to 80 %",
+        "mean truth over the budget",
     ]
-    title = f"Prompt optimisers, {len(families)} families, {SEEDS} seeds: interquartile means, 95 % bootstrap intervals"
-    rows.append(Table(title, columns, overall))
+    columns += ["final truth", "selection gap", "most rollouts"]
+    rows.append(Table(title, columns, [_overall(side, each) for side, each in by_side.items()]))
     per_family = [
         [f"{family} (held out)" if family in HELD_OUT else family]
-        + [
-            f"{statistics.median(rollouts_needed(run) for run in each if run.family == family):.0f} / "
-            f"{statistics.fmean(run.truth for run in each if run.family == family):.2f}"
-            for each in by_side.values()
-        ]
+        + [_family_cell([run for run in each if run.family == family]) for each in by_side.values()]
         for family in families
     ]
-    rows.append(Table("Median rollouts to 95 % / mean final truth, by family", ["family", *by_side], per_family))
+    rows.append(Table("Mean rollouts to 95 % / mean final truth, by family", ["family", *by_side], per_family))
     return rows

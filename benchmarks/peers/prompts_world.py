@@ -1,0 +1,158 @@
+"""What every optimiser of `benchmarks/prompts.py` runs on: worlds whose best prompt is known, simulated time, and what a run did.
+
+It imports nothing but the standard library and `leyden.testing`, so that the sides of the peers use it in environments of their own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import heapq
+import math
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from leyden.testing import PromptSim
+from leyden.testing.promptsim import Kind, Setting, World
+from leyden.testing.promptsim.vocabulary import RULES, SEED_PROMPT
+
+N_TRAIN, N_VAL = 60, 40
+BUDGET = 800
+SLOTS, ROLLOUT_SECONDS, REFLECTION_SECONDS, TIMEOUT_SECONDS = 16, 1.0, 5.0, 60.0
+SHARE = 0.95
+
+
+# ---- worlds --------------------------------------------------------------------------------------------------------------
+
+
+def _rare(seed: int) -> Setting:
+    """One task in ten needs three rules that no other task needs."""
+    names = [rule.name for rule in RULES]
+    random.Random(f"rare/{seed}").shuffle(names)
+    kinds = (Kind("many", frozenset(names[:3]), 9.0), Kind("few", frozenset(names[3:6]), 1.0))
+    return Setting(World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}), {"prompt": SEED_PROMPT})
+
+
+def _terse(seed: int) -> Setting:
+    """Each word beyond forty costs, so that useless clauses hurt."""
+    names = [rule.name for rule in RULES]
+    random.Random(f"terse/{seed}").shuffle(names)
+    kinds = tuple(Kind("shop", frozenset(names[place : place + 3])) for place in range(0, 6, 3))
+    world = World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}, free_words=40, word_cost=0.06)
+    return Setting(world, {"prompt": SEED_PROMPT})
+
+
+HELD_OUT: dict[str, Callable[[int], Setting]] = {"rare": _rare, "terse": _terse}
+
+
+def world(family: str, seed: int) -> PromptSim:
+    """Return the world of a run."""
+    return PromptSim(HELD_OUT[family](seed) if family in HELD_OUT else family, seed=seed)
+
+
+# ---- one run -------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Simulated time: rollouts take slots in the order in which they are requested."""
+
+    def __init__(self) -> None:
+        self._free = [0.0] * SLOTS
+        self._now: contextvars.ContextVar[float] = contextvars.ContextVar("now")
+        self.end = 0.0
+        """When the last of all ends."""
+
+    @property
+    def now(self) -> float:
+        """The time of the task that asks; after a barrier, the end of all before it."""
+        return self._now.get(self._barrier)
+
+    _barrier = 0.0
+
+    def barrier(self) -> None:
+        """Whatever starts next waits for all before it."""
+        self._barrier = self.end
+
+    def run(self, seconds: Iterable[float]) -> None:
+        """Run rollouts at once, and go on when the last has ended."""
+        start, last = self.now, self.now
+        for duration in seconds:
+            ends = max(start, heapq.heappop(self._free)) + duration
+            heapq.heappush(self._free, ends)
+            last = max(last, ends)
+        self._set(last)
+
+    def reflect(self) -> None:
+        """Wait for one answer of the reflection model."""
+        self._set(self.now + REFLECTION_SECONDS)
+
+    def _set(self, now: float) -> None:
+        self._now.set(now)
+        self.end = max(self.end, now)
+
+
+@dataclass
+class Trace:
+    """What a run did."""
+
+    sim: PromptSim
+    clock: Clock = field(default_factory=Clock)
+    rollouts: int = 0
+    reflections: int = 0
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    """Rollouts, seconds and normalised truth each time that the best prompts changed."""
+
+    def seconds(self, prompts: dict[str, str], task: Any) -> float:
+        """Return the simulated duration of a rollout."""
+        seconds, median = self.sim.attempt(prompts, task).seconds, self.sim.behaviour.median_seconds
+        return TIMEOUT_SECONDS if math.isinf(seconds) else ROLLOUT_SECONDS * (seconds / median if median else 1.0)
+
+    def best(self, prompts: dict[str, str]) -> None:
+        """Note new best prompts."""
+        self.curve.append((self.rollouts, round(self.clock.end, 2), self.sim.normalised_score(prompts)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The outcome of one run, a line of `results/prompts_runs.jsonl`."""
+
+    side: str
+    family: str
+    seed: int
+    budget: int
+    rollouts: int
+    reflections: int
+    seconds: float
+    """Simulated."""
+    truth: float
+    """Of the final prompts: 0 for the first ones, 1 for the best possible ones."""
+    gap: float
+    """What the optimiser believes of its prompts, minus the truth."""
+    curve: list[tuple[int, float, float]]
+    wall_s: float
+
+    def reached(self, share: float = SHARE) -> tuple[float, float] | None:
+        """Return rollouts and seconds until the truth was first at this share of the optimum; None if never."""
+        return next(((rollouts, seconds) for rollouts, seconds, truth in self.curve if truth >= share), None)
+
+
+def measure(side: str, optimise: Callable[[Trace, int], tuple[dict[str, str], float]], family: str, seed: int) -> Run:
+    """Run one optimiser on one world. It returns its prompts, and the reward that it believes them to have."""
+    trace, began = Trace(world(family, seed)), time.perf_counter()
+    prompts, believed = optimise(trace, seed)
+    sim = trace.sim
+    return Run(
+        side=side,
+        family=family,
+        seed=seed,
+        budget=BUDGET,
+        rollouts=trace.rollouts,
+        reflections=trace.reflections,
+        seconds=trace.clock.end,
+        truth=sim.normalised_score(prompts),
+        gap=believed - sim.expected_reward(prompts),
+        curve=trace.curve,
+        wall_s=round(time.perf_counter() - began, 2),
+    )

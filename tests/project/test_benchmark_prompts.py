@@ -1,0 +1,46 @@
+"""The benchmark of prompt optimisers: what its statistics say of runs that end before their goal, and what its clock counts."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("gepa")
+
+from benchmarks import prompts
+from benchmarks.peers.prompts_world import BUDGET, REFLECTION_SECONDS, SLOTS, Clock, Run
+
+
+def run(*curve: tuple[int, float, float], side: str = "ours", seed: int = 0) -> Run:
+    truth = curve[-1][2]
+    return Run(side, "additive", seed, BUDGET, BUDGET, 1, 100.0, truth, 0.1, list(curve), 1.0)
+
+
+def test_a_run_that_never_reached_the_goal_counts_with_its_whole_budget() -> None:
+    reached, ended = run((40, 1.0, 0.0), (200, 5.0, 0.96)), run((40, 1.0, 0.0), (200, 5.0, 0.94))
+    assert [prompts.rollouts_needed(each) for each in (reached, ended)] == [200, BUDGET]
+    assert [prompts.rollouts_needed(each, 0.8) for each in (reached, ended)] == [200, 200]
+    assert [prompts.seconds_needed(each) for each in (reached, ended)] == [5.0, 100.0]
+
+
+def test_the_mean_truth_weighs_each_prompt_by_the_rollouts_for_which_it_was_the_best() -> None:
+    assert prompts.mean_truth(run((0, 0.0, 1.0))) == 1.0
+    assert prompts.mean_truth(run((0, 0.0, 0.0), (BUDGET // 2, 0.0, 1.0))) == 0.5
+    assert prompts.mean_truth(run((40, 0.0, 0.0), (BUDGET, 0.0, 1.0))) == 0.0
+
+
+def test_a_ratio_is_of_the_runs_that_both_sides_have() -> None:
+    ours = [run((100 * seed, 0.0, 1.0), seed=seed) for seed in (1, 2, 3)]
+    theirs = [run((200 * seed, 0.0, 1.0), side="theirs", seed=seed) for seed in (1, 2)]
+    row = prompts.paired_row("rollouts", "rollouts", ours, theirs, prompts.rollouts_needed)
+    assert (row.leyden, row.peer, row.ratio, row.n) == (150, 300, 2.0, 2)
+
+
+def test_rollouts_beyond_the_slots_and_what_follows_a_reflection_start_later() -> None:
+    clock = Clock()
+    clock.run([1.0] * SLOTS)
+    assert clock.end == 1.0
+    clock.run([1.0] * (SLOTS + 1))
+    assert clock.end == 3.0
+    clock.reflect()
+    assert clock.end == 3.0 + REFLECTION_SECONDS
