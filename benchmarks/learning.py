@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -43,7 +44,8 @@ class Task:
 
     aim: str
     reached: Callable[[Found], bool]
-    environment: str = "dev"
+    environment: str | None = None
+    """Where its runs need more packages than the benchmark itself; None: they do not."""
 
 
 def _gains(points: float) -> Callable[[Found], bool]:
@@ -81,9 +83,9 @@ def main(peer: Peer | None) -> list[Row | Table]:
     ]
     for number, (name, seed) in enumerate(wanted, 1):
         place = f"{number} of {len(wanted)}: {name}, seed {seed}"
-        env = environment(TASKS[name].environment)
-        if not is_installed(env.name):
-            print(f"{place}: left out, .venvs/{env.name} is not installed", flush=True)
+        needed = TASKS[name].environment
+        if needed is not None and not is_installed(needed):
+            print(f"{place}: left out, .venvs/{needed} is not installed", flush=True)
             continue
         started = time.monotonic()
         try:
@@ -100,7 +102,8 @@ def main(peer: Peer | None) -> list[Row | Table]:
 
 def make_run(name: str, seed: str) -> Found:
     """Make one run, in a process and a folder of its own. Raises PeerFailed."""
-    python = Peer(f"learning, {name}", environment(TASKS[name].environment).python)
+    needed = TASKS[name].environment
+    python = Peer(f"learning, {name}", Path(sys.executable) if needed is None else environment(needed).python)
     with tempfile.TemporaryDirectory() as folder:
         return python.run(SCRIPT, name, seed, folder, timeout_seconds=60 * MINUTES)
 

@@ -88,4 +88,5 @@ def test_a_rival_whose_weights_moved_does_not_count() -> None:
 
 
 def test_the_environment_of_each_task_is_one_of_the_projects() -> None:
-    assert {task.environment for task in learning.TASKS.values()} == {"dev", "frameworks"}
+    assert {task.environment for task in learning.TASKS.values()} == {None, "frameworks"}
+    assert learning.environment("frameworks").wanted.exists()
