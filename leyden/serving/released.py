@@ -106,7 +106,8 @@ class ReleasedVersions:
                 async with asyncio.timeout(2 * _NEWS_SECONDS):
                     waits = 0.0 if after is None else _NEWS_SECONDS
                     news = await self._store.get_news(after=after, labels=True, timeout_seconds=waits)
-                    if after is None or news.labels or news.gap:
+                if after is None or news.labels or news.gap:
+                    async with asyncio.timeout(2 * _NEWS_SECONDS):
                         await self.read()
                 after = news.after
             except Exception as error:  # noqa: BLE001 -- serving goes on with what was released last

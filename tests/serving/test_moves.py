@@ -22,8 +22,8 @@ from tests.serving.visitors import CANARY_PERCENT, N_USERS, Labels, Request, req
 from tests.store.killing import Forker, dead
 
 N_PROCESSES = 8
-LAG_SECONDS = 2.0
-"""How old the labels may be that a session serves with, on a busy machine."""
+LAG_SECONDS = 4.0
+"""How old the labels may be that a session serves with: the time in which it notices that it is cut off."""
 
 
 @pytest.fixture(scope="module")
