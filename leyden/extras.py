@@ -10,15 +10,32 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import lazy_loader  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from leyden.errors import MissingExtra
-from leyden.utils.extras import install_extra
 
 _PACKAGES = {"rl": ("gymnasium", "numpy", "safetensors", "torch"), "torch": ("safetensors", "torch", "transformers")}
 """The packages that Leyden's modules import at their top, by extra."""
+
+
+def install_extra(extra: str) -> str:
+    """Return the remedy for a missing package of `extra`.
+
+    Leyden is on no package index, so a clone is needed.
+    """
+    return f"install the extra '{extra}' (in a clone of Leyden: pip install -e '.[{extra}]')"
+
+
+def require_packages(*packages: str, extra: str, needed_by: str) -> None:
+    """Raise MissingExtra, which names the extra to install, if one of the packages is not installed.
+
+    None of them is imported.
+    """
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise MissingExtra(f"{needed_by} needs {', '.join(missing)}; {install_extra(extra)}")
 
 
 def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportError:

@@ -129,7 +129,7 @@ def named_options(kind: type[T]) -> type[T]:
 
     wrapper: Any = init
     wrapper.__code__ = wrapper.__code__.replace(co_name="__init__")  # the name that a traceback shows
-    setattr(kind, "__init__", wrapper)  # noqa: B010 -- type checkers refuse the plain assignment
+    cast(Any, kind).__init__ = wrapper
     return kind
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
-from leyden.utils.extras import install_extra
+from leyden.extras import require_packages
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ def demo(
 
     from leyden.utils.logs import setup_logging
 
-    _require_demo_packages()
+    require_packages("torch", "transformers", "openai", "matplotlib", extra="demo", needed_by="the demo")
     setup_logging("WARNING")
     if engine is not None:
         from leyden.options import check_choice  # not above: it loads asyncio, which --help does without
@@ -169,13 +169,3 @@ def _train_and_show(
 def _line(console: Console, name: str, text: str) -> None:
     """Print one line that the terminal may wrap, so that a path or command can be copied."""
     console.print(f"{name + ':':10} {text}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _require_demo_packages() -> None:
-    import importlib.util
-
-    missing = [
-        name for name in ("torch", "transformers", "openai", "matplotlib") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise ConfigError(f"the demo needs {', '.join(missing)}; {install_extra('demo')}")

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from leyden.errors import ConfigError, LeydenError
-from leyden.utils.extras import install_extra
+from leyden.extras import require_packages
 
 rl_commands = typer.Typer(help="Train and test policies in simulators.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -49,7 +49,7 @@ def train(
     Sections of the file: runtime, env, simulator, data, state_interpreter, action_interpreter, reward, network, policy, trainer;
     `_base_: other.yaml` takes over what another file says. Paths in it are relative to the current folder.
     """
-    _require_rl_packages()
+    require_packages("numpy", "gymnasium", "torch", extra="rl", needed_by="leyden rl")
     from leyden.loop import ProgressBar
     from leyden.rl.order_execution.config import load_config, read_config
     from leyden.rl.order_execution.run import train_orders
@@ -120,7 +120,7 @@ def backtest(
       leyden rl backtest twap.yaml --output twap.csv
       leyden rl backtest ppo.yaml --run runs/ppo/checkpoints/step-000050 --orders valid
     """
-    _require_rl_packages()
+    require_packages("numpy", "gymnasium", "torch", extra="rl", needed_by="leyden rl")
     from leyden.rl.order_execution.config import load_config
     from leyden.rl.order_execution.run import backtest_orders
     from leyden.utils.logs import setup_logging
@@ -144,11 +144,3 @@ def backtest(
 
 def _report_stopped(how_to_go_on: str) -> None:
     typer.echo(f"\nstopped; every finished iteration is kept. {how_to_go_on}", err=True)
-
-
-def _require_rl_packages() -> None:
-    import importlib.util
-
-    missing = [name for name in ("numpy", "gymnasium", "torch") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"leyden rl needs {', '.join(missing)}; {install_extra('rl')}")

@@ -15,6 +15,7 @@ from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, echoes, pre
 from leyden.dialects.checks import check_types
 from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
 from leyden.errors import Untranslatable
+from leyden.utils.json import is_object
 
 _MISREAD = (AttributeError, KeyError, TypeError, ValueError)
 """What comes of reading a body that is not as its API wants it, where no check has named the field."""
@@ -66,10 +67,9 @@ class Passage:
 
         Raises ValueError for what is no JSON object, Untranslatable (which is one, too).
         """
-        found: Any = parse(raw)
-        if not isinstance(found, dict):
-            raise ValueError(f"a JSON {type(found).__name__} is no answer")
-        answer: Json = found  # pyright: ignore[reportUnknownVariableType] -- JSON
+        answer: object = parse(raw)
+        if not is_object(answer):
+            raise ValueError(f"a JSON {type(answer).__name__} is no answer")
         if self.verbatim:
             told = _told(self.upstream.answer_to_chat, answer)
             return told, dump(visible(answer, self.hidden)) if self.hidden else raw

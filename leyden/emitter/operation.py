@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from leyden import semconv
 from leyden.errors import ConfigError
@@ -88,13 +88,13 @@ class Operation(AbstractContextManager[OperationStep]):
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def recorded_async(*args: Any, **kwargs: Any) -> Any:
+            async def recorded_async(*args: P.args, **kwargs: P.kwargs) -> Any:
                 with called(args, kwargs) as step:
-                    result = await function(*args, **kwargs)
+                    result = await cast("Awaitable[Any]", function(*args, **kwargs))
                     step.set_output(result)
                     return result
 
-            return recorded_async  # pyright: ignore[reportReturnType] -- R is the coroutine's type
+            return cast("Callable[P, R]", recorded_async)  # R is the coroutine's type
 
         @functools.wraps(function)
         def recorded(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -37,11 +37,11 @@ from leyden.engine.base import (
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
+from leyden.extras import install_extra
 from leyden.host.listening import check_token, is_loopback, listen, netloc
 from leyden.maths.losses import LOSSES, Loss
 from leyden.options import check_flag, check_names, check_number
 from leyden.types import LLM, TrainingSequence
-from leyden.utils.extras import install_extra
 
 if TYPE_CHECKING:
     from leyden.engine.loading import LoadedPolicy

@@ -16,7 +16,7 @@ from leyden.engine.refusal import bad_request
 from leyden.engine.tools import ToolParser
 from leyden.engine.wire import CompletionRequest
 from leyden.errors import EngineError
-from leyden.utils.extras import install_extra
+from leyden.extras import install_extra
 
 Json = dict[str, Any]
 

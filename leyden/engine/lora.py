@@ -17,7 +17,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 
 from leyden.engine.base import LoRA
 from leyden.errors import ConfigError, EngineError
-from leyden.utils.extras import install_extra
+from leyden.extras import install_extra
 
 _WEIGHTS = "adapter_model.safetensors"
 

@@ -28,6 +28,7 @@ from leyden.host.child import Failure, Parent
 from leyden.host.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden.runner.calls import overdue_seconds
 from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
+from leyden.utils.frames import current_frames
 from leyden.utils.latch import Latch
 from leyden.utils.logs import setup_child_logging
 from leyden.utils.own_loop import run_on_own_loop
@@ -235,7 +236,7 @@ class _ParentLink:
     def listen(self, cancel: Callable[[], Any]) -> None:
         """Follow the parent's commands in a thread. `cancel` is called when the parent has gone."""
         thread = threading.Thread(target=self._listen, args=(cancel,), name="leyden-parent", daemon=True)
-        setattr(thread, "pydev_do_not_trace", True)  # noqa: B010 -- debuggers of IDEs do not stop a thread with this attribute
+        vars(thread)["pydev_do_not_trace"] = True  # debuggers of IDEs do not stop a thread with this attribute
         thread.start()
 
     def close(self) -> None:
@@ -305,8 +306,7 @@ class _ParentLink:
 
 
 def _blocked() -> RunnerFailure:
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] -- documented, under this name
-    where = traceback.extract_stack(frames[threading.main_thread().ident or 0])
+    where = traceback.extract_stack(current_frames()[threading.main_thread().ident or 0])
     last = where[-1]
     headline = f"an agent blocks the event loop beyond an agent's time, at {last.filename}:{last.lineno} in {last.name}: {last.line}"
     return RunnerFailure(headline, "".join([*traceback.format_list(where), headline]), culprit_may_be_over=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from leyden.errors import ConfigError
-from leyden.utils.extras import install_extra
+from leyden.extras import import_optional
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +60,8 @@ class Cluster:
 
 
 def import_ray() -> Any:
-    """Import and return the module `ray`. Raise ConfigError if it is not installed."""
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ConfigError(f"strategy 'ray' needs Ray ({error}); {install_extra('ray')}") from error
+    """Import and return the module `ray`. Raise MissingExtra if it is not installed."""
+    return import_optional("ray", extra="ray", needed_by="strategy 'ray'")
 
 
 def in_words(resources: Mapping[str, float]) -> str:

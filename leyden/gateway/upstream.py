@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from leyden.dialects import CHAT, DIALECTS, Dialect
 from leyden.errors import ConfigError
+from leyden.extras import install_extra
 from leyden.options import named_options
 from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
-from leyden.utils.extras import install_extra
 
 _OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")
 _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")

@@ -51,7 +51,7 @@ class FunctionalLitAgent(LitAgent[Any]):
     def is_async(self) -> bool:
         """Return whether calling the function gives a coroutine."""
         function = self._function
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def rollout(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Call the function with what its parameters ask for."""

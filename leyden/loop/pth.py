@@ -11,7 +11,6 @@ are for people and programs that know `torch.load`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any, Final, cast
 from leyden.errors import CheckpointError
 from leyden.extras import import_optional
 from leyden.loop.state_files import StatefulVessel, map_leaves
-from leyden.utils.atomic import ASIDE, fsync_directory
+from leyden.utils.atomic import open_aside
 from leyden.utils.json import is_object
 
 _FORMAT: Final = 1
@@ -82,17 +81,8 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
         "format": _FORMAT,
         "vessel": map_leaves(vessel_state, tensor, unmarked, where="vessel"),
     }
-    aside = path.with_name(ASIDE + path.name)
-    try:
-        with aside.open("wb") as file:
-            torch.save(plain, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
+    with open_aside(path, "wb") as file:
+        torch.save(plain, file)
 
 
 def read_pth(path: str | Path) -> SavedFile:

@@ -26,6 +26,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -191,7 +192,7 @@ class TrainLoop(NamedOptions):
         self._drive(self._flow(vessel, resume))
 
     def _drive(self, flow: Flow) -> None:
-        proceed: Callable[[], object] = lambda: next(flow)  # noqa: E731 -- rebound below
+        proceed: Callable[[], object] = partial(next, flow)
         while True:
             try:
                 result = proceed()
@@ -211,7 +212,7 @@ class TrainLoop(NamedOptions):
         Hooks and vessel may be asynchronous; what is not, blocks the event loop while it runs.
         """
         flow = self._flow(vessel, resume)
-        proceed: Callable[[], object] = lambda: next(flow)  # noqa: E731 -- rebound below
+        proceed: Callable[[], object] = partial(next, flow)
         while True:
             try:
                 result = proceed()

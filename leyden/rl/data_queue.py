@@ -213,6 +213,21 @@ class DataQueue(Generic[T]):
     # ---- where it is -----------------------------------------------------------------------------
 
     @property
+    def address(self) -> str | None:
+        """The address of an active queue, by which other processes find it; None if inactive."""
+        return None if self._address is None else self._address.path
+
+    @classmethod
+    def attach(cls, address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
+        """Return this process's queue with the address, or one that reaches it from here."""
+        if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():
+            return here
+        queue = cls.__new__(cls)
+        queue._local, queue._remote, queue._finalizer = None, None, None
+        queue._pid, queue._address, queue._timeout_seconds = -1, address, timeout_seconds
+        return queue
+
+    @property
     def _end(self) -> _LocalQueue | _RemoteQueue:
         if self._local is not None and self._pid == os.getpid():
             return self._local
@@ -239,19 +254,14 @@ def active_queue(path: str) -> DataQueue[Any] | None:
     return _ACTIVE.get(path)
 
 
+def _attach(address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
+    """Unpickle a queue. A function of the module, which cloudpickle sends by its name."""
+    return DataQueue.attach(address, timeout_seconds)
+
+
 def address_of(seeds: object) -> str | None:
     """Return the address of an active queue; None for anything else."""
-    return seeds._address.path if isinstance(seeds, DataQueue) and seeds._address is not None else None  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType] -- of this module
-
-
-def _attach(address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
-    if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():  # pyright: ignore[reportPrivateUsage] -- of this module
-        return here
-    queue = cast("DataQueue[Any]", DataQueue.__new__(DataQueue))  # pyright: ignore[reportUnknownMemberType] -- of any items
-    queue.__dict__.update(
-        _local=None, _pid=-1, _address=address, _remote=None, _finalizer=None, _timeout_seconds=timeout_seconds
-    )
-    return queue
+    return cast("DataQueue[Any]", seeds).address if isinstance(seeds, DataQueue) else None
 
 
 class _LocalQueue:

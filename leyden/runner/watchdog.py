@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import sys
 import threading
 import time
 import weakref
@@ -37,6 +36,7 @@ from leyden.runner.stall import Position, Reason, ThreadTimes, is_worth_a_warnin
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
+from leyden.utils.frames import current_frames
 
 logger = logging.getLogger(__name__)
 
@@ -334,7 +334,7 @@ class LagWatchdog:
 
     def _step(self) -> _Step | None:
         """Return the step that the loop is at; None while it waits for events."""
-        running = sys._current_frames()  # pyright: ignore[reportPrivateUsage] -- documented, and the only way
+        running = current_frames()
         frame, frames = running.get(self._thread_id), list[FrameType]()
         while frame is not None and frame.f_code.co_qualname not in _LOOP_FRAMES:
             frames.insert(0, frame)

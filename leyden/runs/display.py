@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from leyden.runs.chart import sparkline
 from leyden.utils.figures import duration, figure, one_line, shortened
-from leyden.utils.text import storable
+from leyden.utils.text import text_of
 
 if TYPE_CHECKING:
     from leyden.runs.metrics import RewardMetrics
@@ -128,7 +128,7 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     if validation := _validation(summary):
         lines.append(f"validation: {validation}")
     if summary.result is not None:
-        lines.append(shortened(f"result: {_result(summary)}", max(20, width)))
+        lines.append(shortened(f"result: {one_line(text_of(repr, summary.result))}", max(20, width)))
     if summary.stopped is not None:
         lines += textwrap.wrap(f"stopped: {summary.stopped}", max(20, width), subsequent_indent="  ")
     if summary.run_dir is not None:
@@ -152,7 +152,7 @@ def summary_html(summary: RunSummary) -> str:
     if validation := _validation(summary):
         rows.append(("validation", validation))
     if summary.result is not None:
-        rows.append(("result", shortened(_result(summary), 200)))
+        rows.append(("result", shortened(one_line(text_of(repr, summary.result)), 200)))
     if summary.stopped is not None:
         rows.append(("stopped", summary.stopped))
     if summary.run_dir is not None:
@@ -182,14 +182,6 @@ def _failures(summary: RunSummary) -> list[str]:
         rest = sum(summary.failures.values()) - sum(count for _, count in shown)
         lines.append(f"{rest:,} x something else ({len(summary.failures) - len(shown):,} other reasons)")
     return lines
-
-
-def _result(summary: RunSummary) -> str:
-    """Return the result as its `repr` shows it. It is the user's object, whose `repr` may raise."""
-    try:
-        return one_line(storable(repr(summary.result)))
-    except Exception as error:  # noqa: BLE001 -- the user's own class, which may do anything
-        return f"a {type(summary.result).__name__}, whose __repr__ raised {type(error).__name__}"
 
 
 def _reward(reward: RewardMetrics) -> str:

@@ -60,8 +60,8 @@ def _asks(method: F) -> F:
     route = BY_METHOD[method.__name__]
 
     @wraps(method, updated=())
-    def ask(self: LightningStoreClient, *args: Any, **kwargs: Any) -> Any:
-        return self._ask(route, route.bind(args, kwargs))  # pyright: ignore[reportPrivateUsage] -- becomes a method
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._ask(route, route.bind(args, kwargs))
 
     return cast(F, ask)
 

@@ -21,7 +21,6 @@ To add a column: its type in the table below, its value in the function behind i
 from __future__ import annotations
 
 import asyncio
-import importlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 
 from leyden.errors import ConfigError, UnknownRollout
+from leyden.extras import import_optional
 from leyden.store.base import LightningStore
 from leyden.store.sql.rows import text_of
 from leyden.types import (
@@ -50,7 +50,6 @@ from leyden.types import (
     Span,
 )
 from leyden.utils.atomic import ASIDE, commit_directory
-from leyden.utils.extras import install_extra
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -509,8 +508,6 @@ def _length(value: Any) -> int:
 
 @cache
 def arrow_modules() -> tuple[Any, Any]:
-    """Return the modules `pyarrow` and `pyarrow.parquet`. Raises ConfigError where they are not installed."""
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"Parquet files need pyarrow ({error}); {install_extra('export')}") from error
+    """Import and return `pyarrow` and `pyarrow.parquet`. Raise MissingExtra if they are not installed."""
+    arrow = import_optional("pyarrow", extra="export", needed_by="a Parquet file")
+    return arrow, import_optional("pyarrow.parquet", extra="export", needed_by="a Parquet file")

@@ -143,8 +143,7 @@ class Route:
             hint = _until_the_first_fault(self.hints[name])
             fields[name] = hint if required else NotRequired[hint]
         title = "".join(word.capitalize() for word in self.method.split("_")) + "Request"
-        typed: Any = TypedDict(title, fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues] -- made from the protocol
-        return TypeAdapter(with_config(ConfigDict(extra="forbid"))(typed))
+        return TypeAdapter(with_config(ConfigDict(extra="forbid"))(_typed_dict(title, fields)))
 
     @cached_property
     def item(self) -> TypeAdapter[Any] | None:
@@ -566,8 +565,15 @@ def _short(value: Any) -> str:
 def _without_unset(hint: Any) -> Any:
     """The type without UNSET, which on the wire is a missing key."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.Union[tuple(part for part in typing.get_args(hint) if part is not Unset)]  # noqa: UP007 -- made at run time
+        return _union(part for part in typing.get_args(hint) if part is not Unset)
     return hint
+
+
+def _union(hints: Iterator[Any]) -> Any:
+    union = next(hints)
+    for hint in hints:
+        union |= hint
+    return union
 
 
 def _page_of(item: Any) -> Any:
@@ -577,7 +583,11 @@ def _page_of(item: Any) -> Any:
         parts = typing.get_args(named)
         named = parts[0] if typing.get_origin(named) is Annotated else parts[-1]
     fields = {"items": list[item], "limit": int, "offset": int, "total": int, "exact": bool}
-    return TypedDict(f"PageOf{named.__name__}", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues] -- made from the protocol
+    return _typed_dict(f"PageOf{named.__name__}", fields)
+
+
+_typed_dict: Any = TypedDict
+"""`TypedDict` for fields that are made at run time, which type checkers refuse."""
 
 
 def _until_the_first_fault(hint: Any) -> Any:
@@ -586,7 +596,7 @@ def _until_the_first_fault(hint: Any) -> Any:
     if origin is Sequence:
         return Annotated[list[arguments[0]], Field(fail_fast=True)]
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(map(_until_the_first_fault, arguments))]  # noqa: UP007 -- made at run time
+        return _union(map(_until_the_first_fault, arguments))
     return hint
 
 

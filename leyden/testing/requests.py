@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leyden.testing.tokens import Call, Turn, encode, prompt_ids_of
+from leyden.utils.json import is_list
 
 Json = dict[str, Any]
 
@@ -25,7 +26,7 @@ def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
     """Return the token ids of any request's prompt. path: the route below `/v1/`."""
     if path == "completions":
         prompt = request["prompt"]
-        return list(prompt) if isinstance(prompt, list) else encode(str(prompt))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- JSON
+        return list(prompt) if is_list(prompt) else encode(str(prompt))
     turns = {"chat/completions": _chat_turns, "messages": _messages_turns, "responses": _responses_turns}[path]
     tools = [_tool(tool) for tool in request.get("tools") or ()]
     return prompt_ids_of(turns(request), json.dumps(tools, sort_keys=True) if tools else "")

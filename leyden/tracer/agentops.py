@@ -15,10 +15,9 @@ from typing import Any, ClassVar
 
 from opentelemetry import trace as otel_trace
 
-from leyden.errors import ConfigError
+from leyden.extras import require_packages
 from leyden.instrumentation import HTTP_CLIENTS, MODEL_HOSTS, Instrumentation
 from leyden.tracer.otel import OtelTracer
-from leyden.utils.extras import install_extra
 from leyden.utils.patching import Patch
 
 _LEFT_WRAPPED = (
@@ -43,8 +42,7 @@ class AgentOpsTracer(OtelTracer):
 
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
         super().__init__(instrumentation=HTTP_CLIENTS, model_hosts=model_hosts)
-        if not _AgentOps.available():
-            raise ConfigError(f"AgentOpsTracer needs the package agentops: {install_extra('agentops')}")
+        require_packages("agentops", extra="agentops", needed_by="AgentOpsTracer")
 
     def while_open(self) -> AbstractContextManager[object]:
         """See Tracer.while_open."""

@@ -19,12 +19,11 @@ from typing import Any, ClassVar, cast
 from uuid import uuid4
 
 from leyden import semconv
-from leyden.errors import ConfigError
+from leyden.extras import require_packages
 from leyden.instrumentation import HTTP_CLIENTS, MODEL_HOSTS, Instrumentation
 from leyden.tracer.current import current_trace
 from leyden.tracer.otel import OtelTracer
 from leyden.tracer.trace import OpenSpan
-from leyden.utils.extras import install_extra
 from leyden.utils.text import as_json
 
 _INTEGRATIONS = {
@@ -43,8 +42,7 @@ class WeaveTracer(OtelTracer):
 
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
         super().__init__(instrumentation=HTTP_CLIENTS, model_hosts=model_hosts)
-        if not _Weave.available():
-            raise ConfigError(f"WeaveTracer needs the package weave: {install_extra('weave')}")
+        require_packages("weave", extra="weave", needed_by="WeaveTracer")
         _import_quietly("weave")
 
     def while_open(self) -> AbstractContextManager[object]:

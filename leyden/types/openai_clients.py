@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from leyden.errors import ConfigError
-from leyden.utils.extras import install_extra
+from leyden.extras import import_optional
 from leyden.utils.per_loop import PerLoop
 
 if TYPE_CHECKING:
@@ -57,10 +57,8 @@ def _key(api_key: str | None) -> str:
 @functools.cache
 def _client_classes() -> tuple[type[AsyncOpenAI], type[OpenAI]]:
     """Return the classes of clients whose `close`, and so whose `with` block, leaves the shared connections open."""
-    try:
-        from openai import AsyncOpenAI, OpenAI
-    except ImportError as error:
-        raise ConfigError(f"LLM.openai() needs the package 'openai' ({error}): {install_extra('openai')}") from error
+    import_optional("openai", extra="openai", needed_by="LLM.openai()")
+    from openai import AsyncOpenAI, OpenAI
 
     class SharedAsyncOpenAI(AsyncOpenAI):
         async def close(self) -> None:

@@ -11,21 +11,21 @@ import os
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 ASIDE = ".tmp-"
 """The prefix of unfinished files. A process may remove such a file once its writer is gone."""
 
 
 @contextlib.contextmanager
-def open_aside(path: Path) -> Generator[IO[str]]:
-    """Open a text file that replaces `path` when the block ends, and vanishes if it raises.
+def open_aside(path: Path, mode: Literal["w", "wb"] = "w") -> Generator[IO[Any]]:
+    """Open a file that replaces `path` when the block ends, and vanishes if it raises.
 
-    The text is UTF-8, with newlines as written.
+    Text is UTF-8, with newlines as written.
     """
     aside = path.with_name(ASIDE + path.name)
     try:
-        with aside.open("w", encoding="utf-8", newline="") as file:
+        with aside.open("wb") if mode == "wb" else aside.open("w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

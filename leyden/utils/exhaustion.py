@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
+from leyden.utils.text import describe_error
 from leyden.utils.throttle import Throttle
 
 
@@ -39,10 +40,7 @@ class _Resource:
             return True
         if {getattr(error, "sqlite_errorname", None), getattr(error, "sqlstate", None)} & set(self.codes):
             return True
-        try:
-            said = str(error)
-        except Exception:  # noqa: BLE001 -- an agent's own class, which may do anything
-            return False
+        said = describe_error(error)
         return any(text in said for text in self.texts)
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 _LEYDEN = Path(__file__).parents[1]
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _AGENTS = tuple(f"{_LEYDEN}{os.sep}{name}{os.sep}" for name in ("demo", "testing"))
 """Leyden's own agents count as a user's."""
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by the thread's id."""
+    return sys._current_frames()  # pyright: ignore[reportPrivateUsage] -- documented under this name
 
 
 def is_users_file(filename: str) -> bool:

@@ -201,12 +201,12 @@ class _LineHandler(logging.StreamHandler[TextIO]):
     """Writes to the `sys.stderr` of the moment, which a progress bar or a notebook may replace."""
 
     def __init__(self) -> None:
-        logging.Handler.__init__(self)
+        super().__init__()
         self.setFormatter(line_formatter())
 
-    @property
-    def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride] -- as in logging.lastResort
-        return sys.stderr
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _rich_handler() -> logging.Handler:

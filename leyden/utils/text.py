@@ -30,19 +30,20 @@ def storable(text: str, *, limit: int = _LIMIT) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return the error's message, whatever its `__str__` does; empty if it has none."""
-    try:
-        return storable(str(error))
-    except Exception as trouble:  # noqa: BLE001 -- an agent's own class, which may do anything
-        return f"(its __str__ raised {type(trouble).__name__})"
+    return text_of(str, error)
 
 
 def shown(value: object, *, limit: int = 200) -> str:
     """Return the `repr` of a value and its type, whatever its `__repr__` does."""
+    return f"{text_of(repr, value)[:limit]} (a {type(value).__name__})"
+
+
+def text_of(function: Callable[[Any], str], value: object) -> str:
+    """Return `str` or `repr` of a user's object as storable text, or which error it raised."""
     try:
-        text = storable(repr(value))[:limit]
-    except Exception as trouble:  # noqa: BLE001 -- an agent's own class, which may do anything
-        text = f"something whose __repr__ raised {type(trouble).__name__}"
-    return f"{text} (a {type(value).__name__})"
+        return storable(function(value))
+    except Exception as error:  # noqa: BLE001 -- a user's own class, which may do anything
+        return f"(its __{function.__name__}__ raised {type(error).__name__})"
 
 
 def as_json(value: Any, *, default: Callable[[Any], Any] = repr) -> str:

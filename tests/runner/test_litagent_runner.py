@@ -248,7 +248,7 @@ async def returns_nothing(task: Any) -> None:
         (raises_in_a_thread_what_has_no_text, "failed", "exception", "UnprintableExit: (its __str__ raised"),
         (raises_what_utf8_cannot_say, "failed", "exception", "ValueError: half a pair: \\udc80"),
         (raises_megabytes, "failed", "exception", "the end"),
-        (returns_what_has_no_text, "failed", "invalid_return", "whose __repr__ raised RuntimeError"),
+        (returns_what_has_no_text, "failed", "invalid_return", "(its __repr__ raised RuntimeError)"),
         (emits_what_utf8_cannot_say, "failed", "no_reward", "without a reward"),
         (exits, "failed", "exception", "SystemExit: 3"),
         (interrupts, "failed", "exception", "KeyboardInterrupt"),

@@ -124,5 +124,5 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
         "LLM(endpoint='http://x/v1', model='m').openai_sync()\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "needs the package 'openai'" in ended.stderr
+    assert "LLM.openai() needs openai" in ended.stderr
     assert "install the extra 'openai'" in ended.stderr

@@ -12,13 +12,13 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from leyden.errors import ConfigError, MissingExtra
-from leyden.extras import import_optional
+from leyden.errors import ConfigError
+from leyden.extras import import_optional, require_packages
 from leyden.options import check_choice, check_number
-from leyden.utils.extras import install_extra
 
 _DEFAULTS = Path(__file__).with_name("defaults.yaml")
 _MAKES_PROMPTS = (
@@ -129,11 +129,9 @@ def _import(module: str) -> Any:
 
 def _folder_of_verl() -> Path:
     """Return the folder of verl's configurations, without importing verl, which takes seconds."""
-    import importlib.util
-
-    found = importlib.util.find_spec("verl")
-    if found is None or found.origin is None:
-        raise MissingExtra(f"VERL needs verl, which is not installed; {install_extra('verl')}")
+    require_packages("verl", extra="verl", needed_by="VERL")
+    found = find_spec("verl")
+    assert found is not None and found.origin is not None
     return Path(found.origin).parent / "trainer" / "config"
 
 

@@ -19,10 +19,10 @@ from leyden import tracer as native
 from leyden.compat.agentlightning.otel import format_exception_attributes
 from leyden.compat.agentlightning.types import Span, SpanCoreFields, StatusCode
 from leyden.errors import ConfigError
+from leyden.extras import install_extra
 from leyden.store.base import LightningStore
 from leyden.tracer import LOCAL, OpenSpan, Trace, TraceContext, current_trace
 from leyden.types import SpanStatus
-from leyden.utils.extras import install_extra
 from leyden.utils.logs import notice
 
 logger = logging.getLogger(__name__)

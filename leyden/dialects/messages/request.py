@@ -27,6 +27,7 @@ from leyden.dialects.fields import (
     without,
 )
 from leyden.errors import Untranslatable
+from leyden.utils.json import is_object
 
 DEFAULT_MAX_TOKENS = 8192
 """Anthropic's API demands a limit; a chat request that has none gets this one."""
@@ -445,7 +446,7 @@ def input_of(arguments: Any) -> Json:
         value: Any = json.loads(arguments or "{}")
     except (TypeError, ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {_INVALID_JSON: arguments}  # pyright: ignore[reportUnknownVariableType] -- JSON
+    return value if is_object(value) else {_INVALID_JSON: arguments}
 
 
 def _tool(tool: Any, field: str) -> Json:

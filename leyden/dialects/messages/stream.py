@@ -9,6 +9,7 @@ from leyden.dialects.fields import REASONING, a_list, a_text, an_object, reasoni
 from leyden.dialects.messages.answer import chat_usage, finish_reason, stop_of, usage_of
 from leyden.dialects.messages.request import arguments_of
 from leyden.errors import Untranslatable
+from leyden.utils.json import is_list
 
 
 class EventsFromChat:
@@ -49,7 +50,7 @@ class EventsFromChat:
     def _start(self, chunk: Json) -> Json:
         self._started = True
         prompt_ids = chunk.get("prompt_token_ids")
-        n_prompt = len(prompt_ids) if isinstance(prompt_ids, list) else 0  # pyright: ignore[reportUnknownArgumentType] -- JSON
+        n_prompt = len(prompt_ids) if is_list(prompt_ids) else 0
         message: Json = {
             "id": chunk.get("id"),
             "type": "message",

@@ -18,6 +18,7 @@ from leyden.dialects.responses.answer import (
 )
 from leyden.dialects.responses.request import reasoning_items, thinking_block
 from leyden.errors import Untranslatable
+from leyden.utils.json import is_list
 
 
 class EventsFromChat:
@@ -168,7 +169,7 @@ class EventsFromChat:
 
 def _copy(item: Json) -> Json:
     """An event's own copy of what goes on changing."""
-    return {name: list[Any](value) if isinstance(value, list) else value for name, value in item.items()}  # pyright: ignore[reportUnknownArgumentType] -- JSON
+    return {name: list(value) if is_list(value) else value for name, value in item.items()}
 
 
 class EventsToChat:

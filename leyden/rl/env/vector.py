@@ -427,7 +427,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     # ---- work ------------------------------------------------------------------------------------
 
-    def _where(self) -> tuple[int, str] | None:
+    def where(self) -> tuple[int, str] | None:
         """Return the number and a description of the work under way, for another thread; None if
         idle.
         """
@@ -472,7 +472,7 @@ def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: thread
     before, looks = None, 1
     while not ended.wait(quiet_seconds):
         venv = of()
-        where = None if venv is None else venv._where()  # pyright: ignore[reportPrivateUsage] -- of this module
+        where = None if venv is None else venv.where()
         del venv
         looks = looks + 1 if where is not None and where == before else 1
         before = where

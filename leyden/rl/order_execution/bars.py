@@ -8,7 +8,6 @@ no order and no simulator. To read another format, add a line to `_READERS`.
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
+from leyden.extras import import_optional
 from leyden.rl.order_execution.objects import Time
-from leyden.utils.extras import install_extra
 
 Array = NDArray[Any]
 TIME_COLUMNS: Final = ("datetime", "date")
@@ -233,10 +232,7 @@ def _read_csv(path: Path) -> dict[str, Array]:
 
 
 def _read_parquet(path: Path) -> dict[str, Array]:
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ConfigError(f"{path} needs pyarrow; {install_extra('export')}, or give CSV") from None
+    parquet = import_optional("pyarrow.parquet", extra="export", needed_by=f"{path} (unless it is CSV)")
     try:
         table: Any = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError

@@ -176,7 +176,7 @@ def _checked_command(command: Sequence[str]) -> list[str]:
 
 async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput) -> Any:
     """Off the event loop, if it is no coroutine function: a slow one must not hold up the other attempts."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(output)
     return await call_sync(lambda: function(output), None, name=f"reward-{output.pid}")
 

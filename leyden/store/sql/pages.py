@@ -6,13 +6,15 @@ It knows column names that the body gives it, never a value: values are paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from leyden.errors import ConfigError
-from leyden.store.sql.transaction import Transaction
-from leyden.types import FilterLogic, SortOrder
+from leyden.store.sql.transaction import Row, Transaction
+from leyden.types import FilterLogic, PaginatedResult, SortOrder
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -87,6 +89,22 @@ def check_page(limit: int, offset: int) -> None:
 def within_reach(rows: int) -> int:
     """A number of rows as every database counts; -1 and what is higher than that mean all of them."""
     return min(rows, _ALL) if rows >= 0 else _ALL
+
+
+def page_of(
+    tx: Transaction,
+    query: str,
+    read: Callable[[Row], T],
+    where: str,
+    order: str,
+    parameters: dict[str, Any],
+    limit: int,
+    offset: int,
+) -> PaginatedResult[T]:
+    """Return the page of `query`'s rows that `where` and `order` choose, each row read by `read`."""
+    items = [read(row) for row in tx.page(query, where + order, parameters)]
+    total, exact = total_of(tx, query, where, parameters, found=len(items), limit=limit, offset=offset)
+    return PaginatedResult(items, limit, offset, total, exact)
 
 
 def total_of(

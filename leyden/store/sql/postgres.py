@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from leyden.errors import ConfigError, LeydenError, StoreError, StoreFull
+from leyden.extras import import_optional
 from leyden.store.sql.driver import Durability
 from leyden.store.sql.queries import load_queries
-from leyden.utils.extras import install_extra
 
 _OLDEST = 14
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}")
@@ -63,11 +63,8 @@ _SYNCHRONOUS: Mapping[Durability, str] = {"process": "local", "power": "on"}
 
 @cache
 def psycopg() -> Any:
-    """The module `psycopg`. Raises ConfigError where it is not installed."""
-    try:
-        return importlib.import_module("psycopg")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"a store on PostgreSQL needs psycopg ({error}); {install_extra('postgres')}") from error
+    """Import and return the module `psycopg`. Raise MissingExtra if it is not installed."""
+    return import_optional("psycopg", extra="postgres", needed_by="a store on PostgreSQL")
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,11 @@ def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], An
     """
 
     @wraps(method, updated=())
-    def read(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
-        return self._driver.read(operation, args, kwargs)  # pyright: ignore[reportPrivateUsage] -- becomes a method
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._driver.read(operation, args, kwargs)
 
     @wraps(method, updated=())
-    async def read_then(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
+    async def read_then(self: Any, *args: Any, **kwargs: Any) -> Any:
         assert then is not None
         return then(await read(self, *args, **kwargs))
 
@@ -66,8 +66,8 @@ def _writes(method: F, operation: Callable[..., Any]) -> F:
     """The protocol's `method`, as a write by the body's `operation`."""
 
     @wraps(method, updated=())
-    def write(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
-        return self._driver.write(operation, args, kwargs)  # pyright: ignore[reportPrivateUsage] -- becomes a method
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._driver.write(operation, args, kwargs)
 
     return cast(F, write)
 
@@ -79,10 +79,10 @@ def _writes_in_run(method: F, operation: Callable[..., Any]) -> F:
     """
 
     @wraps(method, updated=())
-    def write(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(kwargs.get("run_id", UNSET), Unset):
             kwargs["run_id"] = current_run_id.get()
-        return self._driver.write(operation, args, kwargs)  # pyright: ignore[reportPrivateUsage] -- becomes a method
+        return self._driver.write(operation, args, kwargs)
 
     return cast(F, write)
 

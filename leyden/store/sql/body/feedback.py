@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from leyden.errors import ConfigError
 from leyden.store.sql.body.checks import check_id, check_time
 from leyden.store.sql.body.lookup import unknown_rollout
-from leyden.store.sql.pages import Filters, order_and_limit, total_of
+from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import feedback_from, text_of
 from leyden.store.sql.transaction import Transaction
 from leyden.types import Feedback, FeedbackKind, PaginatedResult, SortOrder, feedback_fault
@@ -56,9 +56,7 @@ def query_feedback(
         filters.condition("f.key > {}", after)
     where, parameters = filters.sql(*([_COUNTED] if counted else [])), filters.parameters
     tx.expect(None)
-    items = [feedback_from(row) for row in tx.page("select_feedback", where + page, parameters)]
-    total, exact = total_of(tx, "select_feedback", where, parameters, found=len(items), limit=limit, offset=offset)
-    return PaginatedResult(items, limit, offset, total, exact)
+    return page_of(tx, "select_feedback", feedback_from, where, page, parameters, limit, offset)
 
 
 def _add(tx: Transaction, one: Feedback) -> Feedback:

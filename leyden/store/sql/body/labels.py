@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from leyden.errors import ConfigError, LabelMoved, VersionFrozen
 from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.resources import HIGHEST_VERSION, resolved, unknown_version
-from leyden.store.sql.pages import Filters, order_and_limit, total_of
+from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import audit_from, utf8_text
 from leyden.store.sql.transaction import Transaction
 from leyden.types import (
@@ -121,9 +121,7 @@ def query_audit(
         filters.condition("(d.from_id = {} OR d.to_id = {})", resources_id, resources_id)
     where, parameters = filters.sql(), filters.parameters
     tx.expect(None)
-    items = [audit_from(row) for row in tx.page("select_audit", where + page, parameters)]
-    total, exact = total_of(tx, "select_audit", where, parameters, found=len(items), limit=limit, offset=offset)
-    return PaginatedResult(items, limit, offset, total, exact)
+    return page_of(tx, "select_audit", audit_from, where, page, parameters, limit, offset)
 
 
 def note(

@@ -10,7 +10,7 @@ from leyden.errors import ConfigError, ReleaseAdvanced, UnknownRelease
 from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.labels import move_labels, note
 from leyden.store.sql.body.resources import unknown_version
-from leyden.store.sql.pages import Filters, order_and_limit, total_of
+from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import release_from, text_of
 from leyden.store.sql.transaction import Transaction
 from leyden.types import UNSET, LabelMove, PaginatedResult, Release, SortOrder, Unset
@@ -123,9 +123,7 @@ def query_releases(
     filters.among("e.state", state_in)
     where, parameters = filters.sql(), filters.parameters
     tx.expect(None)
-    items = [release_from(row) for row in tx.page("select_releases", where + page, parameters)]
-    total, exact = total_of(tx, "select_releases", where, parameters, found=len(items), limit=limit, offset=offset)
-    return PaginatedResult(items, limit, offset, total, exact)
+    return page_of(tx, "select_releases", release_from, where, page, parameters, limit, offset)
 
 
 def _check_deadline(deadline: float | None) -> None:

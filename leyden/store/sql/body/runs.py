@@ -13,7 +13,7 @@ from typing import Any
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.checks import check_id, check_time
 from leyden.store.sql.body.lookup import run_key, unknown_run
-from leyden.store.sql.pages import Filters, order_and_limit, total_of
+from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import metric_from, run_from, text_of, utf8_text
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
@@ -102,9 +102,7 @@ def query_runs(
     filters.among("u.kind", kind_in)
     where, parameters = filters.sql(), filters.parameters
     tx.expect(None)
-    items = [run_from(row) for row in tx.page("select_runs", where + page, parameters)]
-    total, exact = total_of(tx, "select_runs", where, parameters, found=len(items), limit=limit, offset=offset)
-    return PaginatedResult(items, limit, offset, total, exact)
+    return page_of(tx, "select_runs", run_from, where, page, parameters, limit, offset)
 
 
 def add_metrics(tx: Transaction, run_id: str, points: Sequence[MetricPoint]) -> None:
@@ -136,9 +134,7 @@ def query_metrics(
     filters.between("m.iteration", iteration_from, None)
     where, parameters = filters.sql(), filters.parameters
     tx.expect(None)
-    items = [metric_from(row) for row in tx.page("select_metrics", where + page, parameters)]
-    total, exact = total_of(tx, "select_metrics", where, parameters, found=len(items), limit=limit, offset=offset)
-    return PaginatedResult(items, limit, offset, total, exact)
+    return page_of(tx, "select_metrics", metric_from, where, page, parameters, limit, offset)
 
 
 def cut_metrics(tx: Transaction, run_id: str, *, after_iteration: int) -> None:

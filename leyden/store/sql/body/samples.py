@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from leyden.errors import ConfigError
 from leyden.store.sql.body.checks import check_id, check_time
-from leyden.store.sql.pages import Filters, order_and_limit, total_of
+from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import sample_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import PaginatedResult, Sample, SortOrder
@@ -43,13 +43,9 @@ def query_samples(
     filters.equal("s.name", name)
     filters.equal("s.worker_id", worker_id)
     filters.between("s.time", measured_from, measured_before)
-    where = filters.sql()
+    where, parameters = filters.sql(), filters.parameters
     tx.expect(None)
-    items = [sample_from(row) for row in tx.page("select_samples", where + page, filters.parameters)]
-    total, exact = total_of(
-        tx, "select_samples", where, filters.parameters, found=len(items), limit=limit, offset=offset
-    )
-    return PaginatedResult(items, limit, offset, total, exact)
+    return page_of(tx, "select_samples", sample_from, where, page, parameters, limit, offset)
 
 
 def _check(sample: Sample) -> None:
