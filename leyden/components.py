@@ -164,7 +164,8 @@ def check_arguments(
     spec_name: str,
     remedy: str = "pass an instance, or a dict with 'type' and the arguments",
 ) -> None:
-    """Raise ConfigError for an argument that a class or factory does not accept, or that is missing.
+    """Raise ConfigError for an argument that a class or factory does not accept, or that is
+    missing.
 
     A class of C that describes no signature is not checked.
 

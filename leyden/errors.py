@@ -1,7 +1,9 @@
 """Every error that Leyden raises on purpose, one root and a few kinds.
 
-Each kind also inherits the builtin that it is, so `except ValueError` works too. A message says what happened, to which id or
-option, and what to do about it. To add a kind: a class with one docstring sentence that says when it is raised.
+Each kind also inherits the builtin that it is, so `except ValueError` works too. A message says
+what happened, to which id or
+option, and what to do about it. To add a kind: a class with one docstring sentence that says when
+it is raised.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ class ConfigError(LeydenError, ValueError):
 
 
 class InvalidArgument(ConfigError, TypeError):
-    """A function or class was called with an argument that it does not take, or with one of the wrong kind."""
+    """A function or class was called with an argument that it does not take, or with one of the
+    wrong kind.
+    """
 
 
 class MissingExtra(ConfigError, ImportError):
@@ -33,7 +37,9 @@ class MissingResource(LeydenError, LookupError):
 
 
 class StoreError(LeydenError, RuntimeError):
-    """The store could not do what was asked (disk full, file in use, a newer file format, a database or server that is away)."""
+    """The store could not do what was asked (disk full, file in use, a newer file format, a
+    database or server that is away).
+    """
 
 
 class StoreClosed(StoreError):
@@ -45,7 +51,9 @@ class StoreFull(StoreError):
 
 
 class UnknownRollout(LeydenError, ValueError):
-    """A rollout id that this store does not have: it never had it, or its retention has forgotten it."""
+    """A rollout id that this store does not have: it never had it, or its retention has forgotten
+    it.
+    """
 
 
 class UnknownAttempt(LeydenError, ValueError):
@@ -53,7 +61,9 @@ class UnknownAttempt(LeydenError, ValueError):
 
 
 class UnknownResources(LeydenError, ValueError):
-    """A resources id that this store does not have: it never had it, or its retention has forgotten it."""
+    """A resources id that this store does not have: it never had it, or its retention has forgotten
+    it.
+    """
 
 
 class UnknownRelease(LeydenError, ValueError):
@@ -97,7 +107,9 @@ class InvalidReturn(AgentError, TypeError):
 
 
 class InvalidEmission(AgentError, ValueError):
-    """The agent emitted a value that cannot be recorded (a reward that is not finite, an object that is not JSON)."""
+    """The agent emitted a value that cannot be recorded (a reward that is not finite, an object
+    that is not JSON).
+    """
 
 
 class ProcessFailed(AgentError):
@@ -137,11 +149,15 @@ class ReflectionFailed(LeydenError, RuntimeError):
 
 
 class RunnerDied(LeydenError, RuntimeError):
-    """A runner's process could not start, or died at once again and again; the message has its own traceback."""
+    """A runner's process could not start, or died at once again and again; the message has its own
+    traceback.
+    """
 
 
 class SimulatorError(LeydenError, RuntimeError):
-    """An episode of a simulator failed: its code raised or hung, or its worker died; the message names environment, seed and step."""
+    """An episode of a simulator failed: its code raised or hung, or its worker died; the message
+    names environment, seed and step.
+    """
 
     def __init__(
         self, message: str, *, env_id: int | None = None, seed_index: int | None = None, step: int | None = None
@@ -162,7 +178,9 @@ class DataQueueClosed(LeydenError, RuntimeError):
 
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):
-    """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says how to resume."""
+    """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says
+    how to resume.
+    """
 
 
 class InvalidTrade(LeydenError, ValueError):
@@ -174,7 +192,9 @@ class OrderDone(LeydenError, AssertionError):
 
 
 class Untranslatable(LeydenError, ValueError):
-    """A request or an answer says something that another API has no words for; nothing of it is left out silently."""
+    """A request or an answer says something that another API has no words for; nothing of it is
+    left out silently.
+    """
 
     def __init__(self, field: str, problem: str) -> None:
         """field: where it stands, as `messages[2].content[0].type`."""

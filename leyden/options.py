@@ -1,4 +1,5 @@
-"""Check options where they are given, so that a wrong one is refused by its name and not by what it breaks later.
+"""Check options where they are given, so that a wrong one is refused by its name and not by what it
+breaks later.
 
 This module knows no option. For another kind of option, add a function that raises ConfigError with
 the name, the value and what is possible.
@@ -72,7 +73,9 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: object, possible: Collection[str]) -> None:
-    """Raise ConfigError, with the nearest possible name, unless `value` is one of the possible ones."""
+    """Raise ConfigError, with the nearest possible name, unless `value` is one of the possible
+    ones.
+    """
     if not isinstance(value, str) or value not in possible:
         raise ConfigError(f"{name} is {value!r}; {nearest(str(value), possible)}")
 
@@ -96,7 +99,9 @@ def nearest(name: str, possible: Collection[str]) -> str:
 
 
 def check_names(caller: str, given: Collection[str], possible: Collection[str]) -> None:
-    """Raise InvalidArgument, with the nearest possible name, if `caller` was given an option that it does not have."""
+    """Raise InvalidArgument, with the nearest possible name, if `caller` was given an option that
+    it does not have.
+    """
     for name in given:
         if name not in possible:
             raise InvalidArgument(f"{caller} has no option {name!r}; {nearest(name, possible)}")
@@ -134,7 +139,9 @@ def named_options(kind: type[T]) -> type[T]:
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function or method, sync or async, refuse unknown and missing arguments as `NamedOptions` does."""
+    """Make a function or method, sync or async, refuse unknown and missing arguments as
+    `NamedOptions` does.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     name, _, method = function.__qualname__.rpartition(".")
     is_method = bool(name) and not name.endswith("<locals>")
@@ -167,7 +174,8 @@ def _check_call(
     options: Mapping[str, object],
     possible: Callable[[], Collection[str]],
 ) -> None:
-    """Raise InvalidArgument for an option that no parameter takes, and for a parameter without a value.
+    """Raise InvalidArgument for an option that no parameter takes, and for a parameter without a
+    value.
 
     parameters: without `self`. possible: the names to suggest, which are listed only for an error.
     """
@@ -185,7 +193,9 @@ def _check_call(
 
 
 def _options(made: object) -> list[str]:
-    """Return the names that the object's constructor takes, and the names that it passes on to its base classes."""
+    """Return the names that the object's constructor takes, and the names that it passes on to its
+    base classes.
+    """
     return list(dict.fromkeys(_names(type(made))))
 
 

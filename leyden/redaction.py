@@ -1,8 +1,9 @@
 """Keep passwords and keys out of text that people, logs and stores get to see.
 
-`redact` is the one rule. Leyden's errors apply it to their messages, `utils.text.storable` to the text of
-foreign exceptions, and the command line to what it logs. It knows the forms in which addresses carry
-credentials and the form of the gateway's keys, and no credential itself. To cover another form, add a pattern here.
+`redact` is the one rule. Leyden's errors apply it to their messages, `utils.text.storable` to the
+text of foreign exceptions, and the command line to what it logs. It knows the forms in which
+addresses carry credentials and the form of the gateway's keys, and no credential itself. To cover
+another form, add a pattern here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ HIDDEN = "***"
 _SECRET_WORDS = ("password", "secret", "token", "key")
 
 _LOGIN = re.compile(r"(://[^\s:/?#@]*):(?:[^\s/]*|(?!\d+/|[^\s/]*\])(?:(?!://)[^\s'\"])*)@")
-"""`scheme://user:password@host`, in which the password may hold a colon, a slash or an at sign. A port and a path are no password."""
+"""`scheme://user:password@host`, in which the password may hold a colon, a slash or an at sign. A
+port and a path are no password."""
 _QUERY = re.compile(
     r"([?&](?:[a-z_-]*(?:password|passwd|token|secret|signature)|pwd|sig|apikey|(?:[a-z_-]*[_-])?key)=)[^\s&#'\"]+",
     re.I,
@@ -34,7 +36,9 @@ _MEMBER = re.compile(
 
 
 def redact(text: str) -> str:
-    """Return `text` with `***` for each password or key in an address, and for the secret of an attempt's key."""
+    """Return `text` with `***` for each password or key in an address, and for the secret of an
+    attempt's key.
+    """
     if "sk-leyden-" in text:
         text = _ATTEMPT_KEY.sub(rf"\1{HIDDEN}", text)
     if "://" in text:

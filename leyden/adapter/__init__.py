@@ -1,10 +1,12 @@
 """Spans to training data, as pure functions.
 
-Lives here: `TraceAdapter` and the adapters that ship. They know spans and training data; they know no store, model or tokenizer
-(text is never tokenised again). To add one, subclass `TraceAdapter` and pass it to `Trainer(adapter=...)`.
+The package holds `TraceAdapter` and the adapters that ship. They know spans and training data; they
+know no store, model or tokenizer (text is never tokenised again). To add one, subclass
+`TraceAdapter` and pass it to `Trainer(adapter=...)`.
 
-What the spans mean is found out once, for all adapters: `normalise` reads one span of any dialect, `calls` joins what was seen several
-times, `tree` says what was part of what, `selection` whose call and whose reward it is.
+The meaning of spans is found once, for all adapters: `normalise` reads one span of any dialect,
+`calls` joins several records of one call, `tree` finds which step was part of which, and
+`selection` assigns calls to agents and rewards to calls.
 """
 
 from leyden.adapter.base import Adapter, TraceAdapter

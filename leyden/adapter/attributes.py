@@ -1,6 +1,7 @@
-"""Values of attributes, told apart: dotted names back to what they were flattened from, and text that is JSON.
+"""Structure in attributes: dotted names back to the objects that they were flattened from, and text
+that is JSON.
 
-It knows no dialect. What an attribute means is in `normalise`.
+It knows no dialect. The meaning of an attribute is in `normalise`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ Json = dict[str, Any]
 
 
 def unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
-    """What was flattened under `prefix`: `a.0.x` and `a.1.x` are `[{"x": ...}, {"x": ...}]` for the prefix `a`.
+    """Return the object that was flattened under `prefix`: `a.0.x` and `a.1.x` are `[{"x": ...},
+    {"x": ...}]` for the prefix `a`.
 
-    Names of digits make a list, in their order; names of letters beside them are left out. None when there is nothing.
+    Names of digits make a list, in their order; names of letters beside them are left out. None if
+    there is nothing.
     """
     tree: Json = {}
     for name, value in attributes.items():

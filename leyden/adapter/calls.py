@@ -1,16 +1,19 @@
-"""The model calls of an attempt, each once, however many instrumentations saw it.
+"""The model calls of an attempt, each once, however many instrumentations recorded it.
 
-Two sightings (spans that are model calls) are of one call when, in this order,
+A sighting is a span that records a model call. Two sightings belong to one call if, in this order,
 
-1. they say the same response id;
-2. one lies below the other, as a gateway's record lies below the SDK's span that sent the traceparent. A span with several answered
-   calls below it is a wrapper around them, and no call of its own;
-3. they come from different sources (a source is a dialect and a span's name), say the same, and are the k-th of their source to say
-   it. First what was asked and answered is compared, then, where one of them has no answer, what was asked.
+1. they have the same response id;
+2. one lies below the other, as a gateway's record lies below the SDK's span that sent the
+traceparent. A span with several answered calls below it is a wrapper around them, and no call of
+its own;
+3. they come from different sources (a source is a dialect and a span's name), have the same
+content, and are the k-th of their source with it. Request and answer are compared first, then, if
+one of them has no answer, the request.
 
-Sightings of one source are never joined by 3, so two equal parallel calls stay two. Only the order within one source counts, never the
-clocks of two machines. An upstream that gives different answers one id is found out by the gateway's records, and that id is ignored.
-What the call is, above all its tokens, is what the gateway recorded; the others fill gaps. The order of `spans` changes nothing.
+Sightings of one source are never joined by rule 3, so two equal parallel calls stay two. Only the
+order within one source counts, never the clocks of two machines. If an upstream gives different
+answers one id, the gateway's records show it, and that id is ignored. The gateway's record decides
+what the call is, above all its tokens; the others fill gaps. The order of `spans` changes nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ from leyden.types import Span
 
 
 def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
-    """The calls of one attempt in the order in which they started; failed ones are among them (`ModelCallView.failed`), but for
-    tries that the client followed by another of the same call.
+    """Return the calls of one attempt in the order in which they started.
 
-    That order is the gateway's count where it saw every call and counted each once, else it is by the clocks.
+    Failed calls are included (`ModelCallView.failed`), except tries that the client followed by
+    another of the same call. The order is the gateway's count if it saw every call and counted each
+    once; otherwise it is by the clocks.
     """
     ordered = in_order(spans)
     tried_again = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}
@@ -58,7 +62,7 @@ def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
 
 
 class _Sighting:
-    """One span that is a model call, and what it can be recognised by."""
+    """One span that records a model call, with its means of recognition."""
 
     def __init__(self, view: ModelCallView) -> None:
         self.view = view
@@ -85,7 +89,7 @@ def _digest(messages: Sequence[Json]) -> str:
 
 
 def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
-    """Ids that the gateway saw on different answers tell nothing apart from what was said with them."""
+    """Drop ids that the gateway saw on different answers, because they identify no call."""
     seen: dict[str, list[_Sighting]] = {}
     for sighting in sightings:
         if sighting.response_id is not None:
@@ -117,12 +121,12 @@ class _Call:
         return all(sighting.view.failed for sighting in self.sightings)
 
     def contradicts(self, other: _Call) -> bool:
-        """Whether both know the response id, and not the same one."""
+        """Return whether both know a response id, and not the same one."""
         mine, theirs = self.response_ids, other.response_ids
         return bool(mine and theirs and mine.isdisjoint(theirs))
 
     def says_what(self, other: _Call) -> bool:
-        """Whether some two sightings say the same."""
+        """Return whether a sighting of each has the same content."""
         mine = {(sighting.asked, sighting.answered) for sighting in self.sightings}
         return any((sighting.asked, sighting.answered) in mine for sighting in other.sightings)
 
@@ -135,7 +139,7 @@ class _Joined:
         self._call_of = {sighting: _Call([sighting]) for sighting in sightings}
 
     def calls(self) -> list[_Call]:
-        """What there is now, without the wrappers."""
+        """Return the present calls, without the wrappers."""
         return [call for call in dict.fromkeys(self._call_of.values()) if not call.is_wrapper]
 
     def _join(self, one: _Call, other: _Call) -> None:
@@ -187,7 +191,9 @@ class _Joined:
                 self._join_to_first(found, self._call_of[sighting], answered=answered)
 
     def _join_to_first(self, found: list[_Call], call: _Call, *, answered: bool) -> None:
-        """Join the call to the first of those found that has not been seen by its source, or add it to them."""
+        """Join the call to the first of those found that its source has not seen, or add it to
+        them.
+        """
         if call in found or call.is_wrapper:
             return
         for other in found:
@@ -219,7 +225,9 @@ def _nearest_above(
 
 
 def _merged(call: _Call) -> ModelCallView:
-    """One view of all sightings: each field from the first source that has it, the gateway's first."""
+    """Return one view of all sightings: each field from the first source that has it, the gateway's
+    first.
+    """
     first, *others = [
         sighting.view
         for sighting in sorted(call.sightings, key=lambda sighting: (sighting.source, moment(sighting.span)))
@@ -235,4 +243,4 @@ def _merged(call: _Call) -> ModelCallView:
 
 
 _GAPS = ("response_id", "model", "input_messages", "output_messages", "tools", "settings", "usage", "tokens")
-"""What one sighting may know and another not."""
+"""Fields that one sighting may know and another not."""

@@ -1,7 +1,9 @@
-"""Messages and tools of any dialect of spans in the shape of OpenAI's chat completions, which all adapters work with.
+"""Messages and tools of any dialect of spans in the shape of OpenAI's chat completions, which all
+adapters work with.
 
-Read here: chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message` objects, and the flat tool calls of AgentOps and
-Traceloop. What has no place in a chat message is left as it was found. To read another shape, add it to `chat_message`.
+It reads chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message` objects, and
+the flat tool calls of AgentOps and Traceloop. Content that has no place in a chat message stays as
+it was found. To read another shape, add it to `chat_message`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def chat_message(message: Json, role: str) -> list[Json]:
 
 
 def _is_plain(message: Json) -> bool:
-    """Whether it is a chat message already, as nearly all are."""
+    """Return whether it is a chat message already, as nearly all are."""
     content = message.get("content")
     return (
         message.get("role") in ("user", "assistant", "system", "tool", "developer")
@@ -57,7 +59,9 @@ def _is_plain(message: Json) -> bool:
 
 
 def _content_parts(text: str) -> Any:
-    """AgentOps writes a list of content parts as its JSON; text that only looks like that stays text."""
+    """Return the content parts that AgentOps wrote as JSON. Text that only looks like that stays
+    text.
+    """
     parts = parsed(text)
     return parts if all("type" in as_dict(part) for part in as_list(parts)) else text
 
@@ -103,7 +107,9 @@ def image_urls(messages: Iterable[Json]) -> list[str]:
 
 
 def plain(message: Json) -> list[Any]:
-    """Return what no dialect leaves out of a message: role, text, images, and the names and arguments of tool calls."""
+    """Return the parts of a message that every dialect keeps: role, text, images, and the names and
+    arguments of tool calls.
+    """
     functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
     calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]
     return [message.get("role"), message_text(message.get("content")), image_urls([message]), calls]
@@ -135,7 +141,9 @@ def _openinference_part(part: Json) -> Json:
 
 
 def _from_parts(message: Json, role: str) -> list[Json]:
-    """OpenTelemetry's message: a role and parts of text, tool calls, tools' answers, images, reasoning."""
+    """Convert OpenTelemetry's message: a role and parts of text, tool calls, tools' answers,
+    images, reasoning.
+    """
     parts = [as_dict(part) for part in as_list(message["parts"])]
     answers = [
         {

@@ -1,10 +1,11 @@
 """How many turns of an attempt's conversations merge to one trajectory, and why the others do not.
 
-A call continues an earlier one if its messages do. The two merge if the ids of its prompt begin with the ids of the earlier
-prompt and response. Otherwise the later prompt is a sequence of its own: it is trained on correctly, but its context is
-computed again, and no prefix cache holds it.
+A call continues an earlier one if its messages do. The two merge if the ids of its prompt begin
+with the ids of the earlier prompt and response. Otherwise the later prompt is a sequence of its
+own: it is trained on correctly, but its context is computed again, and no prefix cache holds it.
 
-It knows messages and ids, and no tokenizer: what the messages do not explain is put down to tokenisation.
+It knows messages and ids, and no tokenizer: a difference that the messages do not explain is put
+down to tokenisation.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class TurnMerges:
 
 
 def turn_merges(spans: Sequence[Span]) -> TurnMerges:
-    """Return how many turns of one attempt merge. Failed calls, calls without tokens, and replayed calls are left out."""
+    """Return how many turns of one attempt merge. Failed calls, calls without tokens, and replayed
+    calls are left out.
+    """
     views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
     calls = [_Call(view, place) for place, view in enumerate(views)]
     found = TurnMerges()
@@ -99,7 +102,9 @@ class _Call:
         return frozenset(digest for digest, message in pairs if message.get("role") == "assistant")
 
     def extends(self, earlier: _Call) -> bool:
-        """Whether the messages are those of the earlier call, an assistant's, and perhaps more."""
+        """Return whether the messages are those of the earlier call, an assistant's, and perhaps
+        more.
+        """
         n = len(earlier.asked)
         if len(self.asked) <= n or self.view.input_messages[n].get("role") != "assistant":
             return False
@@ -111,8 +116,8 @@ def _digest(message: Json) -> str:
 
 
 def _continued_by(call: _Call, before: Sequence[_Call]) -> _Call | None:
-    """Return the latest call that this one continues: the one whose messages and answer it has, else whose messages
-    it has, else whose answer.
+    """Return the latest call that this one continues. Prefer a call whose messages and answer it
+    has, then one whose messages it has, then one whose answer it has.
     """
     if not call.answers_sent:
         return None

@@ -1,7 +1,8 @@
-"""Model calls to conversations, as OpenAI's fine-tuning takes them: `{"messages": [...], "tools": [...]}`.
+"""Model calls to conversations, as OpenAI's fine-tuning takes them: `{"messages": [...], "tools":
+[...]}`.
 
-Tool calls come from the answer itself, or, where an instrumentation writes them as spans of their own below the call (AgentOps), from
-those. It knows messages and no tokens.
+Tool calls come from the answer itself. If an instrumentation writes them as spans of their own
+below the call (AgentOps), they come from those. It knows messages and no tokens.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ class OpenAIMessages(TypedDict):
 
 
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
-    """One conversation for each answer of each call that succeeded, in order; a later turn has the earlier ones in it.
+    """One conversation for each answer of each call that succeeded, in order; a later turn contains
+    the earlier ones.
 
-    A call whose messages nobody recorded is left out, and so is one without an answer: there is nothing to learn from it.
+    A call without recorded messages is left out, and so is one without an answer: there is nothing
+    to learn from it.
     """
 
     def __init__(self, agent_match: str | None = None) -> None:
-        """agent_match: a regular expression; only calls of agents in whose names it finds something. None: all."""
+        """Choose the calls.
+
+        agent_match: a regular expression; only calls of agents whose name contains a match. None:
+            all.
+        """
         self.agent_match = agent_match
 
     def adapt(self, source: Sequence[Span]) -> list[OpenAIMessages]:
@@ -102,11 +109,13 @@ def _tool_call(tool: ToolCallView) -> Json:
 
 
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "weight")
-"""Of a message in OpenAI's fine-tuning format."""
+"""The keys of a message in OpenAI's fine-tuning format."""
 
 
 def _fine_tuning(message: Json) -> Json:
-    """The message with the keys that the format has; content is text, or parts, or None beside tool calls."""
+    """Return the message with the keys that the format has. Content is text, or parts, or None
+    beside tool calls.
+    """
     kept: dict[str, Any] = {name: message[name] for name in _KEYS if message.get(name) is not None}
     if not _has_images(kept.get("content")):
         kept["content"] = message_text(kept.get("content")) or (None if "tool_calls" in kept else "")

@@ -1,6 +1,6 @@
 """One view of a model call, a tool call and an agent, whichever instrumentation recorded the span.
 
-| dialect | told by | who writes it |
+| dialect | recognised by | written by |
 |---|---|---|
 | `leyden` | the name `leyden.model_call` | Leyden's gateway; the only one with proven tokens |
 | `agentlightning` | `agentlightning.operation.output.*`; the name `raw_gen_ai_request` | Agent Lightning's Weave tracer and proxy |
@@ -8,8 +8,9 @@
 | `gen_ai` | `gen_ai.input.messages`, a JSON text, or `gen_ai.operation.name` | OpenTelemetry's conventions today, OpenLLMetry |
 | `gen_ai_indexed` | `gen_ai.prompt.N.*`, `gen_ai.completion.N.*` | the conventions up to 1.36, AgentOps, older Traceloop |
 
-It reads one span at a time and knows nothing of the others; that two spans are of one call is found out in `calls`. A span of none of
-these is no model call. To add a dialect, add a line to `_DIALECTS`; messages of a new shape belong in `chat`.
+It reads one span at a time and knows nothing of the others; `calls` finds that two spans belong to
+one call. A span of none of these dialects is no model call. To add a dialect, add a line to
+`_DIALECTS`; messages of a new shape belong in `chat`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ GATEWAY: Final = "leyden"
 
 @dataclass(frozen=True, slots=True)
 class ModelCallView:
-    """One answered or failed call of a model. Messages and tools are in the shape of OpenAI's chat completions."""
+    """One answered or failed call of a model. Messages and tools are in the shape of OpenAI's chat
+    completions.
+    """
 
     spans: tuple[Span, ...]
     """The spans that the call was seen as, the gateway's first."""
@@ -42,7 +45,7 @@ class ModelCallView:
     """One message for each choice of the answer."""
     tools: list[Json] = field(default_factory=list[Json])
     settings: Json = field(default_factory=dict[str, Any])
-    """What the request asked of the sampler: `temperature`, `top_p`, `max_tokens`, ..."""
+    """The request's sampling options: `temperature`, `top_p`, `max_tokens`, ..."""
     usage: tuple[int, int] | None = None
     """Prompt and response tokens, as the server counted them."""
     tokens: TokenRecord | None = None
@@ -56,12 +59,14 @@ class ModelCallView:
 
     @property
     def replayed(self) -> bool:
-        """Whether the answer came from the record of another attempt: it is context, and never trained on twice."""
+        """Whether the answer came from the record of another attempt. It is context then, and never
+        trained on twice.
+        """
         return self.span.attributes.get(semconv.REPLAYED) is True
 
     @property
     def failed(self) -> bool:
-        """Whether nobody saw the call succeed."""
+        """Whether no source recorded the call as successful."""
         return all(span.status.status_code == "ERROR" for span in self.spans)
 
 
@@ -80,12 +85,13 @@ class ToolCallView:
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """A step that is an agent's: everything below it was done by this agent, up to the next agent."""
+    """A step of an agent. Everything below it belongs to this agent, down to the next agent."""
 
     span: Span
     name: str
     is_node: bool = False
-    """Whether it is a node of a LangGraph graph, whose full name is that of the graph, a dot, and its own."""
+    """Whether it is a node of a LangGraph graph, whose full name is that of the graph, a dot, and
+    its own."""
 
 
 # ---- model calls -----------------------------------------------------------------------------------------------------------
@@ -99,7 +105,7 @@ def read_model_call(span: Span) -> ModelCallView | None:
 
 
 def is_model_call(span: Span) -> bool:
-    """Whether `read_model_call` would find one, without reading it."""
+    """Return whether `read_model_call` would find a call, without reading it."""
     return _may_be_model_call(span) and any(recognises(span) for recognises, _ in _DIALECTS)
 
 
@@ -115,7 +121,7 @@ _GENERATES = ("chat", "text_completion", "completion", "generate_content", "resp
 
 
 def _kind(attributes: Attributes) -> str | None:
-    """What kind of span an instrumentation says it is, in lower case."""
+    """Return the kind of span that an instrumentation declares, in lower case."""
     for name in ("openinference.span.kind", "agentops.span.kind", "traceloop.span.kind"):
         if isinstance(kind := attributes.get(name), str):
             return kind.rpartition(".")[
@@ -135,7 +141,9 @@ def _is_gen_ai(span: Span) -> bool:
 
 
 def _from_gen_ai(span: Span) -> ModelCallView:
-    """Of the gateway too, which writes the same attributes with chat messages in them."""
+    """Read a call of OpenTelemetry's conventions. The gateway writes the same attributes, with chat
+    messages in them.
+    """
     attributes = span.attributes
     messages = chat_messages(parsed(attributes.get(semconv.GEN_AI_INPUT_MESSAGES)))
     if system := as_list(parsed(attributes.get("gen_ai.system_instructions"))):
@@ -171,7 +179,7 @@ def _from_gen_ai_indexed(span: Span) -> ModelCallView:
 
 
 def _answer(message: Json) -> Json:
-    """A choice of an answer without what is said about it."""
+    """Return the message of an answer's choice, without the fields beside it."""
     said = {name: value for name, value in message.items() if name not in ("finish_reason", "content_filter_results")}
     return chat_messages([{"content": None, **said}], role="assistant")[0]
 
@@ -199,7 +207,9 @@ def _from_openinference(span: Span) -> ModelCallView:
 
 
 def _openinference_response_id(output: Json) -> str | None:
-    """It has no attribute; the whole answer has it, LangChain's in a place of its own."""
+    """Return the response id from the whole answer, because no attribute has it. LangChain puts it
+    in a place of its own.
+    """
     for found in (output.get("id"), as_dict(output.get("llm_output")).get("id")):
         if isinstance(found, str) and found:
             return found
@@ -237,7 +247,9 @@ def _from_weave(span: Span) -> ModelCallView:
 
 
 def _from_litellm(span: Span) -> ModelCallView:
-    """What litellm's callback wrote; in `raw_gen_ai_request` the server's answer as Python literals."""
+    """Read a call that litellm's callback wrote. In `raw_gen_ai_request` the server's answer is a
+    Python literal.
+    """
     attributes = span.attributes
     messages = chat_messages(as_list(unflatten(attributes, "gen_ai.prompt")))
     answers = [_answer(as_dict(said)) for said in as_list(unflatten(attributes, "gen_ai.completion"))]
@@ -270,7 +282,7 @@ _DIALECTS: tuple[tuple[Callable[[Span], bool], Callable[[Span], ModelCallView]],
     (_is_gen_ai, _from_gen_ai),
     (_is_gen_ai_indexed, _from_gen_ai_indexed),
 )
-"""What recognises a dialect, and what reads it; the first that does."""
+"""For each dialect a test and a reader. The first dialect whose test succeeds reads the span."""
 
 _SETTINGS = (
     "temperature",
@@ -293,7 +305,9 @@ def _call(
     usage: tuple[int, int] | None = None,
     **messages: list[Json],
 ) -> ModelCallView:
-    """A view with what the dialect said, and the rest from the `gen_ai.*` attributes that nearly all have in common."""
+    """Return a view with the dialect's values, and the rest from the `gen_ai.*` attributes that
+    nearly all dialects share.
+    """
     attributes = span.attributes
     asked = {
         name: value
@@ -369,7 +383,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
-    """Of each response token; None unless there is one for each."""
+    """Return the log-probability of each response token; None unless there is one for each."""
     entries = [as_dict(entry).get("logprob") for entry in as_list(parsed(attributes.get("logprobs.content")))]
     found = [float(entry) for entry in entries if isinstance(entry, int | float)]
     return found if len(found) == len(entries) == n_response else None
@@ -401,7 +415,9 @@ def read_tool_call(span: Span) -> ToolCallView | None:
 
 
 def _arguments_of(attributes: Attributes) -> tuple[str, ...]:
-    """`tool.parameters` is AgentOps' name for the arguments and OpenInference's for their schema."""
+    """Return the attributes with a tool call's arguments. `tool.parameters` is AgentOps' name for
+    the arguments and OpenInference's for their schema.
+    """
     ours = ("gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input")
     return ours if "openinference.span.kind" in attributes else (*ours, "tool.parameters")
 
@@ -437,7 +453,8 @@ _AGENT_NAMES = (
     ("executor.id", None, ""),  # Microsoft Agent Framework's workflows
     (f"{semconv.AGL_OPERATION_INPUT}.name", "type", "agent"),  # Weave
 )
-"""Attributes that hold an agent's name; the second and third: what another attribute must say for it."""
+"""Attributes that hold an agent's name. Second and third: another attribute, and the value that it
+must have."""
 
 
 def _langgraph(span: Span) -> AgentView | None:
@@ -455,6 +472,8 @@ def _langgraph(span: Span) -> AgentView | None:
 
 
 def is_reward(span: Span) -> bool:
-    """Whether the span carries a reward, or is the operation that works one out (named `leyden.reward` or `agentlightning.reward`)."""
+    """Return whether the span carries a reward, or is the operation that computes one (named
+    `leyden.reward` or `agentlightning.reward`).
+    """
     names = (span.attributes.get(semconv.OPERATION_NAME), span.attributes.get(semconv.AGL_OPERATION_NAME))
     return is_reward_span(span) or semconv.REWARD in names or semconv.AGL_REWARD in names

@@ -1,19 +1,19 @@
 """Spans of one attempt in the order in which their steps began, although two machines timed them.
 
-The agent's process times its own spans; the gateway times the model calls that it records, with a clock that may be seconds off. Rewards
-and other steps are compared with calls by time, so the gateway's times are first converted to the agent's clock:
+The agent's process times its own spans; the gateway times the model calls that it records, with a
+clock that may be seconds off. Rewards and other steps are compared with calls by time, so the
+gateway's times are first converted to the agent's clock:
 
 1. An agent on the gateway's machine has the gateway's clock. Elsewhere, an instrumented HTTP client
-   says when it sent a call (`leyden.sent_time`, by the agent's clock). The difference to the start
-   that the gateway recorded is the offset of the two clocks, plus the way there, which is shortest in
-   the attempt's smallest difference.
-2. Other clients say nothing. Their calls keep the gateway's times, unless the order in which the
-   store received the spans (`sequence_id`) contradicts them: a call reaches the store within
-   moments of its end. Then each call is placed between the spans that arrived before it and after
-   it.
+records when it sent a call (`leyden.sent_time`, by the agent's clock). The difference to the start
+that the gateway recorded is the offset of the two clocks plus the way there, so the smallest
+difference of the attempt comes closest to the offset.
+2. Other clients record no time. Their calls keep the gateway's times, unless the order in which the
+store received the spans (`sequence_id`) contradicts them: a call reaches the store within moments
+of its end. Then each call is placed between the spans that arrived before it and after it.
 
-Spans of other processes and machines keep their own times, because nothing says what their clocks showed. So do all spans of a trace
-that no store has numbered (`sequence_id` 0).
+Spans of other processes and machines keep their own times, because nothing says what their clocks
+showed. So do all spans of a trace that no store has numbered (`sequence_id` 0).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from leyden import semconv
 from leyden.types import Span
 
 _DELIVERY_SECONDS = 0.5
-"""A span reaches the store within this time after its end. Runners deliver after 0.2 s, the gateway after 0.01 s."""
+"""A span reaches the store within this time after its end. Runners deliver after 0.2 s, the gateway
+after 0.01 s."""
 
 
 def in_order(spans: Sequence[Span]) -> list[Span]:
@@ -42,7 +43,9 @@ def moment(span: Span) -> tuple[float, int, str]:
 
 
 def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
-    """Return the spans with the gateway's times converted to the agent's clock. Spans that change are copied."""
+    """Return the spans with the gateway's times converted to the agent's clock. Spans that change
+    are copied.
+    """
     recorded = [span for span in spans if span.name == semconv.MODEL_CALL]
     offsets = [offset for span in recorded if (offset := _offset(span)) is not None]
     if offsets:
@@ -53,16 +56,20 @@ def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def _offset(span: Span) -> float | None:
-    """Return how much later the gateway's clock showed the start than the agent's clock showed the sending."""
+    """Return how much later the gateway's clock showed the start than the agent's clock showed the
+    sending.
+    """
     sent = span.attributes.get(semconv.SENT_TIME)
     return None if span.start_time is None or not isinstance(sent, int | float) else span.start_time - sent
 
 
 def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
-    """Return for each of the gateway's spans, by `id()`, how much too late its times are; empty if its clock agrees.
+    """Return for each of the gateway's spans, by `id()`, how much too late its times are; empty if
+    its clock agrees.
 
-    The gateway's spans are numbered when they have ended. Other spans may have been numbered at any time from their start.
-    A contradiction that no single offset explains is one of the numbers (a trace that was put together later), not of the clocks.
+    The gateway's spans are numbered when they have ended. Other spans may have been numbered at any
+    time from their start. If no single offset explains a contradiction, the numbers are wrong (a
+    trace that was put together later), not the clocks.
     """
     if any(span.sequence_id == 0 for span in spans):
         return {}

@@ -1,7 +1,9 @@
-"""A trace as a picture: an SVG with a row for each span, indented below its parent, and a bar for the time in which it ran.
+"""A trace as a picture: an SVG with a row for each span, indented below its parent, and a bar for
+the time in which it ran.
 
-Text in, text out: no program, no font file, no script. Whatever the spans hold is escaped. The colours say what the normaliser makes of a
-span; to show another kind of step, add it to `_KINDS` and `_kind`.
+Text in, text out: no program, no font file, no script. Everything from the spans is escaped. The
+colours show the kind of step that the normaliser finds; to show another kind, add it to `_KINDS`
+and `_kind`.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ _STYLE = (
 
 
 class _Clock:
-    """Where a moment is on the picture."""
+    """Converts times to positions on the picture."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         moments = [moment for span in spans for moment in (span.start_time, span.end_time) if moment is not None]
@@ -171,7 +173,7 @@ def _kind(span: Span) -> str:
 
 
 def _label(span: Span, kind: str) -> tuple[str, str]:
-    """The name of a row, and what is said of it in grey."""
+    """Return the name of a row, and its details, which are drawn in grey."""
     if kind == "virtual":
         return "not recorded", ""
     if kind == "reward":

@@ -1,6 +1,7 @@
-"""The result of a replay: which calls of an attempt came from a record, where the attempt left the record, and which calls are live.
+"""The result of a replay: which calls of an attempt came from a record, where the attempt left the
+record, and which calls are live.
 
-It knows spans; what is compared, and why a request differs, is the gateway's (`leyden.gateway.replay`).
+It knows spans. The gateway compares requests and finds why they differ (`leyden.gateway.replay`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class ReplayedCall:
 
     call_index: int
     state: Literal["replayed", "diverged", "live", "failed"]
-    """`diverged`: the first call that differs from the record; like all later ones, the model answered it."""
+    """`diverged`: the first call that differs from the record; like all later ones, the model
+    answered it."""
     detail: str | None = None
     """The difference from the record, or why the call failed; None for other calls."""
 
@@ -31,7 +33,9 @@ def replayed_calls(spans: Sequence[Span]) -> list[ReplayedCall]:
 
 
 def divergence(spans: Sequence[Span]) -> str | None:
-    """Return how an attempt left the record that it was to repeat, in one line; None if it did not."""
+    """Describe, in one line, how an attempt left the record that it was to repeat; None if it did
+    not.
+    """
     found = (call for call in replayed_calls(spans) if call.state == "diverged")
     return next((f"call {call.call_index}: {call.detail}" for call in found), None)
 

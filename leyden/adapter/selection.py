@@ -24,12 +24,15 @@ class SelectedCall:
 
 
 class RewardMatchPolicy(StrEnum):
-    """Which call a reward belongs to. A reward that is linked to a call (`leyden.link.N.*`) belongs to that one, whatever the policy."""
+    """The rule by which a reward is assigned to a call. A reward that is linked to a call
+    (`leyden.link.N.*`) belongs to that one in any case.
+    """
 
     FIRST_OCCURRENCE = "first_occurrence"
     """The latest call without a reward that had ended when the reward was emitted."""
     FIRST_SIBLING = "first_sibling"
-    """Of the calls below the same parent as the reward, likewise."""
+    """The latest call without a reward that had ended when the reward was emitted, among the calls
+    below the reward's parent."""
 
 
 def select_calls(
@@ -41,11 +44,12 @@ def select_calls(
     exclude_llm_call_in_reward: bool = False,
     repair_hierarchy: bool = False,
 ) -> list[SelectedCall]:
-    """The calls of `spans` that succeeded and are wanted, in order; `tree` is of the same spans and is repaired if asked.
+    """Return the successful calls of `spans` that are wanted, in order. `tree` is of the same spans
+    and is repaired on request.
 
     agent_match: a regular expression that the name of the nearest agent above must contain.
-    llm_call_match: one that the name of a span must contain that the call was seen as.
-    exclude_llm_call_in_reward: leave out what lies below a reward (a judge).
+    llm_call_match: a regular expression that the name of one of the call's spans must contain.
+    exclude_llm_call_in_reward: leave out calls below a reward (a judge).
     """
     trees = [(tree.agents(), tree.within_rewards())]
     if repair_hierarchy:
@@ -73,9 +77,10 @@ def match_rewards(
     policy: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
     tree: TraceTree | None = None,
 ) -> list[float | None]:
-    """The reward of each call, None where there is none. Rewards are given out in the order in which they were emitted.
+    """Return the reward of each call, None without one. Rewards are assigned in the order in which
+    they were emitted.
 
-    A reward that finds no call is nobody's here; it still counts for `find_final_reward`.
+    A reward that finds no call is assigned to none; it still counts for `find_final_reward`.
     tree: of the same spans; `FIRST_SIBLING` needs it.
     """
     parents = {} if tree is None else {child.id: node.id for node in tree.traverse() for child in node.children}
@@ -114,7 +119,9 @@ def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
 
 
 def _ended(call: ModelCallView) -> float:
-    """When the call had ended: by the agent's own spans where there are some, since it is the agent that emits rewards."""
+    """Return when the call had ended: by the agent's own spans if there are some, because the agent
+    emits the rewards.
+    """
     mine = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
     return min(span.end_time if span.end_time is not None else (span.start_time or 0.0) for span in mine)
 

@@ -1,9 +1,11 @@
 """The tokens of an attempt's calls as a tree of nodes, each with only its own tokens.
 
-A node is a piece of a prompt, or what the policy sampled in one call; its context is the path that leads to it. Calls whose prompts begin
-alike share the nodes of that beginning, to the last id, so a conversation of n turns is kept once and not n times, a branch begins where
-the prompts differ, and a rewritten context is a branch of its own. A response is always a node of its own, also beside one with the
-same ids: each was sampled. The leaves are the ends of the trajectories.
+A node is a piece of a prompt, or the tokens that the policy sampled in one call; its context is the
+path that leads to it. Calls whose prompts begin alike share the nodes of that beginning, to the
+last id. So a conversation of n turns is kept once and not n times, a branch begins where the
+prompts differ, and a rewritten context is a branch of its own. A response is always a node of its
+own, also beside one with the same ids, because each was sampled. The leaves are the ends of the
+trajectories.
 
 It knows ids, never text. P prompt tokens, R response tokens.
 """
@@ -26,14 +28,17 @@ class TokenNode:
     loss_mask: list[int]
     """1 where the policy sampled the token."""
     logprobs: list[float]
-    """Of sampled tokens; 0.0 where the mask is 0."""
+    """Log-probabilities of sampled tokens; 0.0 where the mask is 0."""
     call: int | None = None
     """The number of the call that sampled it; None for a piece of a prompt."""
     children: list[TokenNode] = field(default_factory=list["TokenNode"])
-    """In the order in which they came: the first one goes on with the trajectory, the others branch off."""
+    """Children in the order in which they came: the first one continues the trajectory, the others
+    branch off."""
 
     def split(self, length: int) -> TokenNode:
-        """Cut the node after `length` tokens, 0 < length < N; the new node above holds those and is answered."""
+        """Cut the node after `length` tokens, 0 < length < N. Return the new node above, which
+        holds these tokens.
+        """
         assert self.parent is not None, "the root has no tokens"
         upper = TokenNode(
             self.parent, self.token_ids[:length], self.loss_mask[:length], self.logprobs[:length], self.call, [self]
@@ -46,12 +51,12 @@ class TokenNode:
 
 
 class TokenGraph:
-    """Grows by one call at a time; knows of each prompt how much of it was there already.
+    """Grows by one call at a time, and knows how much of each prompt was there already.
 
-    A call may name the earlier call that its prompt goes on from: `goes_on_from`, the `span_id` of that call, and
-    `known_prefix`, how many ids both have, in its metadata. The ids are compared, and the rest of the prompt is looked
-    for from there on. Without such a pair, or with a wrong one, the whole prompt is looked for from the root. The graph
-    is the same.
+    A call may name the earlier call that its prompt continues: `goes_on_from`, the `span_id` of
+    that call, and `known_prefix`, how many ids both have, in its metadata. The ids are compared,
+    and the rest of the prompt is searched from there on. Without such a pair, or with a wrong one,
+    the whole prompt is searched from the root. The graph is the same.
     """
 
     def __init__(self) -> None:
@@ -59,14 +64,18 @@ class TokenGraph:
         """Holds no tokens; its children are the beginnings."""
         self._calls: list[Triplet] = []
         self._ends: dict[str, tuple[TokenNode, Triplet]] = {}
-        """Each call by its span id, with the node of its response, which splits leave at its end."""
+        """Each call by its span id, with the node of its response, which stays at the end when
+        nodes are split."""
         self._is_ambiguous = False
-        """Whether some ids may be found on more than one path, because a response begins like a node beside it."""
+        """Whether some ids may be found on more than one path, because a response begins like a
+        node beside it."""
 
     def add(self, call: Triplet) -> int:
-        """Add a call that can be trained on (`refusal` is None); returns how many of its prompt's tokens were known.
+        """Add a call that can be trained on (`refusal` is None). Return how many of its prompt's
+        tokens were known.
 
-        Costs one comparison of the known tokens, which is C's (about 15 ns each), and the making of nodes for the new ones.
+        Costs one comparison of the known tokens in C (about 15 ns each), and new nodes for the
+        others.
         """
         prompt_ids, response = call.prompt.token_ids, call.response
         node, n_known = self._find(prompt_ids, *self._named(call))
@@ -83,7 +92,9 @@ class TokenGraph:
         return n_known
 
     def known(self, prompt_ids: Sequence[int]) -> int:
-        """How many of a prompt's first tokens are a chain of nodes, without adding it: what an engine's prefix cache can hold."""
+        """Return how many of a prompt's first tokens are a chain of nodes, without adding it: the
+        part that an engine's prefix cache can hold.
+        """
         return self._longest(list(prompt_ids), self.root, 0)[1]
 
     def nodes(self) -> list[TokenNode]:
@@ -97,17 +108,21 @@ class TokenGraph:
         return found
 
     def trajectories(self, *, reward: float | None = None) -> list[Trajectory]:
-        """One for each leaf, in the order in which their first trained calls were added, with the attempt's final `reward`.
+        """Return one trajectory for each leaf, in the order in which their first trained calls were
+        added, with the attempt's final `reward`.
 
-        A path without a token to train on, as calls that were all replayed leave it, is no trajectory.
-        What several leaves have in common is trained on in one of them, the one that went on with it first, and is context in the others.
+        A path without a token to train on, as replayed calls leave it, is no trajectory. Tokens
+        that several leaves share are trained on in one of them, the first that continued them, and
+        are context in the others.
         """
         leaves = [node for node in self.nodes() if not node.children]
         found = [pair for leaf in leaves if (pair := self._trajectory(leaf, reward)) is not None]
         return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
 
     def _trajectory(self, leaf: TokenNode, reward: float | None) -> tuple[int, Trajectory] | None:
-        """The path to a leaf, and the number of the first call that is trained on in it; None without such a call."""
+        """Return the path to a leaf, and the number of the first call that is trained on in it;
+        None without such a call.
+        """
         path: list[tuple[TokenNode, bool]] = []
         node, is_ours = leaf, True
         while node.parent is not None:
@@ -142,7 +157,8 @@ class TokenGraph:
             trajectory.policy_versions = (min(low, *versions), max(high, *versions))
 
     def _named(self, call: Triplet) -> tuple[TokenNode, int]:
-        """Return the last whole node on the path that a call says its prompt follows, and how many ids that path has.
+        """Return the last whole node on the path that a call's prompt continues by its own claim,
+        and how many ids that path has.
 
         The root if the claim is missing or wrong, or if equal ids on another path may be preferred.
         """
@@ -169,7 +185,8 @@ class TokenGraph:
         return node, depth
 
     def _find(self, prompt_ids: list[int], start: TokenNode, depth: int) -> tuple[TokenNode, int]:
-        """Return the node that ends where the prompt stops being known, and how much is known. Split one if need be.
+        """Return the node that ends where the prompt stops being known, and how much is known.
+        Split a node if necessary.
 
         start, depth: a node at whose end the first `depth` ids of the prompt are known.
         """
@@ -177,10 +194,11 @@ class TokenGraph:
         return (node.split(in_node) if 0 < in_node < len(node.token_ids) else node), n_known
 
     def _longest(self, prompt_ids: list[int], start: TokenNode, start_depth: int) -> tuple[TokenNode, int, int]:
-        """Return the longest known beginning: its last node, its length, and how much of it is of that node.
+        """Return the longest known beginning: its last node, its length, and how much of it is in
+        that node.
 
-        Of equally long ones prefer the one that ends with a leaf, then the one that ends with a whole node, then the
-        one that came last.
+        Of equally long ones prefer the one that ends with a leaf, then the one that ends with a
+        whole node, then the one that came last.
         """
         best, best_rank = (start, start_depth, len(start.token_ids)), (start_depth, True, False)
         waiting = [(start, start_depth)]

@@ -1,8 +1,9 @@
 """Triplets to trajectories: calls of one conversation become one sequence, each token trained once.
 
-A call goes on with a trajectory only where its prompt's ids begin with all ids of it, exactly. A prompt that was rewritten, or that
-came back tokenised otherwise, starts a new trajectory; so do parallel conversations. Merging changes no loss: every sampled token keeps
-its context (to the last id), its log-probability and its place. What is merged how is `TokenGraph`'s.
+A call continues a trajectory only if its prompt's ids begin with all ids of it, exactly. A prompt
+that was rewritten, or that was tokenised differently when it came back, starts a new trajectory; so
+do parallel conversations. Merging changes no loss: every sampled token keeps its context (to the
+last id), its log-probability and its place. `TokenGraph` does the merging.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def refusal(triplet: Triplet) -> str | None:
 
 
 def merge_triplets(triplets: Sequence[Triplet], *, reward: float | None = None) -> list[Trajectory]:
-    """The calls of one attempt, in order, as trajectories that carry the attempt's final `reward`; refused calls are left out."""
+    """Merge the calls of one attempt, in order, to trajectories that carry the attempt's final
+    `reward`. Refused calls are left out.
+    """
     graph = TokenGraph()
     for triplet in triplets:
         if refusal(triplet) is None:
@@ -49,9 +52,10 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
     ) -> None:
         """Choose the calls.
 
-        triplets: the adapter that does; the calls that the gateway recorded by default.
-        agent_match: instead of `triplets`, a regular expression: only calls of agents in whose names it finds something. What the other
-        agents said is context. Raises ConfigError when both are given.
+        triplets: the adapter that chooses them; by default the calls that the gateway recorded.
+        agent_match: instead of `triplets`, a regular expression: only calls of agents whose name
+            contains a match. The other agents' messages are context.
+        Raises ConfigError if both are given.
         """
         if triplets is not None and agent_match is not None:
             raise ConfigError(

@@ -1,4 +1,5 @@
-"""A rollout as text for a person: its steps, its conversation, its rewards and the tokens to train on.
+"""A rollout as text for a person: its steps, its conversation, its rewards and the tokens to train
+on.
 
 `leyden show RUN ROLLOUT` prints it. It knows rollouts and spans, no store and no terminal.
 """
@@ -26,7 +27,9 @@ def step_lines(spans: Sequence[Span]) -> list[str]:
 
 
 def token_lines(spans: Sequence[Span]) -> list[str]:
-    """Return a line for each trajectory of an attempt: `to train on: 499 tokens, 83 of them the model's`."""
+    """Return a line for each trajectory of an attempt: `to train on: 499 tokens, 83 of them the
+    model's`.
+    """
     return [
         f"to train on: {len(trajectory.token_ids):,} tokens, {trajectory.n_trained:,} of them the model's"
         for trajectory in TraceToTrajectory().adapt(spans)
@@ -34,9 +37,10 @@ def token_lines(spans: Sequence[Span]) -> list[str]:
 
 
 def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000) -> list[str]:
-    """Return the steps of an attempt with their durations, errors and rewards, and each message once.
+    """Return the steps of an attempt with their durations, errors and rewards, and each message
+    once.
 
-    Below a model call stand the messages that no earlier call had, and the answer.
+    A model call is followed by the messages that no earlier call had, and by the answer.
     max_characters: longer texts are cut; None shows all of each.
     """
     calls = model_calls(spans)
@@ -61,7 +65,7 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
 
 
 def _placed(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
-    """Yield the spans depth first, each with its depth; a root that stands for nothing recorded is left out."""
+    """Yield the spans depth first, each with its depth. A virtual root is left out."""
     if not spans:
         return
     root = TraceTree.from_spans(spans)

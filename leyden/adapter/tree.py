@@ -1,17 +1,21 @@
 """The spans of an attempt as a tree: which step was part of which.
 
-How spans whose parents are missing or broken find their place (`TraceTree.from_spans`):
+Spans whose parents are missing or broken find their place as follows (`TraceTree.from_spans`):
+
 - a span whose parent is among the spans is below it;
 - spans that name the same lost parent stay together, below a virtual span that stands for it;
 - a circle of parents is cut above its earliest span;
-- several roots are below one virtual root, whose time is that of all of them. Virtual spans are named `leyden.virtual`.
+- several roots are below one virtual root, whose time is that of all of them. Virtual spans are
+  named `leyden.virtual`.
 
-`repair_hierarchy` then moves what floats: instrumentations that do not share a context leave model calls beside the agent that made
-them. It moves only what lies directly below the root (or below the end of a chain of only children that starts there) and has no agent
-in it, to the innermost span that encloses it in time; where spans that run side by side enclose it, nobody can tell, and it stays. A
-call is never below another call, and nothing leaves an agent's subtree.
+`repair_hierarchy` then moves floating spans: instrumentations that do not share a context leave
+model calls beside the agent that made them. It moves only a span directly below the root (or below
+the end of a chain of only children that starts there) that has no agent in it, to the innermost
+span that encloses it in time. If spans that run side by side enclose it, the right one is unknown,
+and the span stays. A call is never below another call, and nothing leaves an agent's subtree.
 
-A tree is drawn by `picture`. It knows spans, and what the normaliser says of each; it holds them, and changes none.
+`picture` draws a tree. The module knows spans, and the normaliser's view of each; it holds them,
+and changes none.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ T = TypeVar("T")
 
 
 class TraceTree:
-    """A span and what is below it, in the order in which it started."""
+    """A span and its children, in the order in which they started."""
 
     def __init__(self, id: str, span: Span, children: Sequence[TraceTree] = ()) -> None:
         self.id = id
@@ -85,7 +89,7 @@ class TraceTree:
         return next((node for node in self.traverse() if node.id == id), None)
 
     def traverse(self) -> list[TraceTree]:
-        """This node and all below it, depth first."""
+        """Return this node and all nodes below it, depth first."""
         found: list[TraceTree] = []
         waiting: list[TraceTree] = [self]
         while waiting:
@@ -110,7 +114,9 @@ class TraceTree:
         )
 
     def _nested(self, said: Callable[[TraceTree, list[T]], T]) -> T:
-        """What is said of this node, given what is said of its children, and so on down: not by calls, a trace may be deeper than those."""
+        """Return the value of this node, computed from the values of its children, and so on down.
+        It does not recurse, because a trace may be deeper than Python's stack.
+        """
         nodes = self.traverse()
         below = {id(node): list[T]() for node in nodes}
         of = {id(node): said(node, below[id(node)]) for node in nodes}
@@ -124,11 +130,12 @@ class TraceTree:
         return None if agent is None else agent.name
 
     def is_reward_span(self) -> bool:
-        """Whether this span carries a reward or works one out."""
+        """Return whether this span carries a reward or computes one."""
         return is_reward(self.span)
 
     def agents(self) -> dict[str, str | None]:
-        """For each span id at or below this node the nearest agent at or above it; None: there is none.
+        """Return, for each span id at or below this node, the nearest agent at or above it; None if
+        there is none.
 
         A node of a LangGraph graph is named with its graph: `graph.node`.
         """
@@ -169,10 +176,12 @@ class TraceTree:
             host.children.sort(key=lambda node: (node.start_time or 0.0, node.span.sequence_id, node.id))
 
     def visualize(self, filename: str | Path | None = None, interested_span_match: str | None = None) -> str:
-        """The tree as a picture, an SVG: what each step was part of and when it ran. Written to `filename` too, if given.
+        """Return the tree as an SVG picture of each step, its parent and its time. Write it to
+        `filename` too, if given.
 
         filename: `.svg` is added to a name without it.
-        interested_span_match: a regular expression; only spans whose names it finds, and what is above them, are drawn.
+        interested_span_match: a regular expression; only spans whose name contains a match, and the
+            spans above them, are drawn.
         """
         shown = self._ids_to_show(interested_span_match)
         rows: list[Row] = []
@@ -203,7 +212,7 @@ class TraceTree:
 
 
 def _circle_starts(ordered: Sequence[Span]) -> set[str]:
-    """Of each circle of parents the span that started first."""
+    """Return, of each circle of parents, the span that started first."""
     parents = {span.span_id: span.parent_id for span in ordered}
     place = {span.span_id: index for index, span in enumerate(ordered)}
     starts: set[str] = set()
@@ -221,7 +230,9 @@ def _circle_starts(ordered: Sequence[Span]) -> set[str]:
 
 
 def _virtual(id: str, children: Sequence[TraceTree]) -> Span:
-    """A span for a step that was not recorded: it lasts from the first start to the last end below it."""
+    """Return a span for a step that was not recorded. It lasts from the first start to the last end
+    below it.
+    """
     first = children[0].span
     starts = [node.start_time for node in children if node.start_time is not None]
     ends = [node.end_time for node in children if node.end_time is not None]
@@ -242,7 +253,9 @@ def _has_agent(node: TraceTree) -> bool:
 
 
 def _hosts(node: TraceTree) -> list[TraceTree]:
-    """What may take in a floating span: everything with a length but model calls and what is below them."""
+    """Return the nodes that may take in a floating span: all that have a length, except model calls
+    and the nodes below them.
+    """
     found: list[TraceTree] = []
     waiting = [node]
     while waiting:
@@ -261,7 +274,9 @@ def _length(node: TraceTree) -> float | None:
 
 
 def _around(nodes: Sequence[TraceTree], hosts: Sequence[TraceTree]) -> dict[str, list[TraceTree]]:
-    """For the id of each node the hosts that enclose it, in one pass over the time: few spans last at once."""
+    """Return, for the id of each node, the hosts that enclose it, in one pass over the time: few
+    spans overlap at once.
+    """
     to_come = sorted(hosts, key=_start, reverse=True)
     lasting: list[TraceTree] = []
     found: dict[str, list[TraceTree]] = {}
@@ -278,7 +293,9 @@ def _start(node: TraceTree) -> float:
 
 
 def _innermost(node: TraceTree, around: Sequence[TraceTree], above: dict[str, TraceTree]) -> TraceTree | None:
-    """The innermost of the spans that enclose this one; None where they are not inside each other."""
+    """Return the innermost of the spans that enclose this one; None if they are not inside each
+    other.
+    """
     enclosing = [host for host in around if not _is_above(node, host, above)]
     innermost = min(enclosing, key=lambda host: (_length(host), host.id), default=None)
     if innermost is None or not all(host is innermost or _is_above(host, innermost, above) for host in enclosing):

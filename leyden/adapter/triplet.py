@@ -1,8 +1,9 @@
 """Model calls to triplets: one for each call, with the reward that followed it.
 
-`TraceToTriplet` reads the gateway's record where an attempt has one, and the tracer's spans otherwise. `TracerTraceToTriplet` reads the
-calls of every source, and `LlmProxyTraceToTriplet` those of the gateway alone. Exact token ids or none: a call whose tokens could not be
-proven keeps its text and says why in `metadata["refused"]`, and no algorithm trains on it.
+`TraceToTriplet` reads the gateway's record if an attempt has one, and the tracer's spans otherwise.
+`TracerTraceToTriplet` reads the calls of every source, and `LlmProxyTraceToTriplet` those of the
+gateway alone. Token ids are exact or missing: a call whose tokens could not be proven keeps its
+text and gives the reason in `metadata["refused"]`, and no algorithm trains on it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
 
 
 class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
-    """Every call of an attempt that succeeded, whoever recorded it, in order; a call that several recorded is one.
+    """Every successful call of an attempt, from any source, in order. A call that several sources
+    recorded is one triplet.
 
-    `metadata` of a triplet: `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent), `model`, `temperature`, `refused`;
-    `replayed` (True) of a call that was answered from the record of another attempt: its response is context, with a loss mask of 0;
-    `goes_on_from` and `known_prefix`, which earlier call the prompt goes on from and for how many ids, as the gateway found it.
+    `metadata` of a triplet: `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent),
+    `model`, `temperature`, `refused`. `replayed` (True) marks a call that was answered from the
+    record of another attempt: its response is context, with a loss mask of 0. `goes_on_from` and
+    `known_prefix` give the earlier call that the prompt continues, as the gateway found it, and for
+    how many ids.
     """
 
     def __init__(
@@ -41,14 +45,18 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
         _skip_empty_token_spans: bool = False,
     ) -> None:
-        """Choose what becomes a triplet.
+        """Choose the calls that become triplets.
 
-        repair_hierarchy: find a place for spans that float (`TraceTree.repair_hierarchy`), so that calls find their agents.
-        llm_call_match: a regular expression; only calls that were seen as a span whose name it finds. None: every model call.
-        agent_match: a regular expression; only calls whose nearest agent has a name in which it finds something. None: of any or no agent.
+        repair_hierarchy: find a place for floating spans (`TraceTree.repair_hierarchy`), so that
+            calls find their agents.
+        llm_call_match: a regular expression; only calls with a span whose name contains a match.
+            None: every model call.
+        agent_match: a regular expression; only calls whose nearest agent has a name that contains a
+            match. None: calls of any or no agent.
         exclude_llm_call_in_reward: leave out calls below a reward, a judge's for instance.
-        reward_match: which call a reward belongs to.
-        _skip_empty_token_spans: leave out calls without token ids. A rollout is then trained on without them.
+        reward_match: the rule by which a reward is assigned to a call.
+        _skip_empty_token_spans: leave out calls without token ids. A rollout is then trained on
+            without them.
         """
         self.repair_hierarchy = repair_hierarchy
         self.llm_call_match = llm_call_match
@@ -90,7 +98,9 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         filename: str | Path = "trace_tree",
         interested_span_match: str | None = None,
     ) -> TraceTree:
-        """Draw the tree that the calls are selected from as `filename`.svg, and return it; see `TraceTree.visualize`."""
+        """Draw the tree that the calls are selected from as `filename`.svg, and return it; see
+        `TraceTree.visualize`.
+        """
         tree = TraceTree.from_spans(source)
         if self.repair_hierarchy:
             tree.repair_hierarchy()
@@ -116,10 +126,11 @@ class TraceToTriplet(TracerTraceToTriplet):
 
 
 class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
-    """The calls that a gateway recorded (Leyden's, or Agent Lightning's proxy), in the order in which they came to it.
+    """The calls that a gateway recorded (Leyden's, or Agent Lightning's proxy), in the order in
+    which they came to it.
 
-    Equal response ids of equal answers are one call. A reward belongs to the latest call without one that had ended when it was
-    emitted. Failed calls (status ERROR) are left out.
+    Equal response ids of equal answers are one call. A reward belongs to the latest call without
+    one that had ended when it was emitted. Failed calls (status ERROR) are left out.
     """
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:

@@ -1,4 +1,6 @@
-"""Options that all operators' commands share: the store, the operators' token, and `--who` and `--why`."""
+"""Options that all operators' commands share: the store, the operators' token, and `--who` and
+`--why`.
+"""
 
 from __future__ import annotations
 

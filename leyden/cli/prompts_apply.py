@@ -1,7 +1,7 @@
 """Put a better prompt into a file in the place of the first one: Python source, JSON, or any text.
 
-Pure functions of texts, and one that writes a file whole or not at all. To support another format, add a function
-to `_FORMATS`.
+Pure functions of texts, and one that writes a file whole or not at all. To support another format,
+add a function to `_FORMATS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def with_prompts(text: str, suffix: str, prompts: Mapping[str, tuple[str, str]],
 
     suffix: of the file's name. prompts: the old and the new text of each prompt by its name.
     path: of the file, for errors.
-    Raises ConfigError if an old prompt is not in the file exactly once, or if the file cannot be read.
+    Raises ConfigError if an old prompt is not in the file exactly once, or if the file cannot be
+    read.
     """
     find = _FORMATS.get(suffix, _in_text)
     try:

@@ -1,4 +1,6 @@
-"""The work of `leyden prompts extract`: it reads recorded calls, and prints and writes prompts, tasks and the reward."""
+"""The work of `leyden prompts extract`: it reads recorded calls, and prints and writes prompts,
+tasks and the reward.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Recorded:
         return list({json.dumps(each.task, sort_keys=True): each.task for each in self.conversations}.values())
 
     def resource_of(self, prompt: ExtractedPrompt) -> str | None:
-        """Return the name of the resource that a prompt comes from; None if the agent has it hard-coded."""
+        """Return the name of the resource that a prompt comes from; None if the agent has it
+        hard-coded.
+        """
         found = " ".join(prompt.template.template.replace("{{", "{").replace("}}", "}").split())
         for name, template in self.templates.items():
             pieces = fixed_pieces(template)
@@ -130,7 +134,9 @@ def _change(prompts: Sequence[ExtractedPrompt], folder: Path | None) -> Iterator
 
 
 async def read_recorded(store: LightningStore, run_id: str, limit: int) -> Recorded:
-    """Read the newest rollouts of a run that have ended, and find their prompts. limit: how many at most."""
+    """Read the newest rollouts of a run that have ended, and find their prompts. limit: how many at
+    most.
+    """
     newest = await store.query_rollouts(
         run_id=run_id, status_in=["succeeded", "failed"], sort_by="start_time", sort_order="desc", limit=limit
     )

@@ -158,7 +158,9 @@ def _recorded(spans: Any) -> int:
 
 
 def _renamed(resources: NamedResources, model: str | None) -> NamedResources:
-    """Return the resources with another model in the place of the only one, if `--model` names one that none of them is."""
+    """Return the resources with another model in the place of the only one, if `--model` names one
+    that none of them is.
+    """
     from leyden.errors import ConfigError
     from leyden.types import LLM
 

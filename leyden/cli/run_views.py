@@ -99,7 +99,9 @@ def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
 
 
 def budget_left(run: RecordedRun) -> dict[str, str]:
-    """Return what was left of the algorithm's budget at the last step, by the limit's name; empty without a budget."""
+    """Return what was left of the algorithm's budget at the last step, by the limit's name; empty
+    without a budget.
+    """
     found: dict[str, str] = {}
     for row in run.metrics("train"):
         for name in ("rollouts", "tokens", "cost", "seconds"):

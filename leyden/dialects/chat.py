@@ -1,11 +1,14 @@
-"""Chat completions and completions: what recording asks for and hides again, and a stream put together.
+"""Chat completions and completions: prepare a request for recording, hide what was added to it, and
+assemble streams.
 
-What to ask the upstream for besides what the agent asked for, what to hide again from the answer, and how to put the
-chunks of a stream together into one answer. Everything else passes through unread. Pure functions of JSON values.
+The module decides which fields to request from the upstream beside the agent's own, which to hide
+again in the answer, and how the chunks of a stream become one answer. Everything else passes
+through unread. Pure functions of JSON values.
 
-Token ids are as vLLM gives them: with `return_token_ids` a chat answer has `prompt_token_ids` and each choice
-`token_ids`; in a stream the first chunk has the former and every chunk the latter. A completion has both in the choice.
-`policy_versions`, beside `token_ids`, is Leyden's own: the version of the policy that sampled each token.
+Token ids are as vLLM gives them: with `return_token_ids` a chat answer has `prompt_token_ids` and
+each choice `token_ids`; in a stream the first chunk has the former and every chunk the latter. A
+completion has both in the choice. `policy_versions`, beside `token_ids`, is Leyden's own: the
+version of the policy that sampled each token.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What the gateway asked for and the agent did not: hidden from the answer again."""
+    """Fields that the gateway requested and the agent did not. They are removed from the answer
+    again.
+    """
 
     token_ids: bool = False
     logprobs: bool = False
     usage: bool = False
-    """Of a stream; other answers have their usage unasked."""
+    """The usage of a stream; other answers have their usage without a request."""
 
     def __bool__(self) -> bool:
         return self.token_ids or self.logprobs or self.usage
@@ -37,11 +42,14 @@ class Hidden:
 def prepare(
     raw: bytes, request: Json, *, model: str, logprobs: bool | int | None, seed: int | None
 ) -> tuple[bytes, Hidden]:
-    """The body for the upstream, and what must be hidden from its answer.
+    """Return the body for the upstream, and the fields to hide from its answer.
 
-    raw, request: the agent's body, as bytes and parsed. model: the upstream's name for the model. logprobs: the value
-    that asks for the log-probability of each sampled token and of no other; None: ask for no tokens at all. seed: used
-    if the agent gave none. The agent's own bytes are kept where something is only added to them.
+    raw, request: the agent's body, as bytes and parsed. Its bytes are kept if fields are only
+        added.
+    model: the upstream's name for the model.
+    logprobs: the value that requests the log-probability of each sampled token and of no other;
+        None: request no tokens at all.
+    seed: used if the agent gave none.
     """
     added: Json = {}
     if logprobs is not None:
@@ -64,7 +72,9 @@ def prepare(
 
 
 def echoes(request: Json) -> bool:
-    """Whether a completion shall begin with its prompt. vLLM leaves that out of an answer with token ids."""
+    """Return whether a completion is to begin with its prompt. vLLM leaves that out of an answer
+    with token ids.
+    """
     return "prompt" in request and bool(request.get("echo"))
 
 
@@ -83,7 +93,8 @@ def usage(n_prompt: int, n_response: int) -> Json:
 
 
 def visible(answer: Json, hidden: Hidden) -> Json | None:
-    """`answer` (whole, or one chunk of a stream) without what is hidden; None for a chunk that has nothing else.
+    """Return `answer` (whole, or one chunk of a stream) without the hidden fields; None for a chunk
+    that has no others.
 
     `answer` itself is unchanged.
     """
@@ -112,9 +123,10 @@ def _visible_choice(choice: Any, hidden: Hidden) -> Any:
 
 
 def chunks_of(answer: Json, *, usage: bool) -> list[Json]:
-    """A whole answer as the chunks of a stream: each choice in one piece, its end, and the usage if it is wanted.
+    """Return a whole answer as the chunks of a stream: each choice in one piece, its end, and the
+    usage if it is wanted.
 
-    Raises TypeError, KeyError or AttributeError for what is no answer.
+    Raises TypeError, KeyError or AttributeError for a body that is no answer.
     """
     head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
     if head.get("object") == "chat.completion":
@@ -149,7 +161,7 @@ class StreamAssembler:
         self._head: Json = {}
         self._choices: dict[int, Json] = {}
         self.error: str | None = None
-        """What the upstream said went wrong, if it said so in the stream."""
+        """The upstream's error message, if the stream contained one."""
 
     @property
     def finished(self) -> bool:
@@ -157,7 +169,9 @@ class StreamAssembler:
         return bool(self._choices) and all(choice.get("finish_reason") for choice in self._choices.values())
 
     def feed(self, chunk: Json) -> None:
-        """Add one chunk. Raises ValueError, TypeError, KeyError or AttributeError for one that is no chunk."""
+        """Add one chunk. Raise ValueError, TypeError, KeyError or AttributeError for a body that is
+        no chunk.
+        """
         if chunk.get("error"):
             self.error = json.dumps(chunk["error"], ensure_ascii=False)
             return

@@ -64,7 +64,9 @@ class WrongType(ValueError):
 
 
 def parse_request(raw: bytes) -> Json:
-    """Parse the body of a request. Raise ValueError or RecursionError unless it is a JSON object whose numbers are all finite."""
+    """Parse the body of a request. Raise ValueError or RecursionError unless it is a JSON object
+    whose numbers are all finite.
+    """
     try:
         request: Any = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     except ValueError:  # half of a surrogate pair, another encoding than UTF-8, deep nesting, NaN; or no JSON at all
@@ -94,7 +96,9 @@ def _refused(constant: str) -> float:
 
 
 def _check_finite(request: Json) -> None:
-    """Raise ValueError for a number that is too large for a float, such as 1e999, which parsers read as infinity."""
+    """Raise ValueError for a number that is too large for a float, such as 1e999, which parsers
+    read as infinity.
+    """
     left: list[Any] = [request]
     while left:
         value: Any = left.pop()

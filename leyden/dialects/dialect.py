@@ -1,9 +1,10 @@
-"""`Dialect`: everything that the gateway and the fakes need to know of one route of a model server's API.
+"""`Dialect`: everything that the gateway and the fakes need to know of one route of a model
+server's API.
 
 Chat is the hub: a dialect translates its requests, answers and streams to chat and back, and every
-other dialect comes for free. A dialect also says how its clients are recognised, where they put their
-key, what an error and a list of models look like, and whether the server keeps responses. It is data
-and pure functions; it knows no HTTP server and no agent.
+other dialect comes for free. A dialect also says how its clients are recognised, where they put
+their key, what an error and a list of models look like, and whether the server keeps responses. It
+is data and pure functions; it knows no HTTP server and no agent.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Conversations(Protocol):
         ...
 
     def items(self, request: Json, response: Json) -> list[Json] | None:
-        """Return the items of a whole request and its response; None if the client asked not to keep them."""
+        """Return the items of a whole request and its response; None if the client asked not to
+        keep them.
+        """
         ...
 
     def deleted(self, response_id: str) -> Json:
@@ -91,20 +94,22 @@ class Dialect:
     field_types: FieldTypes = field(default_factory=dict[str, Types])
     """The JSON types of the fields that the API defines."""
     translates: bool = True
-    """Whether its calls can be translated to chat. A completion's prompt has no turns, and an embedding no answer."""
+    """Whether its calls can be translated to chat. A completion's prompt has no turns, and an
+    embedding has no answer."""
     logprobs: bool | int | None = None
-    """The value of the request's `logprobs` that asks for the log-probability of each sampled token and of no other.
+    """The value of the request's `logprobs` that requests the log-probability of each sampled token
+    and of no other.
 
-    None: the route returns no tokens.
-    """
+    None: the route returns no tokens."""
     key_header: str = "authorization"
     """The header, in lower case, in which clients send their key and servers want it."""
     key_scheme: str = "Bearer "
     """Stands before the key in that header."""
     mark: tuple[str, str] | None = None
-    """A header that every client of this dialect sends and no other client does, with the value that servers want."""
+    """A header that every client of this dialect sends and no other client does, with the value
+    that servers want."""
     conversations: Conversations | None = None
-    """How kept responses are continued; None if the API keeps none."""
+    """Continues kept responses; None if the API keeps none."""
 
     def auth_headers(self, key: str | None) -> list[tuple[str, str]]:
         """Return the headers that carry a key to a server; none without a key."""

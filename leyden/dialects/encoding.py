@@ -23,7 +23,9 @@ def dump(value: object) -> bytes:
 
 
 def parse(raw: bytes) -> Any:
-    """What `json.loads` makes of `raw`, in half the time. Raises ValueError or RecursionError where that does."""
+    """Parse JSON as `json.loads` does, in half the time. Raise ValueError or RecursionError as it
+    does.
+    """
     try:
         return from_json(raw, cache_strings="keys")
     except ValueError:  # half of a surrogate pair, another encoding than UTF-8, deep nesting; or no JSON at all
@@ -52,5 +54,7 @@ def sse_event(data: bytes, *, like: bytes = b"") -> bytes:
 
 
 def named_event(body: Json) -> bytes:
-    """One server-sent event whose name is the body's `type`, as Anthropic and the Responses API send them."""
+    """Return a server-sent event whose name is the body's `type`, as Anthropic and the Responses
+    API send them.
+    """
     return b"event: " + str(body["type"]).encode() + b"\ndata: " + dump(body) + b"\n\n"

@@ -1,6 +1,6 @@
-"""Reading the fields of a request or an answer that is to be translated.
+"""Read the fields of a request or an answer that is to be translated.
 
-What is not as it must be raises `Untranslatable`, which names the field: `messages[2].content[0].source`.
+A wrong field raises `Untranslatable`, which names it: `messages[2].content[0].source`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from leyden.dialects.encoding import Json
 from leyden.errors import Untranslatable
 
 REASONING = ("reasoning_content", "reasoning")
-"""Where chat servers put a message's reasoning: DeepSeek and older ones under the first name, vLLM under the second."""
+"""Fields with a message's reasoning: DeepSeek and older servers use the first name, vLLM the
+second."""
 
 NOT_IN_EVENTS: dict[str, tuple[Any, ...]] = {"return_token_ids": (False,), "logprobs": (False,), "n": (1,)}
-"""What chat's chunks can hold and the events of other APIs have no place for."""
+"""Fields of chat's chunks that the events of other APIs have no place for, with the values that
+change nothing."""
 
 
 def shown(value: Any) -> str:
@@ -49,12 +51,13 @@ def a_text(value: Any, field: str) -> str:
 
 
 def without(fields: Json, names: Iterable[str]) -> Json:
-    """The fields that nobody translates, and which survive as they are."""
+    """Return the fields that no translation reads, and which survive as they are."""
     return {name: value for name, value in fields.items() if name not in names}
 
 
 def neutral(fields: Json, table: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Check fields that have no counterpart in `where`: null, or a value in `table` that changes nothing.
+    """Check fields that have no counterpart in `where`: null, or a value in `table` that changes
+    nothing.
 
     Raises Untranslatable.
     """

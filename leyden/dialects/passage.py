@@ -1,7 +1,7 @@
 """One call on its way from the agent's dialect to the model's and back.
 
-Where both are one dialect, bytes pass as they are; otherwise the request goes to chat and on, and the answer back. In
-either case the call is told in chat too, which is what is recorded. No I/O.
+If both are one dialect, bytes pass as they are; otherwise the request is translated to chat and on,
+and the answer back. In either case a chat form of the call is made, which is recorded. No I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leyden.errors import Untranslatable
 from leyden.utils.json import is_object
 
 _MISREAD = (AttributeError, KeyError, TypeError, ValueError)
-"""What comes of reading a body that is not as its API wants it, where no check has named the field."""
+"""Errors of reading a body that breaks its API's rules, if no check has named the field."""
 
 
 class Passage:
@@ -36,11 +36,12 @@ class Passage:
         record_tokens: bool,
         seed: int | None = None,
     ) -> None:
-        """raw, request: the agent's body, as bytes and parsed. whole: the request to translate, where that one only refers
-        to earlier turns. model: the upstream's name for the model.
+        """raw, request: the agent's body, as bytes and parsed.
 
-        seed: used if the upstream's dialect has seeds and the agent gave none. Raises
-            Untranslatable, WrongType.
+        whole: the request to translate, if `request` only refers to earlier turns.
+        model: the upstream's name for the model.
+        seed: used if the upstream's dialect has seeds and the agent gave none.
+        Raises Untranslatable, WrongType.
         """
         self.client = client
         self.upstream = upstream
@@ -63,9 +64,9 @@ class Passage:
         self.body, self.hidden = prepare(raw, request, model=model, logprobs=logprobs, seed=self.seed)
 
     def answer(self, raw: bytes) -> tuple[Json, bytes]:
-        """An answer that is no stream, in chat and as the agent gets it.
+        """Return an answer that is no stream in two forms: in chat, and as the agent gets it.
 
-        Raises ValueError for what is no JSON object, Untranslatable (which is one, too).
+        Raises ValueError for a body that is no JSON object, Untranslatable (which is one, too).
         """
         answer: object = parse(raw)
         if not is_object(answer):
@@ -83,19 +84,22 @@ class Passage:
 
     @property
     def streams(self) -> bool:
-        """Whether the agent wants a stream."""
+        """Whether the agent requests a stream."""
         return self.request.get("stream") is True
 
     def unstreamed(self) -> bytes:
-        """`body`, asking for the same answer in one piece. Only for an upstream that is asked in chat or completions."""
+        """Return `body`, changed to request the answer in one piece. Only for an upstream of chat
+        or completions.
+        """
         body: Json = parse(self.body)
         body.pop("stream_options", None)
         return dump({**body, "stream": False})
 
     def events_of(self, raw: bytes) -> bytes | None:
-        """A whole answer of the upstream as the events of the stream that the agent wants, to be fed to `stream()`.
+        """Return a whole answer of the upstream as the events of the requested stream, to be fed to
+        `stream()`.
 
-        None for what is no answer of chat or completions.
+        None for a body that is no answer of chat or completions.
         """
         try:
             answer: Any = parse(raw)
@@ -123,19 +127,20 @@ class PassageStream:
         self._events = None if self._verbatim else client.events_from_chat(request)
         self._assembler = StreamAssembler()
         self._told = True
-        """What came so far could be told in chat."""
+        """Whether all events so far could be translated to chat."""
         self.ended = False
-        """The upstream has sent its last event: the record can be written before the agent sees it."""
+        """Whether the upstream has sent its last event, so that the record can be written before
+        the agent sees it."""
         self._error_sent = False
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
         return self.ended if not self._told else self._assembler.finished
 
     @property
     def error(self) -> str | None:
-        """What the upstream said went wrong, if it said so in the stream."""
+        """The upstream's error message, if the stream contained one."""
         return self._assembler.error
 
     def answer(self) -> Json:
@@ -143,9 +148,10 @@ class PassageStream:
         return self._assembler.answer()
 
     def feed(self, event: bytes, data: bytes) -> bytes:
-        """One event as the agent gets it: nothing for one that holds only what is hidden.
+        """Return one event as the agent gets it; nothing for one with hidden fields alone.
 
-        Raises ValueError, TypeError, KeyError or AttributeError for what is no event of the upstream's dialect.
+        Raises ValueError, TypeError, KeyError or AttributeError for a body that is no event of the
+        upstream's dialect.
         """
         if data == DONE:
             self.ended = True
@@ -169,7 +175,10 @@ class PassageStream:
         return b"".join(shown)
 
     def close(self, rest: bytes) -> bytes:
-        """What ends the agent's stream when the upstream's ended without saying so. rest: what is left of it."""
+        """Return the end of the agent's stream, if the upstream's stopped without its last event.
+
+        rest: the unread rest of the upstream's stream.
+        """
         if self._events is None or self.ended:
             return rest if self._events is None else b""
         self.ended = True
@@ -206,7 +215,9 @@ def _translated(translate: Callable[[Json], Json], body: Json) -> Json:
 
 
 def _told(translate: Callable[[Json], Json], body: Json) -> Json:
-    """The body in chat; as it is where chat cannot say it, or where the server or the agent will have to judge it."""
+    """Return the body in chat; unchanged if chat cannot express it, or if the server or the agent
+    will have to judge it.
+    """
     try:
         return translate(body)
     except _MISREAD:
@@ -214,7 +225,9 @@ def _told(translate: Callable[[Json], Json], body: Json) -> Json:
 
 
 def error_message(raw: bytes) -> str:
-    """Return the message in an upstream's error body, in any dialect; the body itself if it has none."""
+    """Return the message in an upstream's error body, in any dialect; the body itself if it has
+    none.
+    """
     try:
         body: Any = json.loads(raw)
         found: Any = body.get("error", body)

@@ -1,4 +1,4 @@
-"""A runner's process, from the inside: how it works and how it ends.
+"""A runner's process, from the inside: its work and its end.
 
 It ends when its work is done, when the parent stops it, or when the parent has gone. The parent
 sends `RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module before any

@@ -45,13 +45,13 @@ _DEATHS_IN_A_ROW = 5
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a runner's process ended."""
+    """The end of a runner's process."""
 
     how: str
     """A verb phrase: `ended with exit code 3`."""
     prepared: bool
     finished: bool
-    """It had done all its work."""
+    """Whether the process had done all its work."""
     failure: RunnerFailure | None
     worked_seconds: float
     exit_code: int | None = None
@@ -216,7 +216,7 @@ class Supervisor:
         self._on_loss, self._on_return = on_loss, on_return
         self._processes: dict[int, WorkerProcess] = {}
         self._cancelled = False
-        """This object is ending the processes, so their end is no loss."""
+        """Whether this object is ending the processes, so that their end is no loss."""
         self._stopped = asyncio.ensure_future(stop.wait_async())
         self._stopped.add_done_callback(lambda _: self._stop_all())
         self._work = asyncio.create_task(self._keep_all(n_runners))

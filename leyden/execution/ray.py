@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE_SECONDS = 10.0
 """See Supervisor: Ray says that an actor has died a second or two after it has."""
 _PATIENCE_SECONDS = 10.0
-"""So long a runner waits for its place in silence."""
+"""How long a runner waits silently for its place in the cluster."""
 
 
 class RayExecutionStrategy(SupervisedExecutionStrategy):

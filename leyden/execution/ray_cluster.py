@@ -47,7 +47,8 @@ class Cluster:
     host: str
     """The address at which the cluster's nodes reach this machine."""
     ours: bool
-    """It was started for this run, on this machine, and nothing will be added to it."""
+    """Whether the cluster was started for this run, on this machine, so that nothing will be added
+    to it."""
 
     def nodes(self) -> list[dict[str, float]]:
         """Return the resources of each living node, used or not, by Ray's names."""

@@ -38,7 +38,8 @@ def carry_mark(mark: str | None) -> None:
 
 
 def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
-    """End all other processes of this user that have the environment variable `name` set to `value`.
+    """End all other processes of this user that have the environment variable `name` set to
+    `value`.
 
     all_below: also end the processes whose value continues after `value` with a dot. For
         RUNNER_MARK, also end the processes that carry the mark as a resource limit.

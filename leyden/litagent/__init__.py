@@ -1,8 +1,9 @@
 """The user's agent: a function with a decorator, or a class.
 
 Lives here: `LitAgent` (`base.py`), the decorators (`decorator.py`), what a function's parameters
-are given (`inject.py`), what an agent may return (`result.py`), and which code it is (`version.py`).
-It knows the current trace and the store's protocol, and no runner, algorithm or gateway.
+are given (`inject.py`), what an agent may return (`result.py`), and which code it is
+(`version.py`). It knows the current trace and the store's protocol, and no runner, algorithm or
+gateway.
 """
 
 from leyden.litagent.base import LitAgent, check_resources

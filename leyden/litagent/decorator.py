@@ -1,6 +1,7 @@
 """`@rollout`, `@llm_rollout`, `@prompt_rollout`: a function as an agent.
 
-It stays callable as the function that it is. Its parameters say what it needs (see `inject.py`).
+The decorated function can still be called as before. Its parameters declare what the agent needs
+(see `inject.py`).
 """
 
 from __future__ import annotations

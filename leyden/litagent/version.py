@@ -1,8 +1,9 @@
 """`agent_version`: which code an agent is, so that results of other code are not taken for its own.
 
-The version is read from the source of the agent and of the names of its own module that it uses, and
-from the values of its module's variables. It knows nothing of imported modules, of the model behind
-the agent, of files that it reads, or of values that default arguments and class bodies compute.
+The version is read from the source of the agent and of the names of its own module that it uses,
+and from the values of its module's variables. It knows nothing of imported modules, of the model
+behind the agent, of files that it reads, or of values that default arguments and class bodies
+compute.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ _BY_SOURCE = (type, typing.TypeVar, ModuleType, logging.Logger)
 
 
 def agent_version(agent: LitAgent[Any]) -> str | None:
-    """Return the agent's module, qualified name and source digest; None if they do not say all that it does.
+    """Return the agent's module, qualified name and source digest; None if they do not say all that
+    it does.
 
     The digest covers the function or class, and every function, class and import at the top of its
     module that it uses, directly or not. Of the module's variables that they use, it covers the
     values at the time of the call. Comments and formatting do not count.
 
-    None for a function that keeps variables of an enclosing function, an instance with attributes of
-    its own, a callable object, code that uses a variable of its module whose value is no JSON,
+    None for a function that keeps variables of an enclosing function, an instance with attributes
+    of its own, a callable object, code that uses a variable of its module whose value is no JSON,
     pydantic model, regular expression, type or logger, and code whose source cannot be read (a
     notebook's, for example).
     """
@@ -58,7 +60,8 @@ def agent_version(agent: LitAgent[Any]) -> str | None:
 
 
 def _used(code: Any) -> list[str]:
-    """Return the definition of a function or class, and what it uses of its module, as sorted texts.
+    """Return the definition of a function or class, and what it uses of its module, as sorted
+    texts.
 
     Raise TypeError if it uses a variable whose value has no text.
     """

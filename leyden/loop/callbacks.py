@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the stage under way has come."""
+    """The progress of the stage under way."""
 
     done: int
     total: int

@@ -396,7 +396,9 @@ class Checkpoint(Callback):
         self._n_bytes = 0 if self._small_bytes is None else self.store.n_bytes(iteration)
 
     def _is_large(self) -> bool:
-        """Return whether saves wait for the `time_interval`; only a large state is still being written."""
+        """Return whether saves wait for the `time_interval`; only a large state is still being
+        written.
+        """
         if self._small_bytes is None:
             return False
         return self._n_bytes > self._small_bytes or (self._writing is not None and not self._writing.done())
@@ -420,7 +422,9 @@ class Checkpoint(Callback):
 
 
 async def _to_the_end(work: asyncio.Future[None]) -> None:
-    """Await `work`. A cancellation waits for it, so that nothing writes on behind the caller's back."""
+    """Await `work`. A cancellation waits for it, so that nothing writes on behind the caller's
+    back.
+    """
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:

@@ -45,9 +45,10 @@ STEPS_OF_AN_EPISODE: Final[Mapping[str, str]] = {"reward": "sum"}
 
 
 class LogLevel(IntEnum):
-    """How much a logged value matters.
+    """The importance of a logged value.
 
-    A writer takes what is at its own level or above; what no writer takes is never sent anywhere.
+    A writer takes values at its own level or above; values that no writer takes are never sent
+    anywhere.
     """
 
     DEBUG = 10

@@ -1,4 +1,5 @@
-"""How far a run is, on a terminal or in a log file. It knows neither loop nor trainer.
+"""Show the progress of a run, on a terminal or in a log file. The module knows neither loop nor
+trainer.
 
 On a terminal: one line for the run and one for the stage under way, redrawn in place. Texts that
 the program prints or logs meanwhile appear above them. Elsewhere: plain lines without control

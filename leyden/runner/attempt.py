@@ -1,6 +1,8 @@
-"""One attempt, from its first hook to its report: call the agent, record what it did, decide how it ended.
+"""One attempt, from its first hook to its report: call the agent, record its steps, decide how it
+ended.
 
-Whatever the agent does becomes an `Outcome`; only a store that cannot be reached, or the end of the run, gets past this module.
+Every end of the agent becomes an `Outcome`. Only a store that cannot be reached, or the end of the
+run, raises out of this module.
 """
 
 from __future__ import annotations
@@ -62,17 +64,17 @@ ReasonKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended, and why when it did not succeed."""
+    """The end of an attempt, with the reason if it did not succeed."""
 
     status: AttemptStatus
     reason_kind: ReasonKind | None = None
     reason: str = ""
     error: Exception | None = None
-    """What the agent raised."""
+    """The exception that the agent raised."""
 
     @property
     def completed(self) -> bool:
-        """Whether the agent came to its end, good or bad, and what it did was recorded."""
+        """Whether the agent came to its end, good or bad, and its steps were recorded."""
         return self.reason_kind not in ("timeout", "cancelled", "recording")
 
 
@@ -98,9 +100,11 @@ class AttemptRunner:
         return getattr(self.agent, "__qualname__", type(self.agent).__name__)
 
     async def run(self, rollout: AttemptedRollout, resources: Awaitable[NamedResources | None]) -> Outcome:
-        """Run one claimed rollout and report it. Cancelling this cancels the agent and reports nothing.
+        """Run one claimed rollout and report it. Cancelling this cancels the agent and reports
+        nothing.
 
-        resources: awaited here, so that from its claim on a rollout belongs to an attempt that will be reported.
+        resources: awaited here, so that from its claim on a rollout belongs to an attempt that will
+            be reported.
         """
         claimed = time.monotonic()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
@@ -229,9 +233,11 @@ def _route_model_calls(resources: NamedResources, rollout: AttemptedRollout) -> 
 
 
 def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
-    """An agent may change what it is given (`llm.sampling_parameters.pop(...)`); its siblings must not notice.
+    """Return a copy for one agent, because an agent may change its resources
+    (`llm.sampling_parameters.pop(...)`) and its siblings must not notice.
 
-    A gateway at an address that stands for all of its machine's (0.0.0.0) is beside the store, where this process reaches that.
+    A gateway at an address that stands for all of its machine's (0.0.0.0) is beside the store, at
+    the host where this process reaches the store.
     """
     copies = {name: resource.model_copy(deep=True) for name, resource in resources.items()}
     for name, resource in copies.items():
@@ -246,7 +252,9 @@ def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
 
 
 def _no_answer(calls: PaginatedResult[Span]) -> str | None:
-    """Why nothing was recorded that could be learned from; `calls` begins with an answered one if there is any."""
+    """Return why there is nothing to learn from; None if a call was answered. `calls` begins with
+    an answered one if there is any.
+    """
     if not calls.total:
         return "the agent never called the model through the gateway"
     if calls[0].status.status_code != "ERROR":
@@ -261,6 +269,8 @@ def _failed(kind: ReasonKind, error: Exception) -> Outcome:
 
 
 def _remaining_seconds(rollout: AttemptedRollout, claimed: float) -> float | None:
-    """How long the agent may still take, by this machine's clock (`claimed`: monotonic); the store's may say another time of day."""
+    """Return how long the agent may still take, by this machine's monotonic clock (`claimed`),
+    because the store's clock may differ.
+    """
     limit = rollout.config.timeout_seconds
     return None if limit is None else max(0.0, claimed + limit - time.monotonic())

@@ -1,4 +1,4 @@
-"""What a runner is, and who may look on."""
+"""The protocols of a runner, its hooks and its recorders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class AttemptRecorder(Protocol):
-    """Something that records an attempt's model calls behind the agent's back (the gateway is one)."""
+    """Records an attempt's model calls without the agent's help, as the gateway does."""
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
         """The agent is about to be called, with these resources."""
@@ -32,12 +32,16 @@ class AttemptRecorder(Protocol):
         ...
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """Return when everything recorded for the attempt is in the store; raise what kept it from getting there."""
+        """Return when everything recorded for the attempt is in the store. Raise the error that
+        kept it from getting there.
+        """
         ...
 
 
 class Hook:
-    """Called at four points of every attempt; override what is of interest. What a hook raises is logged and goes no further."""
+    """Called at four points of every attempt; override the methods of interest. An exception of a
+    hook is logged and goes no further.
+    """
 
     async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
         """Before anything of the attempt happens."""
@@ -55,11 +59,16 @@ class Hook:
     async def on_rollout_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: Sequence[Span]
     ) -> None:
-        """After the trace and before the attempt is reported. `spans`: what the agent's process recorded."""
+        """Called after the trace and before the attempt is reported.
+
+        spans: the spans that the agent's process recorded.
+        """
 
 
 class ParallelWorkerBase:
-    """The life cycle of anything that runs in workers: `init` once, `init_worker` in each, and the reverse at the end."""
+    """The life cycle of an object that runs in workers: `init` once, `init_worker` in each, and the
+    reverse at the end.
+    """
 
     worker_id: int | None = None
 
@@ -81,13 +90,13 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     """Claim rollouts from a store and run one agent on them. `T`: the type of the agent's tasks."""
 
     concurrency: int = 1
-    """How many rollouts the runner works on at a time."""
+    """The most rollouts that the runner works on at a time."""
     most_at_first: int | None = None
     """How many rollouts `iter` may have in flight at first. Each that ends adds one. None:
     `concurrency`.
 
-    An execution strategy sets it after one of several rollouts has ended the process that they shared.
-    """
+    An execution strategy sets it after one of several rollouts has ended the process that they
+    shared."""
 
     debugger: Debugger | None = None
     """How to call sync agents under a debugger. Rollouts then run one at a time without time
@@ -104,15 +113,16 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
         """Bind the store, and the name under which it knows this worker.
 
-        worker_name: unique among all that work on the store; by default `Worker-{worker_id}`, with host and process before it
-        where the store is shared with other processes.
+        worker_name: unique among all workers of the store; by default `Worker-{worker_id}`,
+            preceded by host and process if the store is shared with other processes.
         """
 
     @abstractmethod
     async def iter(self, event: Latch | None = None) -> None:
-        """Claim and run until `event` is set (or `max_rollouts` are done), then finish what is under way.
+        """Claim and run rollouts until `event` is set (or `max_rollouts` are done), then finish
+        those under way.
 
-        What an agent does never ends the loop; a store that cannot be reached does.
+        No agent ends the loop; a store that cannot be reached does.
         """
 
     @abstractmethod
@@ -123,7 +133,9 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
         mode: RolloutMode | None = None,
         event: Latch | None = None,
     ) -> Rollout:
-        """Run the agent on one task, now, and return the stored rollout. Raises what the agent raised."""
+        """Run the agent on one task, now, and return the stored rollout. Raise what the agent
+        raised.
+        """
 
     def run_context(
         self,

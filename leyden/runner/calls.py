@@ -1,8 +1,10 @@
-"""Call an agent so that nothing it does can hurt its siblings: not an exception of any kind, not a hang.
+"""Call an agent so that nothing it does can hurt its siblings: not an exception of any kind, not a
+hang.
 
 An async agent runs as a task of the runner's loop and is cancelled when its time is over or its
 rollout is cancelled; one that swallows the cancellation is abandoned. A sync agent runs in a daemon
-thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks ends
+thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks
+ends
 where the agent ends: it is no second runner.
 """
 
@@ -44,7 +46,9 @@ class AgentCancelled(Exception):
 
 
 class _Escaped(Exception):
-    """Carries SystemExit, KeyboardInterrupt and their like out of the agent without ending the event loop."""
+    """Carries SystemExit, KeyboardInterrupt and their like out of the agent without ending the
+    event loop.
+    """
 
     def __init__(self, original: BaseException) -> None:
         super().__init__(f"{type(original).__name__}: {describe_error(original)}")
@@ -52,9 +56,11 @@ class _Escaped(Exception):
 
 
 def overdue_seconds() -> float:
-    """How long ago the time of an async agent was over that is still in flight; 0 or less: of none. From any thread.
+    """Return how many seconds ago the time of an async agent in flight was over; 0 or less if there
+    is none. Safe from any thread.
 
-    More than a few seconds means that the event loop does not run: nobody cancels the agent.
+    More than a few seconds mean that the event loop does not run, so that no task can cancel the
+    agent.
     """
     return time.monotonic() - min(_ENDS.copy().values(), default=float("inf"))
 
@@ -124,7 +130,9 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 
 def _end_if_forked(pid: int, error: BaseException | None) -> None:
-    """End this process if an agent of process `pid` forked it; with the exit code that a program would have that ends so."""
+    """End this process if an agent of process `pid` forked it, with the exit code of a program that
+    ends by this error.
+    """
     if os.getpid() == pid or isinstance(error, GeneratorExit):
         return
     code = error.code if isinstance(error, SystemExit) else error and 1
@@ -155,7 +163,8 @@ async def call_sync(
     name: str,
     cancelled: asyncio.Future[None] | None = None,
 ) -> Any:
-    """Return the sync agent's result, from a daemon thread called `name` that sees the caller's context variables.
+    """Return the sync agent's result, from a daemon thread called `name` that sees the caller's
+    context variables.
 
     cancelled: leave the agent to itself when this is resolved; the caller still owns it.
     Raise what the agent raised, AgentTimeout, or AgentCancelled.

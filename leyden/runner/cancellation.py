@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _REST_SECONDS = 0.4
 """Between two looks at the store. Agents that end sooner are never looked for."""
 _AGAIN_SECONDS = 30.0
-"""How long one wait lasts if nothing happens."""
+"""The longest wait for news."""
 _AWAY_SECONDS = 2.0
 """Between two tries while the store cannot be reached; the runner's heartbeat reports that."""
 
@@ -47,7 +47,9 @@ class CancelWatch:
 
     @contextlib.contextmanager
     def over(self, rollout_id: str) -> Generator[asyncio.Future[None]]:
-        """Yield a future that is resolved within a second if the rollout is cancelled during the block."""
+        """Yield a future that is resolved within a second if the rollout is cancelled during the
+        block.
+        """
         cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watched[cancelled] = rollout_id
         self._changed.set()
@@ -81,7 +83,9 @@ class CancelWatch:
             self._changed.set()
 
     async def _finished(self, rollout_ids: Sequence[str]) -> Mapping[str, RolloutStatus]:
-        """Wait for any of the rollouts. A rollout that the store has forgotten counts as cancelled, because only finished ones are."""
+        """Wait for any of the rollouts. A rollout that the store has pruned counts as cancelled,
+        because only finished ones are pruned.
+        """
         try:
             return {each.rollout_id: each.status for each in await self._wait_for_any(rollout_ids)}
         except UnknownRollout:
@@ -92,7 +96,9 @@ class CancelWatch:
             return {each: status for each, status in finished.items() if each not in unfinished}
 
     async def _wait_for_any(self, rollout_ids: Sequence[str]) -> Sequence[Rollout]:
-        """Return the finished rollouts as soon as there are any; none if others are to be watched meanwhile."""
+        """Return the finished rollouts as soon as there are any; none if others are to be watched
+        meanwhile.
+        """
         finished = await self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=0.0)
         if finished or self._changed.is_set():
             return finished
@@ -107,7 +113,9 @@ class CancelWatch:
             await asyncio.gather(waiting, changed, return_exceptions=True)
 
     def _resolve(self, finished: Mapping[str, RolloutStatus]) -> None:
-        """Resolve the futures of cancelled rollouts. The others have ended by a report, which is not for this watch."""
+        """Resolve the futures of cancelled rollouts. The others have ended by a report, which is
+        not for this watch.
+        """
         for future, rollout_id in list(self._watched.items()):
             if rollout_id in finished:
                 del self._watched[future]

@@ -1,6 +1,8 @@
-"""`Judge`: a hook that rewards an attempt by what was recorded of it, for agents that cannot tell how well they did.
+"""`Judge`: a hook that rewards an attempt by its record, for agents that cannot tell how well they
+did.
 
-It knows spans and a function of the user's, which may call a reward model; not who reads the reward.
+It knows spans and a function of the user's, which may call a reward model; not the reader of the
+reward.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ Score = float | Mapping[str, float] | None
 class Judge(Hook):
     """Emit a reward when the agent has returned, before the attempt is checked for one.
 
-    An algorithm reads the last reward of an attempt, so the judge's counts and the agent's own, if it
-    gave one, stays on record. A judge that raises is logged; an attempt without a reward of its own then
-    fails with the reason `no_reward`, because it has none. A failed agent is judged too, and its
-    reward is not used.
+    An algorithm reads the last reward of an attempt, so the judge's counts and the agent's own, if
+    it gave one, stays on record. A judge that raises is logged; an attempt without a reward of its
+    own then fails with the reason `no_reward`, because it has none. A failed agent is judged too,
+    and its reward is not used.
 
-    score: a function of the task and of what was recorded so far, by sequence id: the agent's spans and
-        the model calls that the gateway recorded. It may be a coroutine function, which does not
-        hold up other rollouts.
+    score: a function of the task and of what was recorded so far, by sequence id: the agent's spans
+        and the model calls that the gateway recorded. It may be a coroutine function, which does
+        not hold up other rollouts.
     """
 
     def __init__(self, score: Callable[[Any, Sequence[Span]], Score | Awaitable[Score]]) -> None:

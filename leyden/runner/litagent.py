@@ -1,7 +1,8 @@
 """`LitAgentRunner`: hundreds of rollouts in flight on one event loop.
 
-Claims are made in batches as slots become free and wait for work by event. Each claim's resources are read once and pinned for its
-attempt. An agent whose rollout is cancelled in the store is ended within a second.
+Claims are made in batches as slots become free and wait for work by event. Each claim's resources
+are read once and pinned for its attempt. An agent whose rollout is cancelled in the store is ended
+within a second.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ _FAREWELL_SECONDS = 1.0
 
 
 class LitAgentRunner(Runner[T]):
-    """Runs a LitAgent on whatever the queue holds.
+    """Runs a LitAgent on the rollouts of the queue.
 
-    tracer: records what the agent does; OtelTracer when None.
+    tracer: records the agent's steps; OtelTracer when None.
     concurrency: rollouts in flight at a time.
     max_rollouts: end after this many; None: no limit.
-    heartbeat_interval: seconds between two reports of this worker's state to the store. With the answer it learns whether it was asked
-        to pause (`LightningStore.pause_worker`): then it finishes what it has, and claims nothing until it is asked to go on.
+    heartbeat_interval: seconds between two reports of this worker's state to the store. The reply
+        says whether the worker was asked to pause (`LightningStore.pause_worker`): then it finishes
+        its rollouts, and claims no more until the pause ends.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class LitAgentRunner(Runner[T]):
         self._agent = None
 
     async def recorded_spans(self, rollout: AttemptedRollout) -> list[Span]:
-        """Return what is recorded of an attempt under way, by sequence id.
+        """Return the spans recorded so far of an attempt under way, by sequence id.
 
         These are the spans of the open trace, and the model calls that the gateway has recorded.
         """
@@ -137,7 +139,9 @@ class LitAgentRunner(Runner[T]):
     async def _claim_unless_paused(
         self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore, pause: _Pause
     ) -> None:
-        """Claim until cancelled or until `max_rollouts` are claimed; a pause ends a claim that waits, as the end of the run does."""
+        """Claim until cancelled or until `max_rollouts` are claimed. A pause ends a claim that
+        waits, as the end of the run does.
+        """
         while True:
             await pause.over.wait()
             claiming = asyncio.create_task(self._claim(running, attempts, store))
@@ -220,7 +224,9 @@ class LitAgentRunner(Runner[T]):
             await asyncio.sleep(self.heartbeat_interval)
 
     async def _say_farewell(self, store: LightningStore, running: _RunningSet) -> None:
-        """A last heartbeat, so that the silence from here on alarms nobody; the store may have gone first."""
+        """Send a last heartbeat, so that the silence from here on raises no alert. The store may
+        have gone first.
+        """
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 await store.update_worker(
@@ -239,7 +245,7 @@ async def _read_resources(
 
 
 class _Pause:
-    """Whether claiming is to wait, as two events: it has begun, it is over."""
+    """A pause of claiming, as two events: it has begun, it is over."""
 
     def __init__(self) -> None:
         self.begun, self.over = asyncio.Event(), asyncio.Event()
@@ -255,7 +261,9 @@ class _Pause:
 
 
 class _RunningSet:
-    """The attempts in flight: how many more fit, when all are done, the first that failed to report; and how the others ended."""
+    """The attempts in flight: how many more fit, when all are done, the first that failed to
+    report, and how the others ended.
+    """
 
     def __init__(self, watchdog: LagWatchdog) -> None:
         self.watchdog = watchdog
@@ -271,7 +279,7 @@ class _RunningSet:
         task.add_done_callback(self._ended)
 
     def figures(self) -> dict[str, float | int | str]:
-        """What a heartbeat says of them."""
+        """Return the counts for a heartbeat."""
         return {
             "rollouts_running": len(self.tasks),
             "attempts_ended": self.ended,
@@ -280,7 +288,7 @@ class _RunningSet:
         }
 
     async def room(self, concurrency: int, most_at_first: int | None) -> int:
-        """How many more may be started; waits until it is at least one."""
+        """Wait until at least one more may be started, and return how many may."""
         while (room := self._room(concurrency, most_at_first)) < 1:
             self._changed.clear()
             await self._changed.wait()

@@ -30,7 +30,7 @@ _SHOWN_FRAMES = 20
 _IMPORTLIB = "<frozen importlib"
 
 reports = Throttle()
-"""Of this process: one line a minute for each kind of stall."""
+"""Limits this process to one line a minute for each kind of stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,14 @@ class ThreadTimes:
 
     wall: float
     cpu: float
-    """That the thread has used."""
+    """CPU time that the thread has used."""
     queued: float
-    """That the thread was ready to run and had no core; 0.0 where the system does not count it."""
+    """Time in which the thread was ready to run and had no core; 0.0 if the system does not count
+    it."""
     process: float
-    """That all threads of the process have used."""
+    """CPU time that all threads of the process have used."""
     runs: int
-    """How often the thread was given a core."""
+    """The number of times that the thread was given a core."""
 
     @classmethod
     def of(cls, native_id: int) -> ThreadTimes:
@@ -83,8 +84,8 @@ class Position:
 def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
     """Return why a thread that is in one step of its loop, then and now, has not ended it.
 
-    Time in the queue for a core is not the step's own. A thread that waits for Python's lock uses no
-    CPU, as one that sleeps. But other threads do, and it wakes every 5 ms to ask for the lock.
+    Time in the queue for a core is not the step's own. A thread that waits for Python's lock uses
+    no CPU, as one that sleeps. But other threads do, and it wakes every 5 ms to ask for the lock.
     """
     if importing:
         return "importing"
@@ -105,7 +106,9 @@ def place(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def is_worth_a_warning(why: Reason, seconds: float) -> bool:
-    """Return whether a stall that lasts for so long is to be reported now: rarely, and never an import."""
+    """Return whether a stall that lasts for so long is to be reported now: rarely, and never an
+    import.
+    """
     if why == "importing" or (why != "blocked" and seconds < _SHORTAGE_SECONDS):
         return False
     return reports.admits(why) and (why != "no_cpu" or first_on_this_machine("short-of-cpu", reports.seconds))

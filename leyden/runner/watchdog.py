@@ -1,4 +1,5 @@
-"""The lag watchdog: reports why an event loop stands still, and keeps innocent attempts from paying for it.
+"""The lag watchdog: reports why an event loop stands still, and keeps innocent attempts from paying
+for it.
 
 Async agents of a process share one loop. An agent that computes or sleeps without `await` stops
 them all, and their runner too: timeouts pass, no heartbeat is sent, and the store ends attempts
@@ -7,8 +8,8 @@ it does not, the thread
 
 - logs the reason (`stall.py`): one line with the agent and its place in the code, at most once a
   minute; the stack at DEBUG. Imports and a shortage of CPU are no agent's fault.
-- reports other attempts as interrupted (`Attempt.interrupted`) before the store ends them. They
-  are queued again, which does not count.
+- reports other attempts as interrupted (`Attempt.interrupted`) before the store ends them. They are
+  queued again, which does not count.
 - withdraws claims that wait at a server, so that other runners get what is in the queue.
 
 It knows attempts and their store, not what an agent is. It cannot stop an agent that blocks,
@@ -45,10 +46,11 @@ _REST_SECONDS = 0.25
 _LOOK_SECONDS = 0.25
 """Between two looks at one that does not; who is seen at the same step twice blocks it."""
 _MARGIN_SECONDS = 0.5
-"""An attempt is interrupted so long before its time is over: the store's clock began a little earlier, and a report takes a while."""
+"""An attempt is interrupted this long before its time is over, because the store's clock began
+earlier and a report takes a while."""
 _TELL_SECONDS = 5.0
 _LOOP_FRAMES = {"Handle._run", "BaseEventLoop._run_once", "BaseEventLoop.run_forever"}
-"""Of asyncio; what they call is a step."""
+"""Frames of asyncio. A function that they call is a step."""
 _SHORTAGES: dict[Reason, str] = {
     "no_cpu": "this machine is short of CPU",
     "no_lock": "other threads of this process use up its CPU time",
@@ -65,7 +67,7 @@ class InFlight:
     """An attempt that this process works on."""
 
     agent: str
-    """Its name, for messages."""
+    """The agent's name, for messages."""
     rollout: AttemptedRollout
     store: LightningStore
     claimed: float = field(default_factory=time.monotonic)
@@ -79,7 +81,7 @@ class InFlight:
 
     @property
     def can_fall_silent(self) -> bool:
-        """Whether the store ends it when nothing is heard of it."""
+        """Whether the store ends the attempt if it receives no heartbeat."""
         return self.rollout.config.unresponsive_seconds is not None
 
     @property
@@ -93,11 +95,13 @@ class InFlight:
         return min(limits)
 
     def report(self, **changes: Any) -> Coroutine[Any, Any, Any]:
-        """What tells the store of it."""
+        """Return the call that reports changes of the attempt to the store."""
         return self.store.update_attempt(self.rollout.rollout_id, self.rollout.attempt.attempt_id, **changes)
 
     def interrupt(self, reason: str) -> Coroutine[Any, Any, Any]:
-        """What tells the store that it ends through no fault of its own, and does not count."""
+        """Return the call that reports an end through no fault of the attempt's own, which does not
+        count.
+        """
         self.interrupted = True
         return self.report(status="failed", metadata={"reason_kind": "interrupted", "reason": reason})
 
@@ -127,7 +131,7 @@ class _Claim:
             return self.withdrawn
 
     def end(self) -> bool:
-        """It is over; whether it was withdrawn."""
+        """Mark the claim as over. Return whether it was withdrawn."""
         with self.lock:
             self.over = True
             return self.withdrawn
@@ -162,7 +166,7 @@ class _Stall:
 
     @property
     def is_its_owners(self) -> bool:
-        """Whether the agent holds up the loop; a shortage of CPU is no agent's doing."""
+        """Whether the agent blocks the loop; a shortage of CPU is no agent's fault."""
         return self.why not in _SHORTAGES
 
     @property
@@ -179,7 +183,9 @@ class _Stall:
 
 
 class LagWatchdog:
-    """A thread that watches one event loop while runners work on it. One for all of them: `beside_this_loop`."""
+    """A thread that watches one event loop while runners work on it. All runners of a loop share
+    it: `beside_this_loop`.
+    """
 
     _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LagWatchdog]] = weakref.WeakKeyDictionary()
 
@@ -192,10 +198,10 @@ class LagWatchdog:
         self._users = 0
         self._in_flight: set[InFlight] = set()
         self._culprits: set[InFlight] = set()
-        """Those that hold up the loop now, or did since it answered last."""
+        """Attempts whose agents block the loop now, or have blocked it since it last responded."""
         self._claims: set[_Claim] = set()
         self._owners: weakref.WeakKeyDictionary[asyncio.Task[Any], InFlight] = weakref.WeakKeyDictionary()
-        """Whose each task is: the attempt's own, and those that its agent started."""
+        """The attempt of each task: its own task, and those that its agent started."""
         self._wanted, self._closing = threading.Event(), threading.Event()
         self._factory_before = self._loop.get_task_factory()
         self._factory = self._new_task
@@ -227,7 +233,9 @@ class LagWatchdog:
                 watchdog._close()
 
     def start(self, work: Coroutine[Any, Any, Any], in_flight: InFlight) -> asyncio.Task[Any]:
-        """A task for an attempt, watched until it is done. It is cancelled if the attempt has to be interrupted."""
+        """Return a task for an attempt, watched until it is done. It is cancelled if the attempt
+        has to be interrupted.
+        """
         context = contextvars.copy_context()
         context.run(_ATTEMPT.set, in_flight)
         task = self._loop.create_task(work, name=in_flight.rollout.rollout_id, context=context)
@@ -239,7 +247,9 @@ class LagWatchdog:
         return task
 
     async def claim(self, store: LightningStore, **options: Any) -> Sequence[AttemptedRollout]:
-        """`store.dequeue_many_rollouts`, and nothing where the loop was blocked meanwhile: others had the claim's turn."""
+        """Claim as `store.dequeue_many_rollouts` does. Return nothing if the loop was blocked
+        meanwhile, because other runners had the claim's turn.
+        """
         claim = _Claim(store, asyncio.current_task())
         self._claims.add(claim)
         claimed: Sequence[AttemptedRollout] = ()
@@ -257,7 +267,9 @@ class LagWatchdog:
 
     @classmethod
     def interrupt_siblings(cls, reason: str) -> None:
-        """Report as interrupted whoever waits for an agent that was named: this process is about to end. From any thread."""
+        """Report all attempts except the named agents' as interrupted, because this process is
+        about to end. Safe from any thread.
+        """
         for watchdog in [*cls._by_loop.values()]:
             if culprits := watchdog._culprits.copy():
                 siblings = watchdog._in_flight.copy() - culprits
@@ -307,7 +319,7 @@ class LagWatchdog:
                 self._see_through(answered, asked)
 
     def _see_through(self, answered: threading.Event, asked: ThreadTimes) -> None:
-        """Until the loop answers: say why it does not, and look after the others."""
+        """Until the loop responds: log why it does not, and protect the other attempts."""
         stalls = dict[Any, _Stall]()
         first = self._step()
         since = asked  # it has answered nothing from then on, whatever it was at
@@ -348,7 +360,9 @@ class LagWatchdog:
         return self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
 
     def _report(self, stall: _Stall, step: _Step) -> None:
-        """Log the stall, and note in the attempt's record that its agent blocks the loop. Once for each reason."""
+        """Log the stall, and note in the attempt's record that its agent blocks the loop. Once for
+        each reason.
+        """
         if stall.why == "importing":
             stall.told = f"importing {step.position.imports} took {stall.seconds:.1f} s"
         elif stall.why == "blocked" and not stall.noted:
@@ -391,7 +405,7 @@ class LagWatchdog:
             self._loop.call_soon_threadsafe(claim.cancel)
 
     def _save(self, stall: _Stall, culprits: set[InFlight | None]) -> None:
-        """Interrupt those whose time is about to run out; tell the store that the others are alive."""
+        """Interrupt attempts whose time is about to run out, and send heartbeats for the others."""
         now, seconds = time.monotonic(), stall.seconds
         siblings = [each for each in self._in_flight.copy() - culprits if not each.interrupted]
         why = f"{stall.interruption} for {seconds:.1f} s, and this attempt's time ran out"
@@ -409,7 +423,7 @@ class LagWatchdog:
 
 
 def _tell(news: Sequence[Coroutine[Any, Any, Any]]) -> None:
-    """Tell stores, from this thread, all at once; what keeps it from them is no matter of the watchdog's."""
+    """Report to stores from this thread, all at once. Errors are ignored."""
 
     async def tell(call: Coroutine[Any, Any, Any]) -> None:
         try:

@@ -1,6 +1,8 @@
-"""`WorkerBundle`: all that a worker needs, as one object that threads share and that another process can be given.
+"""`WorkerBundle`: the parts of a worker, as one object that threads share and that can be sent to
+another process.
 
-It knows a runner and what to bind it to; where it runs, and on which store, is told to it by an execution strategy.
+It knows a runner and the objects to bind it to. An execution strategy decides where it runs, and on
+which store.
 """
 
 from __future__ import annotations

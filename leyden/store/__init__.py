@@ -1,12 +1,13 @@
-"""The durable truth and the queue.
+"""The durable store and its queue.
 
-Lives here: the protocol (`base.py`), what each of its methods means over a SQL database (`sql/`), the stores that a
-process can open (`memory.py`, `sqlite.py`, `postgres.py`), waiting (`notify.py`), the owner's schedule (`sweeper.py`), and
-the way to a store in another process (`wire.py`, `server.py`, `client.py`). It knows nothing of agents, runners or training.
+`base.py` holds the protocol and `sql/` its meaning over a SQL database. `memory.py`, `sqlite.py`
+and `postgres.py` hold the stores that a process can open. `notify.py` implements waiting and
+`sweeper.py` the owner's schedule. `wire.py`, `server.py` and `client.py` reach a store in another
+process. The package knows nothing of agents, runners or training.
 
-To add a method: the protocol, a function in `sql/body/`, a line in `sql/store.py`, in `wire.py` and in `client.py`, a
-test in `tests/contracts/store/`. To add a database: a `Driver`, a `Transaction` and its migrations; then pass that contract
-suite.
+To add a method: extend the protocol, write a function in `sql/body/`, add a line each in
+`sql/store.py`, `wire.py` and `client.py`, and a test in `tests/contracts/store/`. To add a
+database: write a `Driver`, a `Transaction` and its migrations, and pass that contract suite.
 """
 
 from leyden.extras import lazy_package

@@ -70,7 +70,7 @@ _CLAIM: Final = "dequeue_many_rollouts"
 _FOR_OPERATORS: Final = frozenset(
     ("set_label", "remove_label", "move_labels", "freeze_resources", "create_release", "advance_release")
 )
-"""What decides which version serves users."""
+"""Methods that decide which version serves users. They need the operators' token."""
 
 View = Callable[[RequestMetrics], Awaitable[HttpReply]]
 """Handles a GET, given the server's request metrics."""
@@ -121,16 +121,15 @@ class StoreApp:
         views: Mapping[str, View] | None = None,
         metrics: RequestMetrics | None = None,
     ) -> None:
-        """
-        token: the secret that a client must send as `Authorization: Bearer`; None admits every
-            client.
-        operator_token: the secret of those who release: the only one that moves labels, freezes versions and
-            advances releases, and good for everything else too; None: the token does.
+        """token: the secret that a client must send as `Authorization: Bearer`; None admits every
+        client.
+        operator_token: the only secret that moves labels, freezes versions and advances releases.
+            It is good for everything else too. None: `token` is.
         guard: refuses requests of other sites' pages; None: a guard that accepts any host name.
         max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with
             413.
         handlers: further handlers of POST, by path; they need the token.
-        claims_from: until it is open the queue looks empty; None: it is open.
+        claims_from: until this latch opens, the queue looks empty; None: it is open.
         views: further handlers of GET, by path; they need the token.
         metrics: counts the requests; views are given it.
         """
@@ -225,7 +224,9 @@ class StoreApp:
     def write_result(
         self, route: Route, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool
     ) -> bytes:
-        """Return the method's result as JSON. Override it to write the replies that other clients read."""
+        """Return the method's result as JSON. Override it to write the replies that other clients
+        read.
+        """
         return route.written(arguments, result, body, packed=packed)
 
     async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
@@ -319,7 +320,7 @@ class StoreApp:
             )
 
     def _check_operator(self, headers: RequestHeaders, route: Route) -> None:
-        """Raise Refusal (403) for a release by somebody without the operators' token, if the server has one."""
+        """Raise Refusal (403) for a release without the operators' token, if the server has one."""
         if self._operator_token is None or route.method not in _FOR_OPERATORS:
             return
         if not self._is_operator(bearer_token(headers.get(b"authorization"))):

@@ -1,15 +1,18 @@
-"""`LightningStore`: the durable truth and the queue, as a protocol with its contracts.
+"""`LightningStore`: the durable store and its queue, as a protocol with its contracts.
 
 The protocol knows no database and no network. Contracts that hold for every method:
 
 - Unknown ids raise (`UnknownRollout`, `UnknownAttempt`, `UnknownResources`, `UnknownWorker`,
-  `UnknownRun`, `UnknownRelease`); an empty answer means empty.
-- An id that a caller makes has 1 to 200 printable characters; any other one raises ConfigError where something would get it as its name.
+  `UnknownRun`, `UnknownRelease`); an empty result means empty.
+- Caller-supplied ids are 1 to 200 printable characters; anything else raises ConfigError.
 - Returned objects are the caller's own copies.
-- JSON has no NaN and no infinite number, so no value that is given has one (ConfigError): it could not be told to another process.
-- Final statuses are final. An attempt that is over, or was superseded, can still add spans to its own record and can change nothing else.
-- An answer means committed: it survives the death of any process (a file store; memory survives nothing).
-- Whether a call may be repeated is said on it ("Safe to retry"). Where the caller makes the id, a repeat is not a second row.
+- NaN and infinite numbers raise ConfigError, because JSON cannot carry them to another process.
+- Final statuses are final. An attempt that has ended, or was superseded, can still add spans to its
+  own record and can change nothing else.
+- A method that has returned has committed: the result survives the death of any process. Memory is
+  the exception, which survives nothing.
+- Each method says whether it is safe to retry. If the caller makes the id, a repeat adds no second
+  row.
 - Every method may be called from any thread and any event loop.
 
 To write a store: implement the abstract methods and pass `tests/contracts/store/`.
@@ -68,21 +71,22 @@ from leyden.types import (
 
 
 class StoreCapabilities(TypedDict):
-    """What a store can do."""
+    """The capabilities of a store."""
 
     thread_safe: bool
     async_safe: bool
     zero_copy: bool
-    """Whether other processes, on other machines too, can share it by its URL."""
+    """Whether other processes, also on other machines, can share the store by its URL."""
     swept: bool
-    """Whether somebody else sweeps it already (a server does); if not, whoever opened it runs a `Sweeper`."""
+    """Whether the store is swept already, as a server's is. Otherwise the process that opened it
+    runs a `Sweeper`."""
     otlp_traces: bool
     durable: bool
-    """Whether it survives the end of the process."""
+    """Whether the store survives the end of the process."""
 
 
 class StoreStatistics(TypedDict):
-    """How much is in a store."""
+    """The number of rows in a store, by kind."""
 
     name: str
     total_rollouts: int
@@ -95,17 +99,21 @@ class StoreStatistics(TypedDict):
 
 
 class LightningStore(NamedOptions, ABC):
-    """Rollouts, attempts, spans, resources, workers and runs: one truth for algorithm, runners and gateway."""
+    """Rollouts, attempts, spans, resources, workers and runs, shared by algorithm, runners and
+    gateway.
+    """
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where it is: `memory://`, `sqlite:///absolute/path`, `postgresql://...` or `http://...`, without a password; errors name it."""
+        """The store's address, without a password: `memory://`, `sqlite:///absolute/path`,
+        `postgresql://...` or `http://...`. Errors name it.
+        """
 
     @property
     @abstractmethod
     def capabilities(self) -> StoreCapabilities:
-        """What this store can do."""
+        """The capabilities of this store."""
 
     @abstractmethod
     async def statistics(self) -> StoreStatistics:
@@ -117,7 +125,10 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what was accepted, then release the file and its lock. Later calls raise StoreClosed. Safe to repeat."""
+        """Finish the accepted calls, then release the file and its lock.
+
+        Later calls raise StoreClosed. Safe to repeat.
+        """
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,8 +160,8 @@ class LightningStore(NamedOptions, ABC):
         resources_id: None means the latest resources, if any.
         run_id: the run that the rollout belongs to; left out, the run whose algorithm makes this
             call (`current_run_id`), if any; None for no run.
-        group_id: of the caller's choice, for rollouts of one task that are compared with each other.
-        arm: of the caller's choice, for the sides of an experiment (`control`, `canary`).
+        group_id: chosen by the caller, for rollouts of one task that are compared with each other.
+        arm: chosen by the caller, for the sides of an experiment (`control`, `canary`).
         Raises UnknownResources or UnknownRun for an id that is not in the store, ConfigError if
         `rollout_id` is taken. Safe to retry with both ids: a rollout that has the attempt already
         is returned as it is.
@@ -194,12 +205,13 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-        """New rollouts in the queue, in the order given, in one transaction: all or none.
+        """Enqueue rollouts in the order given, in one transaction: all or none.
 
-        `resources_id` None means the latest at this moment, if any. A `rollout_id` that is already there is not enqueued again: the
-        stored rollout is returned as it is (whatever its status), so the call is safe to retry where the caller made the ids.
-        A request's `pin` holds in either case.
-        Raises UnknownResources or UnknownRun, naming the first unknown id.
+        A `resources_id` of None means the latest at this moment, if any. A `rollout_id` that is
+        stored already is not enqueued again: the stored rollout is returned, whatever its status. A
+        request's `pin` holds in either case.
+        Raises UnknownResources or UnknownRun, naming the first unknown id. Safe to retry if the
+        caller made the ids.
         """
 
     async def dequeue_rollout(
@@ -220,33 +232,41 @@ class LightningStore(NamedOptions, ABC):
         timeout_seconds: float = 0.0,
         claim_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
-        """Claim up to `limit` rollouts, each with a new attempt (`preparing`); it becomes `preparing` itself.
+        """Claim up to `limit` rollouts, each with a new attempt. Rollout and attempt become
+        `preparing`.
 
-        Order: by priority, then age. A step of priority goes before at most `OVERTAKES` older rollouts, so that none starves.
-        Waits up to `timeout_seconds` for the first one, by event; then returns what is there. `limit` <= 0 answers an empty list.
-        A claim that is cancelled while it waits has claimed nothing. With `worker_id`, the worker becomes `busy`, or `idle` when
-        nothing came.
-        Safe to retry with a `claim_id`, the caller's own and new for each claim: what was claimed under it is answered again, as
-        it is by now. Without one, a lost answer is a claimed rollout, which its timeout brings back.
+        Order: by priority, then age. One step of priority goes before at most `OVERTAKES` older
+        rollouts, so that none starves.
+        Waits up to `timeout_seconds` for the first rollout, by event, and then returns all that are
+        available. A `limit` of 0 or less returns an empty list. A claim that is cancelled while it
+        waits has claimed nothing. With `worker_id`, the worker becomes `busy`, or `idle` if the
+        claim is empty.
+        Safe to retry with a `claim_id` that the caller makes anew for each claim: the rollouts
+        claimed under it are returned again, in their present state. Without a `claim_id`, a lost
+        reply leaves a rollout claimed until its timeout.
         """
 
     @abstractmethod
     async def undo_claim(self, claim_id: str, *, unless_repeated: bool = False) -> None:
-        """Give back what was claimed under `claim_id`, for a claim whose answer reached nobody: its attempts never were, its rollouts
-        wait where they waited before. What has begun since (a span, an update) stays. Safe to retry.
+        """Give back the rollouts that were claimed under `claim_id`, for a claim whose reply was
+        lost.
 
-        unless_repeated: leave what was asked for again under this id, whose second answer may have reached somebody; for whoever knows
-        of one answer only that it is lost.
+        Their attempts are deleted, and the rollouts return to their old place in the queue. An
+        attempt that has begun since (by a span or an update) stays. Safe to retry.
+
+        unless_repeated: keep rollouts that were requested again under this id, because the second
+            reply may have arrived. For callers that know only of one lost reply.
         """
 
     @abstractmethod
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, *, attempt_id: str | None = None
     ) -> AttemptedRollout:
-        """Another attempt by hand, whatever `max_attempts` says; the rollout becomes `preparing`.
+        """Start another attempt by hand, whatever `max_attempts` says. The rollout becomes
+        `preparing`.
 
         Raises UnknownRollout, IllegalTransition for a finished rollout.
-        Safe to retry with an `attempt_id`: an attempt that is there already is answered as it is.
+        Safe to retry with an `attempt_id`: an attempt that is stored already is returned as it is.
         """
 
     # ---- spans ---------------------------------------------------------------------------------------------------------
@@ -258,12 +278,14 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-        """Add spans of any attempts, in one transaction, and answer those that were new.
+        """Add spans of any attempts in one transaction, and return the new ones.
 
-        A `sequence_id` of 0 is replaced by the attempt's next one; any other raises the counter to at least itself. A span whose
-        `(rollout_id, attempt_id, span_id)` is there already is left out of the answer. Each span is a heartbeat: `preparing` and
-        `unresponsive` attempts become `running`, and so does their rollout if the attempt is its latest.
-        Raises UnknownRollout or UnknownAttempt, naming the first, and adds nothing then. Safe to retry.
+        A `sequence_id` of 0 is replaced by the attempt's next one; any other raises the counter to
+        at least itself. A span whose `(rollout_id, attempt_id, span_id)` is stored already is left
+        out of the result. Each span is a heartbeat: `preparing` and `unresponsive` attempts become
+        `running`, and so does their rollout if the attempt is its latest.
+        Raises UnknownRollout or UnknownAttempt, naming the first, and adds nothing then. Safe to
+        retry.
         """
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
@@ -272,9 +294,11 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One fresh sequence id for each pair, in order; strictly increasing within an attempt, from 1.
+        """Return a fresh sequence id for each pair, in order; strictly increasing within an
+        attempt, from 1.
 
-        Raises UnknownRollout or UnknownAttempt. A repeat draws new ones: gaps are allowed, repeats are not.
+        Raises UnknownRollout or UnknownAttempt. A repeated call draws new ids: gaps are allowed,
+        repeats are not.
         """
 
     @abstractmethod
@@ -303,34 +327,39 @@ class LightningStore(NamedOptions, ABC):
     ) -> PaginatedResult[Span]:
         """Return the spans of a rollout or of one of its attempts, tokens included.
 
-        `attempt_id` None means all attempts; without a `rollout_id`, spans of every rollout.
-
-        The latest attempt ("latest") of a rollout that was not claimed yet has no spans.
-        `filter_logic` joins the filters from `trace_id` to `kind`. The ids of rollout and attempt, the time range (`start_time` in
-        `[started_from, started_before)`, Unix seconds) and the `attributes` always hold. An attribute has a value if both are equal and of
-        one kind, strings, booleans or numbers: 1 is 1.0, and neither True nor "1".
-        Across all rollouts, order is by arrival unless `sort_by` says otherwise (sequence ids
+        An `attempt_id` of None means all attempts; without a `rollout_id`, spans of every rollout
+        are searched. The latest attempt ("latest") of a rollout that was not claimed yet has no
+        spans.
+        `filter_logic` joins the filters from `trace_id` to `kind`. The ids of rollout and attempt,
+        the time range (`start_time` in `[started_from, started_before)`, Unix seconds) and the
+        `attributes` always hold. An attribute matches if both values are equal and of one kind
+        (string, boolean or number): 1 matches 1.0, and neither True nor "1".
+        Across all rollouts, the order is by arrival unless `sort_by` says otherwise (sequence ids
         compare within an attempt only, so they mean arrival too), and an attribute must be indexed
         (`index_span_attribute`). A search by time, by name (joined by "and") or by attribute then
-        reads no more spans than match in one of them; any other reads them all.
-        Raises UnknownRollout, UnknownAttempt, ConfigError for a bad `sort_by`, `limit` (0 or below -1) or `offset` (negative), for an
-        `attempt_id` without `rollout_id`, for a list as an attribute's value and for an attribute without an index across all rollouts.
+        reads no more spans than match in one of them; any other search reads all spans.
+        Raises UnknownRollout, UnknownAttempt, and ConfigError for a bad `sort_by`, `limit` (0 or
+        below -1) or `offset` (negative), for an `attempt_id` without `rollout_id`, for a list as an
+        attribute's value, and for an attribute without an index across all rollouts.
         """
 
     @abstractmethod
     async def query_spans_of(self, rollout_ids: Sequence[str]) -> dict[str, list[Span]]:
-        """The spans of each rollout's latest attempt, by sequence id; the bulk form that algorithms use.
+        """Return the spans of each rollout's latest attempt, by sequence id. Algorithms read in
+        bulk with it.
 
         A rollout without an attempt has an empty list. Raises UnknownRollout.
         """
 
     @abstractmethod
     async def index_span_attribute(self, key: str) -> None:
-        """Let `query_spans(attributes={key: ...})` find spans of all rollouts, those that are there and those that come.
+        """Index an attribute, so that `query_spans(attributes={key: ...})` finds spans of all
+        rollouts, present and future.
 
-        Remembered by the store. Costs each span that has the attribute one more row, and one look at all spans there are now, in steps
-        between which others write; a search by the attribute raises ConfigError until that is done. Safe to repeat: a call that was
-        interrupted is taken up where it was.
+        The store remembers the index. Each span that has the attribute takes one more row. Indexing
+        reads every present span, in steps between which other calls write, and a search by the
+        attribute raises ConfigError until it is done. Safe to repeat: an interrupted call continues
+        where it stopped.
         """
 
     @abstractmethod
@@ -351,18 +380,20 @@ class LightningStore(NamedOptions, ABC):
             is in memory only: another object, another client of a server or a restarted process
             begins at the first span again. To continue after a restart, keep `page.after` and pass
             it.
-        rollout_ids: only spans of these (unknown ones may come later); with it `after` must be given.
+        rollout_ids: only spans of these (unknown ones may come later); with it `after` must be
+            given.
         Waits, by event, up to `timeout_seconds` for the first span. For a cursor each span is
         returned once, also across restarts and from any writer. Spans that retention has removed
-        are left out.
-        Raises ConfigError for a cursor that this store did not make. Safe to retry with `after`;
-        without it, a page that was returned is not returned again.
+        are left out. Raises ConfigError for a cursor that this store did not make. Safe to retry
+        with `after`; without it, a page that was returned is not returned again.
         """
 
     async def watch_spans(
         self, *, after: str | Literal["latest"] | None = "latest", rollout_ids: Sequence[str] | None = None
     ) -> AsyncGenerator[Span]:
-        """Spans as they arrive, for ever: `poll_new_spans` in a loop. End it with `break` or `aclose`."""
+        """Yield spans as they arrive, for ever: `poll_new_spans` in a loop. End it with `break` or
+        `aclose`.
+        """
         while True:
             page = await self.poll_new_spans(after=after, rollout_ids=rollout_ids, timeout_seconds=30.0)
             after = page.after
@@ -397,10 +428,12 @@ class LightningStore(NamedOptions, ABC):
 
         A rollout with an attempt is an `AttemptedRollout` with its latest one.
 
-        run_id, group_id: only rollouts of this run or group. They always hold, as does `replay_from`;
-            `filter_logic` joins the other filters.
-        replay_from: only rollouts that repeat this one: its replays and forks (`ReplayFrom.rollout_id`).
-        failure_in: kinds of failure (`Attempt.failure` of the latest attempt); failed rollouts only.
+        run_id, group_id: only rollouts of this run or group. They always hold, as does
+            `replay_from`; `filter_logic` joins the other filters.
+        replay_from: only rollouts that repeat this one: its replays and forks
+            (`ReplayFrom.rollout_id`).
+        failure_in: kinds of failure (`Attempt.failure` of the latest attempt); failed rollouts
+            only.
         between: ranges of reward, tokens, cost or seconds, each `[start, before)` with None for an
             open end: `{"reward": (0.5, None)}`. Only finished rollouts have such values, those of
             their latest attempt: the primary reward, tokens of prompts and responses, the cost of
@@ -414,9 +447,10 @@ class LightningStore(NamedOptions, ABC):
         the cost grows with `limit` and `offset`, not with the store. Sorting waiting rollouts by
         start_time reads the whole queue. In the default order, with `run_id`, `group_id` or
         `replay_from` alone, the cost grows with `limit` and `offset`; with other filters and orders
-        beside them, with the rollouts of that run, that group, or that repeat that rollout. Any other
-        filter or order reads more rollouts.
-        The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
+        beside them, with the rollouts of that run, that group, or that repeat that rollout. Any
+        other filter or order reads more rollouts.
+        The page's total is exact without a filter and with `status_in` alone; see
+        `PaginatedResult.exact`.
         Raises UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`,
         and none repeats an unknown `replay_from`.
         """
@@ -439,11 +473,11 @@ class LightningStore(NamedOptions, ABC):
     ) -> RolloutSummary:
         """Count the finished rollouts that match, by status and by failure, and summarise measures.
 
-        Each of `measures` (reward, tokens, cost, seconds) has a count, a mean, a least and a greatest
-        value and a histogram of `bins` bins of equal width. The filters are those of
+        Each of `measures` (reward, tokens, cost, seconds) has a count, a mean, a least and a
+        greatest value and a histogram of `bins` bins of equal width. The filters are those of
         `query_rollouts`. The store counts in its database and reads no span: about 35 ms of CPU
-        for 100,000 rollouts and one measure.
-        Raises UnknownRun, ConfigError for an unknown measure and for `bins` outside 1 to 1,000.
+        for 100,000 rollouts and one measure. Raises UnknownRun, ConfigError for an unknown measure
+        and for `bins` outside 1 to 1,000.
         """
 
     @abstractmethod
@@ -483,11 +517,13 @@ class LightningStore(NamedOptions, ABC):
         *,
         priority: int | Unset = UNSET,
     ) -> Rollout:
-        """Change what is given. A final status sets `end_time`; `requeuing` puts it in the queue again, at its old place;
-        `preparing` and `running` need an attempt that is not over.
+        """Change the given fields.
 
-        Raises UnknownRollout, UnknownResources, IllegalTransition. Safe to retry, but for `requeuing`: a repeat would take the rollout
-        from whoever claimed it in between.
+        A final status sets `end_time`. `requeuing` puts the rollout in the queue again, at its old
+        place. `preparing` and `running` need an attempt that has not ended.
+
+        Raises UnknownRollout, UnknownResources, IllegalTransition. Safe to retry except for
+        `requeuing`: a repeat would take the rollout from the worker that claimed it in between.
         """
 
     @abstractmethod
@@ -500,84 +536,103 @@ class LightningStore(NamedOptions, ABC):
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,
     ) -> Attempt:
-        """Change what is given, and let the rollout follow (`types.lifecycle.rollout_after_attempt`) in the same transaction.
+        """Change the given fields, and let the rollout follow
+        (`types.lifecycle.rollout_after_attempt`) in the same transaction.
 
-        A final status sets `end_time` and frees the worker. `metadata` is merged into what is there. `failed` with
-        `metadata["reason_kind"] = "interrupted"` is for an attempt that failed through no fault of its own: its rollout goes back to the
-        queue, whatever its config says, and the attempt does not count against `max_attempts`.
-        Raises UnknownRollout, UnknownAttempt, IllegalTransition (an ended attempt stays as it ended). Safe to retry.
+        A final status sets `end_time` and frees the worker. `metadata` is merged into the stored
+        one. `failed` with `metadata["reason_kind"] = "interrupted"` is for an attempt that failed
+        through no fault of its own: its rollout goes back to the queue, whatever its config says,
+        and the attempt does not count against `max_attempts`.
+        Raises UnknownRollout, UnknownAttempt, IllegalTransition (an ended attempt keeps its
+        status). Safe to retry.
         """
 
     @abstractmethod
     async def update_many_attempts(self, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
-        """Change several attempts, in one transaction: all or none. The answer has them in the order given.
+        """Change several attempts in one transaction, all or none, and return them in the order
+        given.
 
-        Raises what `update_attempt` raises, ConfigError where two lines are about one attempt. Safe to retry.
+        Raises what `update_attempt` raises, and ConfigError if two updates name one attempt. Safe
+        to retry.
         """
 
     @abstractmethod
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
-        """Wait, by event, until every rollout is finished or `timeout` seconds have passed (None: for ever; 0: look once).
+        """Wait, by event, until every rollout is finished or `timeout` seconds have passed, and
+        return the finished ones in the order given.
 
-        Answers those that are finished, in the order given. Raises UnknownRollout at once. Safe to retry.
+        timeout: None waits for ever; 0 does not wait.
+        Raises UnknownRollout at once. Safe to retry.
         """
 
     @abstractmethod
     async def wait_for_any_rollout(
         self, *, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> Sequence[Rollout]:
-        """Like `wait_for_rollouts`, but answers as soon as at least one of them is finished, with all that are by then."""
+        """Wait like `wait_for_rollouts`, but only until at least one rollout is finished. Return
+        all that are finished by then.
+        """
 
     @abstractmethod
     async def sweep(self, now: float | None = None) -> Sequence[Attempt]:
-        """End the attempts whose time is over (`timeout`), mark the silent ones (`unresponsive`), let their rollouts follow.
+        """End the attempts whose time is over (`timeout`), mark the silent ones (`unresponsive`),
+        and let their rollouts follow.
 
-        Answers the attempts that changed. Called on a schedule by whoever owns the store, never by a read. `now`: Unix seconds, for tests.
+        Returns the attempts that changed. The store's owner calls it on a schedule; a read never
+        does. now: Unix seconds, for tests.
         """
 
     @abstractmethod
     async def next_deadline(self) -> float | None:
-        """When the next `sweep` has something to do, in Unix seconds; None: nothing that is known of now."""
+        """Return when the next `sweep` is due, in Unix seconds; None if no deadline is pending."""
 
     @abstractmethod
     async def release_claims(self, *, worker_ids: Sequence[str] | None = None) -> Sequence[str]:
-        """Put rollouts with an unfinished attempt back in the queue and answer their ids; for the owner of a run that died.
+        """Requeue rollouts with an unfinished attempt and return their ids. For the owner of a run
+        that died.
 
-        worker_ids: only attempts of these workers; None: all there are, for a store that nobody else works on.
-        The attempts end as `failed` with `metadata["reason_kind"] = "interrupted"`, and do not count against `max_attempts`.
+        worker_ids: only attempts of these workers; None: all attempts, for a store that serves no
+            other run.
+        The attempts end as `failed` with `metadata["reason_kind"] = "interrupted"`, and do not
+        count against `max_attempts`.
         """
 
     @abstractmethod
     async def get_news(
         self, *, after: str | None = None, spans: bool = False, labels: bool = False, timeout_seconds: float = 0.0
     ) -> News:
-        """What was committed since `after`, so that one waiting caller can stand for many: a client process asks once for all
-        its tasks.
+        """Return what was committed since `after`. One waiting caller can stand for many, so a
+        client process asks once for all its tasks.
 
-        after: from the last answer; None for an empty answer at once, which says where to begin. Waits up to `timeout_seconds` for
-        the first news. spans: whether new spans are news. News says where to look and may be spurious; it is never missing, and
-        `gap` says when too much has happened to tell.
+        after: from the last result; None returns at once an empty result, which says where to
+            begin. Waits up to `timeout_seconds` for the first news.
+        spans: whether new spans are news.
         labels: wait for changes of labels and releases, and for nothing else.
+        News says where to look. It may be spurious and is never missing; `gap` reports that too
+        much has happened to list.
         """
 
     # ---- what is kept ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def pin(self, name: str, rollout_ids: Sequence[str]) -> None:
-        """Keep exactly these rollouts under `name`, whatever retention says, instead of those pinned under it before.
+        """Keep exactly these rollouts under `name`, whatever retention says, instead of those
+        pinned under it before.
 
-        A rollout stays as long as any name pins it; an empty list lets go. Raises UnknownRollout, and changes nothing then. Safe to
-        retry.
+        A rollout stays as long as any name pins it; an empty list unpins all. Raises
+        UnknownRollout, and changes nothing then. Safe to retry.
         """
 
     @abstractmethod
     async def prune(self, retention: Retention, *, limit: int = 200) -> int:
-        """Forget up to `limit` rollouts that `retention` does not keep, the oldest first, and answer how many those were.
+        """Delete up to `limit` rollouts that `retention` does not keep, the oldest first, and
+        return their number.
 
-        They go with their attempts and spans, and with the versions of resources that only they can have used; asking for them raises
-        UnknownRollout from then on. Unfinished and pinned rollouts stay, and so do the newest one and the one with the newest span.
-        Whoever owns the store calls it on a schedule (`Sweeper`), in steps that delay nobody. Raises ConfigError for a `limit` below 1.
-        Safe to retry.
+        Their attempts and spans go with them, and so do versions of resources that only they can
+        have used. Reading them raises UnknownRollout from then on. Unfinished and pinned rollouts
+        stay, and so do the newest one and the one with the newest span.
+        The store's owner calls it on a schedule (`Sweeper`), in steps short enough not to delay
+        other calls. Raises ConfigError for a `limit` below 1. Safe to retry.
         """
 
     # ---- resources -----------------------------------------------------------------------------------------------------
@@ -595,8 +650,9 @@ class LightningStore(NamedOptions, ABC):
 
         parent: the id and version that they were made from.
         author: who wrote them, such as a run's id.
-        An id that is there with equal content is returned as it is, so the call is safe to retry with
-        an id. Raises ConfigError for an id with other content, UnknownResources for an unknown parent.
+        An id that is there with equal content is returned as it is, so the call is safe to retry
+        with an id. Raises ConfigError for an id with other content, UnknownResources for an unknown
+        parent.
         """
 
     @abstractmethod
@@ -610,7 +666,8 @@ class LightningStore(NamedOptions, ABC):
     ) -> ResourcesUpdate:
         """Write the next version under an id, or the first one of a new id. It becomes the latest.
 
-        parent: the id and version that it was made from; None means the newest version under this id.
+        parent: the id and version that it was made from; None means the newest version under this
+            id.
         author: who wrote it, such as a run's id.
         If the latest resources of all have this id and this content, they are returned as they are,
         so the call is safe to retry. Raises UnknownResources for an unknown parent.
@@ -641,11 +698,12 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
-        """Return the newest version of each id that matches, in the order in which they were written.
+        """Return the newest version of each id that matches, in the order in which they were
+        written.
 
         all_versions: return all versions of these ids.
-        `sort_by` is one of resources_id, version, create_time, update_time.
-        Raises ConfigError for a bad sort or page.
+        `sort_by` is one of resources_id, version, create_time, update_time. Raises ConfigError for
+        a bad sort or page.
         """
 
     @abstractmethod
@@ -659,16 +717,18 @@ class LightningStore(NamedOptions, ABC):
         who: str | None = None,
         why: str | None = None,
     ) -> None:
-        """Put a label, such as `production`, on one version of resources, and take it off the one before.
+        """Put a label, such as `production`, on one version of resources, and take it off the one
+        before.
 
-        expected: the id and version that the label must be on now, None for a label that must be new.
-            Left out, the label moves wherever it is. Of several callers that expect the same
+        expected: the id and version that the label must be on now, None for a label that must be
+            new. Left out, the label moves wherever it is. Of several callers that expect the same
             version, one moves the label.
         who, why: for the audit log (`query_audit`), which is written in the same transaction.
         Retention keeps a version that has a label.
         Raises LabelMoved if the label is elsewhere, VersionFrozen for a frozen version,
-        UnknownResources for a version that is not in the store, ConfigError for a label without 1 to
-        200 printable characters. Safe to retry: a label that is already on the new version stays there.
+        UnknownResources for a version that is not in the store, ConfigError for a label without 1
+        to 200 printable characters. Safe to retry: a label that is already on the new version stays
+        there.
         """
 
     @abstractmethod
@@ -690,7 +750,8 @@ class LightningStore(NamedOptions, ABC):
     ) -> None:
         """Remove a label, if it is there.
 
-        expected, who, why: as for `set_label`. Raises LabelMoved if the label is elsewhere. Safe to retry.
+        expected, who, why: as for `set_label`. Raises LabelMoved if the label is elsewhere. Safe to
+            retry.
         """
 
     @abstractmethod
@@ -706,7 +767,8 @@ class LightningStore(NamedOptions, ABC):
         """Move several labels, then freeze versions, in one transaction: all or nothing.
 
         who, why, release_id: for the audit log.
-        Raises what `set_label` and `freeze_resources` raise. Safe to retry: what is done already stays as it is.
+        Raises what `set_label` and `freeze_resources` raise. Safe to retry: completed changes stay
+        as they are.
         """
 
     @abstractmethod
@@ -722,8 +784,9 @@ class LightningStore(NamedOptions, ABC):
     ) -> None:
         """Freeze a version, so that no label can be put on it; `frozen=False` allows labels again.
 
-        Content stays readable, and rollouts that name the version run. Raises ConfigError if a label is
-        on the version, UnknownResources for a version that is not in the store. Safe to retry.
+        Content stays readable, and rollouts that name the version run. Raises ConfigError if a
+        label is on the version, UnknownResources for a version that is not in the store. Safe to
+        retry.
         """
 
     @abstractmethod
@@ -737,7 +800,8 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[AuditRecord]:
-        """Return changes of labels, freezes and releases with who, when and why, by default the last one first.
+        """Return changes of labels, freezes and releases with who, when and why, by default the
+        last one first.
 
         Nothing is ever removed. Raises ConfigError for a bad page.
         """
@@ -761,10 +825,11 @@ class LightningStore(NamedOptions, ABC):
         """Add a release of a version, in its first state, and move labels in the same transaction.
 
         from_version: the version in production now.
-        details: whatever a resumed process needs; JSON.
+        details: JSON that a resumed process needs.
         deadline: Unix seconds; the store does not act on it.
-        An id that is there with the same `canary_version` is returned as it is, so the call is safe to
-        retry. Raises ConfigError for an id with another version, UnknownResources, and what `set_label` raises.
+        An id that is stored with the same `canary_version` is returned as it is, so the call is
+        safe to retry. Raises ConfigError for an id with another version, UnknownResources, and what
+        `set_label` raises.
         """
 
     @abstractmethod
@@ -781,13 +846,14 @@ class LightningStore(NamedOptions, ABC):
         who: str | None = None,
         why: str | None = None,
     ) -> Release:
-        """Bring a release from one state to the next, with moves of labels and freezes, in one transaction.
+        """Advance a release from one state to the next, with moves of labels and freezes, in one
+        transaction.
 
         state: equal to `expected_state` to change details and deadline alone.
-        details: merged into what is there.
+        details: merged into the stored ones.
         Of several callers that expect the same state, one succeeds. Raises ReleaseAdvanced if the
-        release is in a third state, UnknownRelease, and what `move_labels` raises; nothing is changed
-        then. Safe to retry: a release that is already in `state` is returned as it is.
+        release is in a third state, UnknownRelease, and what `move_labels` raises; nothing is
+        changed then. Safe to retry: a release that is already in `state` is returned as it is.
         """
 
     @abstractmethod
@@ -813,24 +879,24 @@ class LightningStore(NamedOptions, ABC):
     async def record_live_rollouts(self, rollouts: Sequence[LiveRollout]) -> None:
         """Record rollouts of mode `live` that were served already, in one transaction.
 
-        A rollout that is new is added, with its attempt, arm and version of resources, which need not
-        be in the store. One that is there gets the input and the metadata that it lacks. A `status`
-        ends it, unless it has ended already. So session and gateway may both report a rollout, in any order.
-        Its times are those of the arrival here; `metadata["served_at"]` of the rollout and
-        `metadata["served_seconds"]` of its attempt say when it was served, and for how long.
-        Raises ConfigError for an id that another rollout has. Safe to retry.
+        A rollout that is new is added, with its attempt, arm and version of resources, which need
+        not be in the store. One that is there gets the input and the metadata that it lacks. A
+        `status` ends it, unless it has ended already. So session and gateway may both report a
+        rollout, in any order. Its times are those of the arrival here; `metadata["served_at"]` of
+        the rollout and `metadata["served_seconds"]` of its attempt say when it was served, and for
+        how long. Raises ConfigError for an id that another rollout has. Safe to retry.
         """
 
     @abstractmethod
     async def add_many_feedback(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
         """Add feedback about rollouts, in one transaction, and return it as it is stored.
 
-        Each gets its order of arrival, its time and the version and arm of its rollout. A live rollout
-        that retention has forgotten still has them. For a rollout that the store never had, those in
-        the feedback count, if it has `resources_id` and `version`.
-        A `feedback_id` that is there already is returned as it is stored, so the call is safe to retry.
-        Raises UnknownRollout for a rollout that is unknown, ConfigError for a value that does not fit
-        its kind (NaN, for example) and for a `feedback_id` of other feedback; nothing is added then.
+        Each gets its order of arrival, its time and the version and arm of its rollout. A live
+        rollout that retention has forgotten still has them. For a rollout that the store never had,
+        those in the feedback count, if it has `resources_id` and `version`. A `feedback_id` that is
+        there already is returned as it is stored, so the call is safe to retry. Raises
+        UnknownRollout for a rollout that is unknown, ConfigError for a value that does not fit its
+        kind (NaN, for example) and for a `feedback_id` of other feedback; nothing is added then.
         """
 
     @abstractmethod
@@ -853,8 +919,8 @@ class LightningStore(NamedOptions, ABC):
     ) -> PaginatedResult[Feedback]:
         """Return feedback in the order of arrival.
 
-        after: only what arrived behind this `sequence_id`; nothing that arrives later has a lower one.
-        counted: only what counts: the last of each rollout, source and kind.
+        after: only feedback behind this `sequence_id`; none that arrives later has a lower one.
+        counted: only feedback that counts: the last of each rollout, source and kind.
         Raises ConfigError for a bad range or page.
         """
 
@@ -862,9 +928,9 @@ class LightningStore(NamedOptions, ABC):
     async def set_endpoint(self, name: str, base_url: str, *, api_key: str | None = None) -> None:
         """Say where the models behind a name listen from now on.
 
-        A `ProxyLLM` or `LLM` whose endpoint is `gateway://NAME` gets this base URL and key each time
-        it is read. So resources keep their content and their version when a gateway starts again at
-        another address, and an attempt calls the address of the moment at which it starts.
+        A `ProxyLLM` or `LLM` whose endpoint is `gateway://NAME` gets this base URL and key each
+        time it is read. So resources keep their content and their version when a gateway starts
+        again at another address, and an attempt calls the address of the moment at which it starts.
         base_url: as `LLM.endpoint` has it, ending in `/v1`.
         Raises ConfigError for a name without 1 to 200 printable characters. Safe to retry.
         """
@@ -895,19 +961,24 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def pause_worker(self, worker_id: str, paused: bool = True) -> Worker:
-        """Ask a worker not to claim, or to claim again; it learns of it with the answer to its next heartbeat. That is all: a claim of
-        a paused worker is answered like any other. Raises UnknownWorker. Safe to retry.
+        """Ask a worker not to claim, or to claim again. It learns this from the reply to its next
+        heartbeat.
+
+        The store itself still serves a claim of a paused worker. Raises UnknownWorker. Safe to
+        retry.
         """
 
     # ---- samples -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def add_many_samples(self, samples: Sequence[Sample]) -> None:
-        """Add figures to their time series, in one transaction.
+        """Add samples to their time series, in one transaction.
 
-        A series has one figure at one time: one that is there already stays as it is, so a repeat adds nothing. What is older than
-        seven days goes, and the oldest of more than a million: each call forgets at least as many of those as it adds.
-        Raises ConfigError for a name or a worker that is no id, and for a number that is not finite. Safe to retry.
+        A series has one value at one time: a stored value stays as it is, so a repeat adds nothing.
+        Samples older than seven days are dropped, and so are the oldest of more than a million:
+        each call drops at least as many of those as it adds.
+        Raises ConfigError for a name or a worker that is no id, and for a number that is not
+        finite. Safe to retry.
         """
 
     @abstractmethod
@@ -922,9 +993,11 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Sample]:
-        """Samples by time, in `[measured_from, measured_before)` (Unix seconds; a missing end is open), of one name, one worker or all.
+        """Return the samples in `[measured_from, measured_before)` by time, of one name, one worker
+        or all.
 
-        Reads no more than that name has in that time, or all names. Raises ConfigError for a bad range, order or page.
+        Times are Unix seconds; a missing end is open. The query reads no more than that name (or
+        all names) has in that time. Raises ConfigError for a bad range, order or page.
         """
 
     # ---- runs and their metrics ----------------------------------------------------------------------------------------
@@ -949,7 +1022,7 @@ class LightningStore(NamedOptions, ABC):
         cause: str | Unset | None = UNSET,
         config: dict[str, Any] | Unset = UNSET,
     ) -> RunRecord:
-        """Change what is given, and return the run. Each call is a heartbeat.
+        """Change the given fields, and return the run. Each call is a heartbeat.
 
         A final status sets `end_time`. A run that has ended keeps its status until `start_run`
         resumes it; its cause and its config can still change.
@@ -975,10 +1048,10 @@ class LightningStore(NamedOptions, ABC):
     ) -> PaginatedResult[RunRecord]:
         """Return the runs that match every filter, by default the one that started last first.
 
-        `sort_by` is one of run_id, name, kind, status, start_time, end_time, last_heartbeat_time, or
-        None for the order in which they were added. Runs without a value come last.
-        A run whose process was killed is still `running`; its `last_heartbeat_time` tells.
-        Retention forgets no run. Raises ConfigError for a bad sort or page.
+        `sort_by` is one of run_id, name, kind, status, start_time, end_time, last_heartbeat_time,
+        or None for the order in which they were added. Runs without a value come last. A run whose
+        process was killed is still `running`; its `last_heartbeat_time` tells. Retention forgets no
+        run. Raises ConfigError for a bad sort or page.
         """
 
     @abstractmethod
@@ -986,10 +1059,9 @@ class LightningStore(NamedOptions, ABC):
         """Add metrics of a run, in one transaction.
 
         A point takes the place of an earlier one with its stage, iteration and name; of several in
-        `points` the last counts. An ended run can still get metrics.
-        Raises UnknownRun, ConfigError for a stage or a name without 1 to 200 printable characters, an
-        iteration below 0 and a number that is not finite (None stands for it), and adds nothing then.
-        Safe to retry.
+        `points` the last counts. An ended run can still get metrics. Raises UnknownRun, ConfigError
+        for a stage or a name without 1 to 200 printable characters, an iteration below 0 and a
+        number that is not finite (None stands for it), and adds nothing then. Safe to retry.
         """
 
     @abstractmethod
@@ -1012,7 +1084,8 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def cut_metrics(self, run_id: str, *, after_iteration: int) -> None:
-        """Delete a run's metrics of later iterations, as a run needs that resumes from a checkpoint.
+        """Delete a run's metrics of later iterations, as a run needs that resumes from a
+        checkpoint.
 
         Raises UnknownRun. Safe to retry.
         """

@@ -1,8 +1,8 @@
 """`LightningStoreClient`: a store behind a server, used like one in this process.
 
-It knows the table of `wire.py` and the way to the server (`connection.py`), no database. Each method is a request;
-whoever waits for rollouts or spans shares one long poll for each event loop. To add a method, see `wire.py`; here it is a
-line in the class.
+It knows the table of `wire.py` and the connection to the server (`connection.py`), no database.
+Each method is a request. Callers that wait for rollouts or spans share one long poll for each event
+loop. To add a method, see `wire.py`; here it is a line in the class.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ TOKEN_VARIABLE: Final = "LEYDEN_STORE_TOKEN"
 _POLL_SECONDS: Final = 30.0
 """The longest that one request waits at the server."""
 _WATCH_SECONDS: Final = 5.0
-"""The same for the end of a run: a server that dies is missed so much later."""
+"""The longest that one question for the end of a run waits: the death of a server is noticed so
+much later."""
 _PACE_SECONDS: Final = 0.005
 """News is asked for so often at most: what happens in between comes together."""
 _CLAIMS_AT_ONCE: Final = 8
-"""So many claims of one event loop wait at the server; others wait for their turn here."""
+"""The most claims of one event loop that wait at the server; others queue here."""
 _UNDO_SECONDS: Final = 2.0
 _AFTER_FAILURE_SECONDS: Final = 0.2
 """Before those who wait look for themselves, and perhaps have news asked for again."""
@@ -52,7 +53,8 @@ _MADE_HERE: dict[str, dict[str, Callable[[], str]]] = {
     "dequeue_many_rollouts": {"claim_id": ids.claim_id},
     "add_resources": {"resources_id": ids.resources_id},
 }
-"""The ids that a caller may leave to the store are made here, so that a repeated request is not a second row."""
+"""Ids that a caller may leave to the store. They are made here, so that a repeated request adds no
+second row."""
 
 
 def _asks(method: F) -> F:
@@ -67,11 +69,13 @@ def _asks(method: F) -> F:
 
 
 class LightningStoreClient(WaitingStore):
-    """The store served at `url`. Every method is safe from any thread and any event loop; pickled, it is its URL and token.
+    """The store served at `url`. Every method is safe from any thread and any event loop; a pickled
+    client holds its URL and token.
 
-    A request that fails on its way is sent again, for `retry_seconds`, so a server may be restarted meanwhile: ids are made
-    here, so nothing is done twice. What cannot be repeated (`release_claims`, a rollout put in the queue again by hand)
-    raises StoreError, saying that the outcome is unknown. A failure is never an empty answer.
+    A request that fails on its way is sent again for `retry_seconds`, so a server may be restarted
+    meanwhile. Ids are made here, so nothing is done twice. A request that cannot be repeated
+    (`release_claims`, a rollout requeued by hand) raises StoreError, which says that the outcome is
+    unknown. A failure is never an empty result.
     """
 
     def __init__(
@@ -83,12 +87,12 @@ class LightningStoreClient(WaitingStore):
         connections: int = 64,
         compress: bool | None = None,
     ) -> None:
-        """Nothing is opened before the first request.
+        """Open nothing before the first request.
 
-        token: what the server asks for; None takes it from LEYDEN_STORE_TOKEN, if it is set.
+        token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
         retry_seconds: how long a server may be away; 0: not at all.
-        connections: at most, for each event loop.
-        compress: None compresses where the server is on another machine.
+        connections: the most for each event loop.
+        compress: None compresses if the server is on another machine.
         Raises ConfigError for a URL that is not one.
         """
         check_number("retry_seconds", retry_seconds, at_least=0)
@@ -216,7 +220,7 @@ class LightningStoreClient(WaitingStore):
             undoing = asyncio.create_task(self._undo(claim_id), name="leyden-store-undo")
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
-            await asyncio.shield(undoing)  # whoever is cancelled once more does not break it off
+            await asyncio.shield(undoing)  # a second cancellation does not interrupt it
             raise
 
     async def _claim_within(
@@ -235,10 +239,11 @@ class LightningStoreClient(WaitingStore):
                 await self._ask(BY_METHOD["undo_claim"], {"claim_id": claim_id}, retry_seconds=0.0)
 
     async def wait_for_end(self) -> None:
-        """Wait until the run that the server runs for has ended (`LightningStoreServer.announce_end`).
+        """Wait until the run that the server runs for has ended
+        (`LightningStoreServer.announce_end`).
 
-        A server that runs for no run (`leyden store`) never says so. Raises StoreError when the server has been away for
-        `retry_seconds`.
+        A server that runs for no run (`leyden store`) never reports an end. Raises StoreError when
+        the server has been away for `retry_seconds`.
         """
         watcher = ids.claim_id()
         while True:
@@ -276,7 +281,9 @@ class LightningStoreClient(WaitingStore):
     # ---- requests ------------------------------------------------------------------------------------------------------
 
     async def _ask(self, route: Route, arguments: dict[str, Any], *, retry_seconds: float | None = None) -> Any:
-        """Send a call and parse its answer. Raises what the server's store raised, StoreError when there is no answer."""
+        """Send a call and parse its reply. Raise what the server's store raised, and StoreError
+        without a reply.
+        """
         _make_ids(route.method, arguments)
         path = route.path_of(arguments)
         answer = await self._connection.ask(
@@ -301,7 +308,9 @@ class LightningStoreClient(WaitingStore):
 
 
 class _Desk:
-    """What an event loop shares: turns for claims that wait, and one task that hears the server's news."""
+    """The state that callers of one event loop share: turns for waiting claims, and one task that
+    reads the server's news.
+    """
 
     def __init__(self, store: LightningStore, signals: Signals) -> None:
         self.claims = asyncio.Semaphore(_CLAIMS_AT_ONCE)
@@ -312,7 +321,7 @@ class _Desk:
         self._watching: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Hear news until nobody waits any more; of spans too, if somebody waits for those."""
+        """Read news until no caller waits any more; of spans too, if a caller waits for those."""
         spans = self._signals.spans_wanted
         if self._watching is not None and not self._watching.done():
             if self._hears_spans or not spans:
@@ -337,7 +346,7 @@ class _Desk:
                 await asyncio.sleep(_PACE_SECONDS)
         except LeydenError:
             await asyncio.sleep(_AFTER_FAILURE_SECONDS)
-            self._signals.look_again()  # whoever waits looks, and hears what is wrong
+            self._signals.look_again()  # each waiter reads for itself and gets the error
 
     def _tell(self, news: News) -> None:
         begins, self._after = self._after is None, news.after
@@ -348,14 +357,16 @@ class _Desk:
 
 
 class _Cache:
-    """Answers that the server need not send again: it is asked each time whether they still hold."""
+    """Replies that the server need not send again. Each use asks the server whether they are still
+    valid.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._answers: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     def headers(self, path: str) -> dict[str, str]:
-        """What asks for an answer only if it is another one."""
+        """Return the headers that request a reply only if it has changed."""
         with self._lock:
             known = self._answers.get(path)
         return {} if known is None else {"If-None-Match": known[0]}
@@ -390,10 +401,12 @@ def _with_id(request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
 
 
 def _requeues(arguments: dict[str, Any]) -> bool:
-    """Whether a rollout is put in the queue again by hand: repeated, it could take it from the next one who claimed it."""
+    """Return whether a rollout is requeued by hand. Repeated, this could take it from the next
+    worker that claimed it.
+    """
     return arguments.get("status") in ("queuing", "requeuing")
 
 
 def reconnect(url: str, token: str | None, options: dict[str, Any]) -> LightningStoreClient:
-    """Return a new client of the store at `url`: what a pickled client or server becomes."""
+    """Return a new client of the store at `url`. Pickled clients and servers unpickle by it."""
     return LightningStoreClient(url, token=token, **options)

@@ -32,18 +32,19 @@ _COMPRESS_FROM: Final = 16 * 1024
 _LARGE: Final = 2**20
 """Bytes of a body from which the server is asked whether it takes so much before it is sent."""
 _KEEP_ALIVE_SECONDS: Final = 15.0
-"""How long an idle connection is kept; servers keep it longer, so that never both ends decide at once."""
+"""How long an idle connection is kept. Servers keep it longer, so that both ends never close it at
+once."""
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 60.0
 """A server that says nothing for so long is taken for dead."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
 _TROUBLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
-"""What a connection does when it breaks."""
+"""Errors of a connection that breaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said."""
+    """A server's reply."""
 
     status: int
     body: bytes
@@ -80,7 +81,7 @@ class Connection:
             self._headers["Authorization"] = f"Bearer {token}"
         self._closed = False
         self._away = False
-        """Whether the server did not answer when it was last asked."""
+        """Whether the server did not reply to the last request."""
         self._sessions = PerLoop(self._session)
 
     async def ask(
@@ -94,11 +95,13 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         retry_seconds: float | None = None,
     ) -> Answer:
-        """Send a request and return what the server says to it, whatever its status.
+        """Send a request and return the server's reply, whatever its status.
 
-        A request that did not get through is sent again, for `retry_seconds`, where that is safe: always if it never
-        left, and if it is `repeatable` whatever became of it. waits_seconds: how long the server may take on purpose.
-        Raises StoreError when there is no answer, StoreClosed after `close`.
+        A request that did not arrive is sent again for `retry_seconds`, if that is safe: always if
+        it never left, and in any case if it is `repeatable`.
+
+        waits_seconds: how long the server may hold the request on purpose.
+        Raises StoreError without a reply, StoreClosed after `close`.
         """
         started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         patience = self.retry_seconds if retry_seconds is None else retry_seconds
@@ -137,7 +140,9 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def close(self) -> None:
-        """Close the connections; requests under way raise StoreClosed, and so do later ones. Safe to repeat."""
+        """Close the connections. Requests under way and later ones raise StoreClosed. Safe to
+        repeat.
+        """
         self._closed = True
         await self._sessions.close()
 

@@ -1,7 +1,8 @@
-"""The end of a run, said by the store server that runs for it to those who wait for it elsewhere.
+"""The end of a run, which the run's store server announces to clients that wait for it elsewhere.
 
-It knows neither runs nor runners: whoever serves the store announces (`LightningStoreServer.announce_end`), whoever works for it asks
-(`LightningStoreClient.wait_for_end`). A server that dies announces nothing; its clients notice that it is away.
+It knows neither runs nor runners. The process that serves the store announces the end
+(`LightningStoreServer.announce_end`); a client asks for it (`LightningStoreClient.wait_for_end`). A
+server that dies announces nothing, and its clients notice that it is away.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ END: Final = f"{PREFIX}/waits/end"
 
 
 class WaitForEnd(BaseModel):
-    """Wait up to `timeout_seconds` for the end of the run that the server runs for, and answer whether it has come."""
+    """A request to wait up to `timeout_seconds` for the end of the server's run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     watcher: str
-    """Who asks: the same in every question of one waiting client."""
+    """The id of the waiting client, the same in each of its requests."""
     timeout_seconds: float = Field(default=0.0, ge=0, le=60)
 
 
 class EndAnswer(BaseModel):
-    """Whether the run has ended."""
+    """The reply: whether the run has ended."""
 
     ended: bool
 
@@ -42,7 +43,7 @@ class End:
         self._announced = False
         self._waiting_is_over = Latch()
         self._watchers: set[str] = set()
-        """Who asked and was not told the end yet."""
+        """Clients that asked and have not been notified of the end."""
         self._all_told = Latch()
 
     async def answer(self, body: bytes) -> EndAnswer:
@@ -70,7 +71,7 @@ class End:
                 await self._all_told.wait_async()
 
     def stop_waiting(self) -> None:
-        """Answer everyone who waits, as it is: the server stops."""
+        """Reply to every waiting client at once, because the server stops."""
         self._waiting_is_over.set()
 
     def _look_whether_all_are_told(self) -> None:

@@ -1,8 +1,10 @@
-"""`export_parquet`: what a store holds, as Parquet files for DuckDB, pandas or Polars, and for `restore`.
+"""`export_parquet`: the contents of a store as Parquet files for DuckDB, pandas or Polars, and for
+`restore`.
 
-It knows the protocol and no kind of store; rows come in pages and leave in row groups, so memory stays small whatever the
-store holds. What has columns has columns; what may be any JSON (inputs, metadata, attributes, events) is JSON text, which
-`json_extract` and its kin read in every engine, where a map would need one type for all values. Times are Unix seconds.
+It knows the protocol and no kind of store. Rows come in pages and leave in row groups, so memory
+stays small whatever the size of the store. Fields with a fixed type have columns. Fields that may
+be any JSON (inputs, metadata, attributes, events) are JSON text, which `json_extract` and its like
+read in every engine; a map would need one type for all values. Times are Unix seconds.
 
     rollouts.parquet    one row for each rollout, with the final reward of its latest attempt
     attempts.parquet    one row for each attempt
@@ -194,11 +196,11 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     directory: Path
     rows: dict[str, int]
-    """Of each file, by its name without `.parquet`."""
+    """The number of rows of each file, by its name without `.parquet`."""
 
 
 async def export_parquet(
@@ -208,14 +210,16 @@ async def export_parquet(
     status_in: Sequence[RolloutStatus] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write the rollouts of `store`, with all that belongs to them, and its runs to Parquet files in the new `directory`.
+    """Write the rollouts of `store`, with all that belongs to them, and its runs to Parquet files
+    in the new `directory`.
 
-    The directory appears when it is whole. A store that goes on meanwhile is exported as it is found: each rollout with its attempts
-    and spans is of one moment or a little later, and one that is forgotten meanwhile is left out.
+    The directory appears when it is complete. The store may be written meanwhile: each rollout is
+    exported with its attempts and spans as they are when it is read, and a rollout that is pruned
+    meanwhile is left out.
 
-    status_in: only rollouts that have one of these statuses; everything else is always whole.
+    status_in: only rollouts that have one of these statuses; everything else is always complete.
     on_progress: called with the rollouts done and the rollouts in all.
-    Raises ConfigError where the directory is there already, or pyarrow is not installed.
+    Raises ConfigError if the directory exists, or if pyarrow is not installed.
     """
     arrow_modules()
     directory = Path(directory)
@@ -313,7 +317,9 @@ async def _write_feedback(store: LightningStore, table: _Table) -> None:
 
 
 async def _write_releases(store: LightningStore, tables: dict[str, _Table]) -> None:
-    """Write labels, releases and the audit log, which is read last, so that it explains the others."""
+    """Write labels, releases and the audit log. The log is read last, so that it explains the
+    others.
+    """
 
     async def ask_releases(limit: int, offset: int) -> PaginatedResult[Release]:
         return await store.query_releases(sort_order="asc", limit=limit, offset=offset)
@@ -333,10 +339,11 @@ async def _write_releases(store: LightningStore, tables: dict[str, _Table]) -> N
 async def _pages(
     ask: Callable[[int, int], Awaitable[PaginatedResult[T]]], key: Callable[[T], Hashable]
 ) -> AsyncIterator[tuple[Sequence[T], int]]:
-    """Everything that `ask` answers page by page, none twice, and how many there are in all.
+    """Yield everything that `ask` returns page by page, without repeats, each page with the total.
 
-    Items may go meanwhile, so that those behind them move forward: each page begins with the last item of the one before, and where
-    it holds none of those, it is asked for further ahead.
+    Items may be deleted meanwhile, so that those behind them move forward. Each page therefore
+    begins with the last item of the one before; if it holds none of those, the request is repeated
+    further ahead.
     """
     offset, before = 0, set[Hashable]()
     while True:
@@ -363,7 +370,7 @@ class _Record:
 
 
 async def _records(store: LightningStore, rollouts: Sequence[Rollout]) -> list[_Record]:
-    """Those that have gone meanwhile are left out."""
+    """Return the records of rollouts. Rollouts that were pruned meanwhile are left out."""
     try:
         latest = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
         return [await _record(store, rollout, latest[rollout.rollout_id]) for rollout in rollouts]
@@ -478,7 +485,7 @@ class _Table:
         self._bytes += sum(_length(value) for value in values)
 
     def add_many(self, rows: Iterable[Row]) -> None:
-        """The same for several."""
+        """Add several rows."""
         for row in rows:
             self.add(row)
 
@@ -488,7 +495,7 @@ class _Table:
             await asyncio.to_thread(self._write)
 
     def close(self) -> None:
-        """Write what is left, and the file's end."""
+        """Write the remaining rows and the file's end."""
         self._write()
         self._writer.close()
 
@@ -508,6 +515,8 @@ def _length(value: Any) -> int:
 
 @cache
 def arrow_modules() -> tuple[Any, Any]:
-    """Import and return `pyarrow` and `pyarrow.parquet`. Raise MissingExtra if they are not installed."""
+    """Import and return `pyarrow` and `pyarrow.parquet`. Raise MissingExtra if they are not
+    installed.
+    """
     arrow = import_optional("pyarrow", extra="export", needed_by="a Parquet file")
     return arrow, import_optional("pyarrow.parquet", extra="export", needed_by="a Parquet file")

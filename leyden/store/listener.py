@@ -1,8 +1,10 @@
-"""What other stores on the same PostgreSQL commit, as signals in this process; and what this one tells them with a delay.
+"""Relay commits of other stores on the same PostgreSQL as signals in this process, and announce
+this store's spans to them.
 
-One thread on a connection of its own. Rollouts that are put in the queue, or finished, are told in the transaction that does
-it, so that news is never lost. New spans come in thousands, and each notifying commit waits for all others of its database:
-they are told from here, at most once in `_PAUSE_SECONDS`. After a lost connection everybody looks again.
+One thread listens on a connection of its own. Rollouts that are queued or finished are notified in
+their own transaction, so that news is never lost. New spans come in thousands, and each notifying
+commit waits for all others of its database. This thread therefore announces them, at most once in
+`_PAUSE_SECONDS`. After a lost connection every waiter looks again.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _LONGEST_SECONDS = 1.0
 
 
 class _Outbox:
-    """What the thread is asked to do: flags, and a socket that wakes it."""
+    """Requests to the thread: flags, and a socket that wakes it."""
 
     def __init__(self) -> None:
         self.spans = False
@@ -58,9 +60,10 @@ class _Outbox:
 
 
 class Listener:
-    """Feeds `signals` from `target` until `stop`. `sender`: by which this store knows its own news, and passes over it.
+    """Feeds `signals` from `target` until `stop`.
 
-    Raises psycopg.Error if it cannot listen at all; from then on it connects again as often as it must.
+    sender: the id by which this store recognises its own news, and skips it.
+    Raises psycopg.Error if it cannot listen at first. Later it reconnects as often as necessary.
     """
 
     def __init__(self, target: Target, sender: str, signals: Signals) -> None:
@@ -82,13 +85,13 @@ class Listener:
             self._outbox.wake()
 
     def look_for_spans_soon(self) -> None:
-        """Let those who wait for spans look again, soon. From any thread."""
+        """Wake the callers that wait for spans, soon. Safe from any thread."""
         if not self._outbox.look:
             self._outbox.look = True
             self._outbox.wake()
 
     def stop(self) -> None:
-        """Tell what is to be told, and end. Safe to repeat."""
+        """Announce pending news, and end. Safe to repeat."""
         self._finalizer()
 
 
@@ -104,9 +107,7 @@ def _listening(target: Target) -> Any:
     connection = connect(target)
     try:
         connection.execute(f'LISTEN "{target.channel}"')
-        connection.execute(
-            "SET synchronous_commit TO off"
-        )  # news outlives no server: after a crash everybody looks again
+        connection.execute("SET synchronous_commit TO off")  # a crash loses notifications, so every waiter looks again
     except BaseException:
         connection.close()
         raise
@@ -146,7 +147,7 @@ def _hear(connection: Any, target: Target, sender: str, signals: Signals, outbox
     """Listen and tell until it is stopped. Raises psycopg.Error when the connection is lost."""
     told = 0.0
     news = True
-    """Whether there may be a notification."""
+    """Whether a notification may be there."""
     with selectors.DefaultSelector() as selector:
         selector.register(connection.fileno(), selectors.EVENT_READ)
         selector.register(outbox.reader, selectors.EVENT_READ)
@@ -173,7 +174,7 @@ def _hear(connection: Any, target: Target, sender: str, signals: Signals, outbox
                     except BaseException:
                         outbox.spans = True
                         raise
-                    news = True  # what was read with its answer is no longer seen on the socket
+                    news = True  # notifications read with the result are not on the socket any more
             if stopped:
                 return
 

@@ -1,7 +1,7 @@
-"""One process owns a store's file: a lock beside it, which dies with its owner.
+"""A lock beside a store's file, so that one process owns it. The lock ends with its owner.
 
-The lock is the kernel's (`flock`), never the file's existence, so a killed owner leaves nothing to clean up. The file's
-text only tells the next one who owns it.
+The lock is the kernel's (`flock`), never the file's existence, so a killed owner leaves nothing to
+clean up. The file's text only names the owner to the next process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from leyden.errors import StoreError
 
 
 class LockFile:
-    """The lock beside `path`, held from creation until `release`. Raises StoreError with the owner when it is taken."""
+    """The lock beside `path`, held from creation until `release`. Raises StoreError, naming the
+    owner, if it is taken.
+    """
 
     def __init__(self, path: Path, url: str) -> None:
         self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -43,11 +45,13 @@ class LockFile:
         _held.add(self)
 
     def tell_server(self, server: str | None) -> None:
-        """Write where others reach the owner, for the error of the next one who wants the file; None: nowhere."""
+        """Record the URL of the owner's server, for the error of the next process that opens the
+        file. None: there is no server.
+        """
         self._write(self._owner if server is None else self._owner | {"server": server})
 
     def release(self) -> None:
-        """Let others own the store. Safe to repeat; an owner that is only dropped releases it too."""
+        """Release the lock. Safe to repeat; an owner that is only dropped releases it too."""
         if self._finalizer.alive:
             _held.discard(self)
             os.ftruncate(self._file, 0)
@@ -63,15 +67,15 @@ class LockFile:
 
 
 class Owner(NamedTuple):
-    """Who owns a store's file, as far as its lock says."""
+    """The owner of a store's file, as far as its lock says."""
 
     pid: int | None
     server: str | None
-    """Where others reach it."""
+    """The URL of the owner's server."""
 
 
 def owner_of(path: Path) -> Owner | None:
-    """Who owns the store at `path`; None: nobody that lives."""
+    """Return the owner of the store at `path`; None if no living process owns it."""
     try:
         owner = _told(Path(f"{path}.lock").read_bytes())
     except OSError:

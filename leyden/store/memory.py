@@ -1,4 +1,5 @@
-"""`InMemoryLightningStore`: the SQL store on a database in memory. For tests and development: it survives nothing.
+"""`InMemoryLightningStore`: the SQL store on a database in memory. For tests and development: it
+survives nothing.
 
 It knows one connection and one lock; an operation runs inline, in the thread that calls.
 """
@@ -70,7 +71,9 @@ class _MemoryDriver:
 
 
 class InMemoryLightningStore(SqlLightningStore):
-    """A store in this process's memory, gone with it. Every method is safe from any thread and any event loop."""
+    """A store in this process's memory, lost with the process. Every method is safe from any thread
+    and any event loop.
+    """
 
     def __init__(self) -> None:
         signals = Signals()

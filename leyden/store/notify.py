@@ -1,11 +1,13 @@
-"""Who waits for what, inside one process: claims for the queue, anyone for rollouts to finish or for spans to arrive.
+"""Waiting inside one process: claims wait for the queue, other callers for rollouts to finish or
+for spans to arrive.
 
-It knows no database: a store publishes what was committed (or what it heard was committed), and waiters on any event
-loop wake up. Nothing polls, and no thread is parked for a waiter. To wait for something new, add a kind of waiter here
-and a word to `publish`.
+It knows no database. A store publishes its commits (or those that it was notified of), and waiters
+on any event loop wake up. Nothing polls, and no thread is parked for a waiter. To wait for
+something new, add a kind of waiter here and a parameter to `publish`.
 
-A wake-up is a hint to look again, never the truth, so a spurious one is harmless. One is never lost: a waiter registers
-before it looks, and a claim that was woken and leaves without having looked passes its wake-up on.
+A wake-up is a hint to look again, never the truth, so a spurious one is harmless. None is ever
+lost: a waiter registers before it looks, and a claim that was woken and leaves without having
+looked passes its wake-up on.
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ class Waiter:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Let the task go on. Does nothing when its loop is closed: nobody waits there."""
+        """Resume the task. Does nothing if its loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Until `wake` was called (True) or `seconds` have passed (False; None: no limit). Raises ConfigError for NaN seconds."""
+        """Wait until `wake` was called (True) or `seconds` have passed (False). Raises ConfigError
+        for NaN.
+
+        seconds: None for no limit.
+        """
         check_wait(seconds)
         try:
             async with asyncio.timeout(seconds):
@@ -58,10 +64,11 @@ class Waiter:
 
 
 _Hears: TypeAlias = Literal["rollouts", "spans", "labels"]
-"""What a listener waits for: news of rollouts; of these and of spans; of labels and releases alone."""
+"""The news that a listener waits for: of rollouts; of rollouts and spans; of labels and releases
+alone."""
 
 _TOLD = 100_000
-"""How many finished rollouts `since` remembers: who asks later than that learns of a gap."""
+"""How many finished rollouts `since` remembers. A later caller gets a gap."""
 
 
 class ClaimWaiter(Waiter):
@@ -70,7 +77,8 @@ class ClaimWaiter(Waiter):
     def __init__(self) -> None:
         super().__init__()
         self.told = False
-        """Whether it was woken and has not looked since. Guarded by the lock of its `Signals`."""
+        """Whether the claim was woken and has not looked since. Guarded by the lock of its
+        `Signals`."""
 
 
 class RolloutWaiter(Waiter):
@@ -79,19 +87,21 @@ class RolloutWaiter(Waiter):
     def __init__(self, rollout_ids: Iterable[str], needed: int) -> None:
         super().__init__()
         self.pending = set(rollout_ids)
-        """Those not known to be finished. Guarded by the lock of its `Signals`, like the next."""
+        """Rollouts that are not known to be finished. Guarded by the lock of its `Signals`."""
         self.needed = needed
 
 
 class Signals:
-    """The waiters of one store. Publishing costs what the news touches, whatever the number of waiters."""
+    """The waiters of one store. Publishing costs what the news touches, whatever the number of
+    waiters.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._claims: dict[ClaimWaiter, None] = {}
         self._rollouts: dict[str, dict[RolloutWaiter, None]] = {}
         self._listeners: dict[Waiter, _Hears] = {}
-        """Those that wait for any news, or for that of labels alone."""
+        """Waiters for any news, or for labels alone."""
         self._epoch = ids.span_id()
         self._claimable = 0
         self._spans = 0
@@ -99,11 +109,14 @@ class Signals:
         self._finished: deque[str] = deque(maxlen=_TOLD)
         self._finished_ever = 0
         self.closed = False
-        """Whether there will be no more news."""
+        """Whether the store is closed, so that no more news will come."""
 
     def publish(self, claimable: int, finished: Sequence[str], spans: bool, labels: bool = False) -> None:
-        """Rollouts were put in the queue, rollouts were finished, spans were added, labels or releases were changed: call
-        after the commit, from any thread."""
+        """Wake the waiters that these changes concern. Call it after the commit, from any thread.
+
+        claimable: how many rollouts were put in the queue. finished: rollouts that finished.
+        spans, labels: whether spans were added, and whether labels or releases changed.
+        """
         with self._lock:
             self._spans += spans
             self._labels += labels
@@ -133,7 +146,7 @@ class Signals:
     def look_again(self) -> None:
         """Wake everyone: something may have been missed; they look."""
         with self._lock:
-            self._epoch = ids.span_id()  # who asks what came after a moment before this one learns of a gap
+            self._epoch = ids.span_id()  # a caller with an earlier moment gets a gap
             waiters: set[Waiter] = {*self._claims, *self._listeners}
             for group in self._rollouts.values():
                 waiters.update(group)
@@ -141,26 +154,27 @@ class Signals:
             waiter.wake()
 
     def close(self) -> None:
-        """The store is closed: everyone who waits wakes, and learns it."""
+        """Wake every waiter because the store is closed."""
         self.closed = True
         self.look_again()
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody waits."""
+        """Whether there is a waiter."""
         return bool(self._claims or self._rollouts or self._listeners)
 
     @property
     def spans_wanted(self) -> bool:
-        """Whether anybody waits for spans."""
+        """Whether there is a waiter for spans."""
         with self._lock:
             return "spans" in self._listeners.values()
 
     @contextmanager
     def any_news(self, *, spans: bool = False, labels: bool = False) -> Generator[Waiter, None, None]:
-        """A registered waiter that wakes whenever something is published; for spans alone only if it asks.
+        """Register a waiter that wakes whenever something is published.
 
-        labels: for changes of labels and releases, and nothing else.
+        spans: wake for spans too. labels: wake for changes of labels and releases, and for nothing
+            else.
         """
         waiter = Waiter()
         with self._lock:
@@ -172,9 +186,11 @@ class Signals:
                 del self._listeners[waiter]
 
     def since(self, after: str | None, *, spans: bool = False, labels: bool = False) -> News:
-        """What was published after that moment (None, or one of another `Signals`: a gap, and where to begin).
+        """Return the news that was published after that moment.
 
-        labels: tell of labels and releases, and of nothing else.
+        after: a moment of this `Signals`; for None or one of another `Signals` the result is a gap,
+            which says where to begin.
+        labels: report labels and releases, and nothing else.
         """
         with self._lock:
             now = f"{self._epoch}.{self._claimable}.{self._finished_ever}.{self._spans}.{self._labels}"
@@ -214,7 +230,9 @@ class Signals:
                 heir.wake()
 
     def looking(self, waiter: ClaimWaiter) -> None:
-        """The waiter is about to look at the queue: what was published before is seen by that."""
+        """Note that a waiter is about to look at the queue, so that it sees everything published
+        before.
+        """
         with self._lock:
             waiter.told = False
             waiter.reset()
@@ -234,7 +252,9 @@ class Signals:
                     self._forget(rollout_id, waiter)
 
     def found(self, waiter: RolloutWaiter, finished: Iterable[str]) -> bool:
-        """The waiter looked and found these finished; whether, with what was published since, it need not wait."""
+        """Note which rollouts a waiter found finished. Return whether, with the news since, it need
+        not wait.
+        """
         with self._lock:
             for rollout_id in finished:
                 if rollout_id in waiter.pending:
@@ -250,7 +270,9 @@ class Signals:
                 del self._rollouts[rollout_id]
 
     def _tell_claims(self, count: int) -> list[ClaimWaiter]:
-        """Choose up to `count` claims that were not told yet, the longest waiting first. Call with the lock held."""
+        """Choose up to `count` claims to wake, the longest waiting first. Call it with the lock
+        held.
+        """
         told: list[ClaimWaiter] = []
         for waiter in self._claims:
             if len(told) == count:

@@ -22,12 +22,14 @@ def open_store(
     token: str | None = None,
     read_only: bool = False,
 ) -> LightningStore:
-    """The store at `memory://`, `sqlite:///absolute/path`, a plain path, `postgresql://...`, or of a server (`http://host:port`).
+    """Open the store at `memory://`, `sqlite:///absolute/path`, a plain path, `postgresql://...` or
+    a server's URL (`http://host:port`).
 
     durability: of a file or a database, "process" (the default) or "power".
-    token: what a server asks for; None takes it from LEYDEN_STORE_TOKEN, if it is set.
-    read_only: only look at it; of a file, which may then be another process's.
-    Raises ConfigError for another address or an option that the address has no use for, and what the store raises.
+    token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
+    read_only: open a file without owning it, so that it may be another process's.
+    Raises ConfigError for another address or an option that the address has no use for, and what
+    the store raises.
     """
     check_path("url", url, example="runs.sqlite")
     scheme, separator, rest = str(url).partition("://")

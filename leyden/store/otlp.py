@@ -1,12 +1,14 @@
 """Take spans from any OpenTelemetry exporter: OTLP/HTTP, in protobuf and in JSON.
 
-`read_spans` is pure, from the bytes of a request to spans; `receive` puts them in a store and answers as the protocol asks. It knows
-no server: who mounts it undoes the compression and limits the size. A span says where it belongs by the attributes of `_PLACE`, its
-own or its resource's (`OTEL_RESOURCE_ATTRIBUTES=leyden.rollout_id=...,leyden.attempt_id=...`); one that does not is refused, counted and
-named in the answer, and costs its siblings nothing. Not kept: the instrumentation scope, trace state, flags and counts of what was
-dropped before it was sent.
+`read_spans` is pure, from the bytes of a request to spans; `receive` stores them and replies as the
+protocol asks. The module knows no server: the application that mounts it undoes the compression and
+limits the size. The attributes of `_PLACE`, on the span or on its resource
+(`OTEL_RESOURCE_ATTRIBUTES=leyden.rollout_id=...,leyden.attempt_id=...`), say which attempt a span
+belongs to. A span without them is refused, counted and named in the reply, and its siblings are
+stored. Not kept: the instrumentation scope, trace state, flags and counts of data that was dropped
+before it was sent.
 
-To accept another name for where a span belongs, add it to `_PLACE`.
+To accept another name for an attempt's ids, add it to `_PLACE`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from leyden.utils.otel import attribute_value, links_text, seconds
 from leyden.utils.text import storable
 
 TRACES = "/v1/traces"
-"""Where exporters send to, under the endpoint that they are told."""
+"""The path that exporters send to, under the endpoint that they are given."""
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
@@ -50,14 +52,16 @@ _PLACE = {
     "attempt_id": (semconv.ATTEMPT_ID, "agentlightning.attempt_id"),
     "sequence_id": (semconv.SEQUENCE_ID, "agentlightning.span_sequence_id"),
 }
-"""The attributes that place a span, the first name that is there; those of the span before those of its resource."""
+"""The attributes that place a span, in order of preference. The span's own come before its
+resource's."""
 
 _BATCH = 1000
-"""Spans of one transaction: enough that its commit costs nothing, few enough that nobody waits long behind it."""
+"""Spans of one transaction: enough that its commit costs nothing, few enough to delay no other call
+for long."""
 _LARGE_BYTES = 64 * 2**10
 """A larger body is read in a thread of its own, so that the event loop goes on."""
 _MOST_SPANS = 100_000
-"""Of one request, and so of the room and the time that one may take."""
+"""The most spans of one request, which bounds its memory and time."""
 _MOST_PARTS = 200_000
 """The most parts of one request: groups, spans, and other contents of a group.
 
@@ -66,9 +70,9 @@ An empty part takes two bytes to send.
 _RESOURCE_BYTES = 2**20
 """The most bytes of one resource."""
 _SPAN_BYTES = 16 * 2**20
-"""Of one span in protobuf: many times the longest conversation."""
+"""The most bytes of one span in protobuf: many times the longest conversation."""
 _NAMED = 3
-"""How many refused spans an answer names."""
+"""The number of refused spans that a reply names."""
 
 _KINDS: dict[int, SpanKind] = {2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
 _STATUS: dict[int, Literal["OK", "ERROR"]] = {1: "OK", 2: "ERROR"}
@@ -76,29 +80,32 @@ _STATUS: dict[int, Literal["OK", "ERROR"]] = {1: "OK", 2: "ERROR"}
 
 @dataclass(frozen=True, slots=True)
 class OtlpAnswer:
-    """What an exporter is answered."""
+    """The reply to an exporter."""
 
     status: int
-    """Of HTTP: 200; 400 for a body that cannot be read; 415 for an encoding that is neither `PROTOBUF` nor `JSON`."""
+    """The HTTP status: 200; 400 for a body that cannot be read; 415 for an encoding that is neither
+    `PROTOBUF` nor `JSON`."""
     content_type: str
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpans:
-    """What a request holds."""
+    """The contents of a request."""
 
     spans: list[Span]
-    """Those that say where they belong, by attempt, in the order in which they ended."""
+    """Spans that name their attempt, by attempt, in the order in which they ended."""
     refused: list[str]
     """For each of the others which it is, and why."""
 
 
 class SpanSink(Protocol):
-    """What received spans are put in: a store, or what brings them to one."""
+    """The destination of received spans: a store, or an object that forwards them to one."""
 
     async def add_many_spans(self, spans: Sequence[Span]) -> object:
-        """Take all or none. Raises UnknownRollout, UnknownAttempt or ConfigError for spans that it will never take."""
+        """Take all spans or none. Raise UnknownRollout, UnknownAttempt or ConfigError for spans
+        that it will never take.
+        """
         ...
 
 
@@ -107,11 +114,12 @@ class _Refused(ValueError):
 
 
 async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpAnswer:
-    """Put the spans of an OTLP request in the store, and answer in the encoding of the request.
+    """Store the spans of an OTLP request, and reply in the encoding of the request.
 
-    Spans that cannot be placed are counted in `partial_success`; those that were there already are not: an exporter may send again
-    what was not answered. A finished attempt takes spans too. Raises what the store raises when it cannot write (StoreError,
-    StoreClosed); a part of the spans may be there then, and the request is safe to retry.
+    Spans that cannot be placed are counted in `partial_success`. Spans that are stored already are
+    not, because an exporter may send a request again. A finished attempt takes spans too. Raises
+    what the store raises when it cannot write (StoreError, StoreClosed); some of the spans may be
+    stored then, and the request is safe to retry.
     """
     encoding = content_type.partition(";")[0].strip().lower()
     if encoding not in (PROTOBUF, JSON):
@@ -132,7 +140,9 @@ async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpAnswer
 
 
 async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
-    """Add spans that are ordered by attempt; answers those that the store refused, and why."""
+    """Add spans that are ordered by attempt. Return the spans that the store refused, with the
+    reasons.
+    """
     refused: list[str] = []
     for start in range(0, len(spans), _BATCH):
         refused += await _add_together(store, spans[start : start + _BATCH])
@@ -140,7 +150,9 @@ async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
 
 
 async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
-    """The same in one transaction, which takes all or none; if none, those at fault are found among smaller parts."""
+    """Add spans in one transaction, all or none. If none, find the faulty ones by adding smaller
+    parts.
+    """
     parts = [list(group) for _, group in groupby(spans, key=_OWNER)]
     try:
         await store.add_many_spans(spans)
@@ -208,11 +220,13 @@ def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
 
 def _by_attempt_and_end(ended: tuple[int, Span]) -> tuple[str, str, int]:
     end, span = ended
-    return span.rollout_id, span.attempt_id, end or 2**64  # one that has not ended is behind those that have
+    return span.rollout_id, span.attempt_id, end or 2**64  # a span that has not ended comes last
 
 
 def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_pb2.Span]]:
-    """The spans, each with the attributes of its resource. Raises ValueError where the body cannot be read."""
+    """Yield the spans, each with the attributes of its resource. Raise ValueError if the body
+    cannot be read.
+    """
     try:
         left = _Left(_MOST_PARTS)
         for resource, spans in _json_groups(body, left) if encoding == JSON else _protobuf_groups(body, left):
@@ -225,11 +239,12 @@ def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_p
 
 
 _Group = tuple[Resource, Iterator[trace_pb2.Span]]
-"""A resource and its spans, which are parsed one by one: parsed, a message takes up to 90 times the room of its bytes."""
+"""A resource and its spans. They are parsed one by one, because a parsed message takes up to 90
+times its bytes."""
 
 
 class _Left:
-    """How many parts of a request may still come."""
+    """A countdown of the parts that a request may still have."""
 
     def __init__(self, number: int) -> None:
         self._number = self._most = number
@@ -260,7 +275,9 @@ def _protobuf_spans(group: memoryview, left: _Left) -> Iterator[trace_pb2.Span]:
 
 
 def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview]:
-    """The parts of a message that are its field `number`, not parsed. Raises ValueError for bytes that are no message."""
+    """Yield the parts of a message that are its field `number`, not parsed. Raise ValueError for
+    bytes that are no message.
+    """
     at = 0
     while at < len(message):
         left.take()
@@ -329,7 +346,9 @@ def _from_json(entries: Any, message: _M) -> _M:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, its ids in base64 as protobuf's own JSON has them: OTLP writes them in hexadecimal digits."""
+    """Return a JSON object with its ids in base64, as protobuf's own JSON has them. OTLP writes
+    them in hexadecimal digits.
+    """
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError(f"an object has a key twice: {storable(str([key for key, _ in pairs]), limit=200)}")
@@ -385,7 +404,7 @@ def _hex(whose: str, value: bytes, length: int) -> str:
 
 
 def _placing(noun: str, attributes: Attributes, resource: Attributes) -> Any:
-    """What places a span; None when nothing does."""
+    """Return the id that places a span; None if there is none."""
     names = _PLACE[noun]
     return next((source[name] for source in (attributes, resource) for name in names if name in source), None)
 
@@ -400,7 +419,9 @@ def _placing_id(noun: str, attributes: Attributes, resource: Attributes) -> str:
 
 
 def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
-    """0, for the store to draw one, when the span brings none. A resource made from the environment has it as text."""
+    """Return the span's sequence id; 0, for the store to draw one, if it has none. A resource made
+    from the environment has it as text.
+    """
     value = _placing("sequence_id", attributes, resource)
     if value is None:
         return 0

@@ -1,7 +1,9 @@
-"""`PostgresLightningStore`: the SQL store on PostgreSQL, durable, shared by any number of processes and machines.
+"""`PostgresLightningStore`: the SQL store on PostgreSQL, durable, shared by any number of processes
+and machines.
 
-It knows a few threads with a connection each, some for writes and some for reads, so that long reads delay no write; and one
-that listens for what other stores commit. Acknowledged means flushed to the server's disk.
+It knows a few threads with a connection each, some for writes and some for reads, so that long
+reads delay no write, and one that listens for commits of other stores. Acknowledged means flushed
+to the server's disk.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
-"""Between the looks of a claim at what others hold: as a rule for a millisecond, unless they were stopped in the middle."""
+"""Back-off between retries of a claim while other transactions hold the rows, usually for about 1
+ms."""
 
 
 class _Threads:
-    """Runs operations, each in one of up to `most` threads with a session each; one starts now, the others when they are needed."""
+    """Runs operations in up to `most` threads with a session each. One starts now, the others on
+    demand.
+    """
 
     def __init__(self, url: str, name: str, most: int, session: Callable[[], PostgresSession]) -> None:
         self._url = url
@@ -73,7 +78,7 @@ class _Threads:
         return await answer_of(self._jobs, job)
 
     def stop(self) -> None:
-        """Accept nothing more, and end after what was accepted. Blocks until then; safe to repeat."""
+        """Refuse new operations, and block until the accepted ones are done. Safe to repeat."""
         with self._gate:
             self._open = False
         self._finalizer()
@@ -91,7 +96,7 @@ def _serve(session: PostgresSession, jobs: SimpleQueue[Job | None]) -> None:
     session.connect()
     _work(session, jobs, answered)
     settle(answered)
-    _work(session, jobs, answered)  # what came back
+    _work(session, jobs, answered)  # operations that came back to be undone
     session.close()
 
 
@@ -101,7 +106,7 @@ def _work(session: PostgresSession, jobs: SimpleQueue[Job | None], answered: Loo
             continue
         try:
             job.answer = session.run(job.operation, job.args, job.kwargs)
-        except BaseException as error:  # noqa: BLE001 -- whoever awaits the answer is told
+        except BaseException as error:  # noqa: BLE001 -- the awaiting caller gets it
             job.error = error
         answered |= answer(jobs, [job])
     jobs.put(None)  # for the next thread
@@ -169,7 +174,7 @@ class _PostgresDriver:
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        with self._stopping:  # whoever closes second waits for the first
+        with self._stopping:  # a second close waits for the first
             self._closing.set()
             self._reader.stop()
             self._writer.stop()
@@ -177,7 +182,7 @@ class _PostgresDriver:
 
 
 def _listener(target: Target, sender: str, signals: Signals, patience: Patience) -> Listener:
-    """What listens to the database, which is there and up to date then; a server that is away is waited for."""
+    """Migrate the database and return its listener. Wait while the server is away."""
     answered = told = False
     while True:
         try:
@@ -196,17 +201,22 @@ def _listener(target: Target, sender: str, signals: Signals, patience: Patience)
 
 
 class PostgresLightningStore(SqlLightningStore):
-    """A store in a PostgreSQL database (14 or newer). Every method is safe from any thread, event loop, process and machine.
+    """A store in a PostgreSQL database (14 or newer). Every method is safe from any thread, event
+    loop, process and machine.
 
-    url: `postgresql://user:password@host:port/database`, with `?schema=NAME` for a schema other than `leyden` (it is made if it
-        is not there, and each holds one store), and whatever options libpq knows. Not through a pooler that gives each
-        transaction another connection: they do not pass notifications on.
-    durability: both wait for the server's disk; "power" also for its synchronous standbys, where it has some.
-    connections: how many this store may hold for writes and reads, half each; one more listens.
-    patience_seconds: how long opening it, and each call, wait for a server that is away before they raise StoreError.
+    url: `postgresql://user:password@host:port/database`, with `?schema=NAME` for a schema other
+        than `leyden` (created if missing; each holds one store) and any option of libpq. A pooler
+        that gives each transaction another connection does not work, because it passes no
+        notifications on.
+    durability: both values wait for the server's disk; "power" also waits for its synchronous
+        standbys, if it has some.
+    connections: the most connections for writes and reads, half each; one more listens.
+    patience_seconds: how long opening the store, and each call, wait for a server that is away
+        before they raise StoreError.
 
-    Raises ConfigError where psycopg is not installed; StoreError when the server stays away or lets nobody in, or a newer
-    Leyden or another program wrote the schema. Pickles to its address, with the password: whoever unpickles it opens a store of its own.
+    Raises ConfigError if psycopg is not installed. Raises StoreError if the server stays away or
+    refuses the login, or if a newer Leyden or another program wrote the schema. A pickled store
+    holds its address with the password, and unpickles to a store of its own.
     """
 
     def __init__(
@@ -234,7 +244,7 @@ class PostgresLightningStore(SqlLightningStore):
                 return claimed
             await asyncio.sleep(pause_seconds)
         loop = asyncio.get_running_loop()
-        loop.call_later(_PAUSES_SECONDS[-1], self._signals.publish, 1, (), False)  # who waits looks again
+        loop.call_later(_PAUSES_SECONDS[-1], self._signals.publish, 1, (), False)  # waiters look again
         return []
 
 

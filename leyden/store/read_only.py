@@ -1,8 +1,9 @@
-"""A store's file that another process may own and write, opened to be looked at.
+"""A store's file, opened for reading while another process may own and write it.
 
-It knows no lock and changes nothing, not even the directory: a file without a log is read as it is, and one with a log like
-any reader of its owner's. Whoever waits is woken a moment after a commit: SQLite tells other processes nothing, so the
-number that changes with each commit is looked at, 20 times a second, at 10 microseconds each.
+It knows no lock and changes nothing, not even the directory. A file without a log is read as it is;
+one with a log is read as by any reader of its owner. SQLite notifies no other process, so the
+number that changes with each commit is read 20 times a second, at 10 microseconds each, and waiters
+wake a moment after a commit.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 0.05
 _OPENING_SECONDS = 0.5
-"""How long an owner may take between making its log and making the index of it."""
+"""How long an owner may take between creating its log and creating the log's index."""
 
 
 _Stamp = tuple[int, int] | None
-"""How a file without a log was last changed; None: there is a log, and SQLite itself sees what changes."""
+"""The time and size of the last change of a file without a log; None if there is a log, whose
+changes SQLite itself reports."""
 
 
 class ReadOnlyDriver:
-    """Reads the store in the file at `path`; every write raises StoreError. Raises StoreError where there is no store to read."""
+    """Reads the store in the file at `path`; every write raises StoreError. Raises StoreError if
+    there is no store to read.
+    """
 
     def __init__(self, path: Path, signals: Signals) -> None:
         self.url = f"sqlite://{path}"
@@ -79,7 +83,7 @@ class ReadOnlyDriver:
         raise StoreError(f"{self.url} was opened read-only here and cannot be changed; {way}")
 
     def tell_server(self, server: str | None) -> None:
-        """Nothing is told: others may open the file as well."""
+        """Do nothing: other processes may open the file as well."""
 
     async def close(self) -> None:
         await asyncio.to_thread(self._stop)
@@ -92,7 +96,9 @@ class ReadOnlyDriver:
             reader.stop()
 
     def _newest_reader(self) -> tuple[SessionThread, _Stamp]:
-        """One that sees the file as it is: another one than before when an owner has come, or has come and gone."""
+        """Return a reader that sees the present file: a new one if an owner has come, or has come
+        and gone.
+        """
         with self._opening:
             if self._closed:
                 raise StoreClosed(f"{self.url} is closed; open it again")
@@ -104,7 +110,7 @@ class ReadOnlyDriver:
 
 
 class _Watch:
-    """Lets everybody who waits look again when the file has changed."""
+    """Wakes every waiter when the file has changed."""
 
     def __init__(self, path: Path, url: str, signals: Signals) -> None:
         over = threading.Event()
@@ -133,7 +139,7 @@ def _serve(path: Path, url: str, signals: Signals, over: threading.Event) -> Non
                 seen = now
                 signals.look_again()
     except (StoreError, OSError, sqlite3.Error):
-        signals.look_again()  # they read for themselves, and learn what is wrong
+        signals.look_again()  # each waiter reads for itself and gets the error
     finally:
         if connection is not None:
             connection.close()
@@ -154,15 +160,17 @@ def _stamp_of(path: Path) -> _Stamp:
 
 
 def _still(path: Path, stamp: _Stamp) -> bool:
-    """Whether what was opened is what is there. With a log it stays so: while anybody reads, its owner leaves it there."""
+    """Return whether the opened file is the present one. With a log it is: its owner keeps the log
+    while a reader is there.
+    """
     try:
         return stamp is None or stamp == _stamp_of(path)
     except OSError:
-        return True  # it is gone; what was opened is all there is
+        return True  # it is gone; the open file is all there is
 
 
 def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
-    """A connection that reads, and what it reads."""
+    """Return a connection for reading, and the stamp of the file that it reads."""
     if not path.is_file():
         raise StoreError(f"{url} does not exist; only a store that is there can be opened read-only")
     deadline = time.monotonic() + _OPENING_SECONDS
@@ -177,7 +185,9 @@ def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
 
 
 def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
-    """A connection that reads. Without a log nobody writes, and SQLite needs no files beside it."""
+    """Return a connection for reading. A file without a log has no writer, and SQLite needs no
+    files beside it.
+    """
     alone = "" if stamp is None else "&immutable=1"
     connection = connect(f"file:{quote(str(path))}?mode=ro{alone}", {"query_only": "ON", "temp_store": "MEMORY"})
     try:
@@ -189,5 +199,7 @@ def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
 
 
 def _is_half_open(error: sqlite3.Error) -> bool:
-    """Whether an owner may be just coming or going: the log is there, and its index is not, for a moment."""
+    """Return whether an owner may be opening or closing the file: for a moment the log exists
+    without its index.
+    """
     return (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_CANTOPEN")

@@ -36,10 +36,10 @@ _JSON: dict[type[BaseModel], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import added."""
+    """The result of an import."""
 
     rows: Mapping[str, int]
-    """By the name of the file without `.parquet`."""
+    """The number of rows by the name of the file without `.parquet`."""
 
 
 async def import_parquet(store: LightningStore, directory: str | Path) -> Imported:

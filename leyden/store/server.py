@@ -59,13 +59,12 @@ class LightningStoreServer(NamedOptions):
         views: Mapping[str, View] | None = None,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
-        """
-        port: 0 chooses a free one.
+        """port: 0 chooses a free one.
         socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches
             it, and `stop` removes it.
         token: the secret that clients must send; None serves this machine only.
-        operator_token: the secret that moving labels, freezing versions and advancing releases needs; it is good for everything
-            else too. None: `token` is.
+        operator_token: the only secret that moves labels, freezes versions and advances releases.
+            It is good for everything else too. None: `token` is.
         insecure: serve other machines without a token.
         max_body_bytes: the limit of one request; a larger one is refused with 413.
         retention: the rule by which the store prunes finished rollouts; None keeps all.
@@ -200,7 +199,11 @@ class LightningStoreServer(NamedOptions):
             self._publish_address(self.endpoint)
 
     def _make_app(self, **options: Any) -> StoreApplication:
-        """Return what serves the requests; a subclass may serve other clients as well. options: of `StoreApp`."""
+        """Return the application that serves the requests. A subclass may serve other clients as
+        well.
+
+        options: of `StoreApp`.
+        """
         return StoreApp(self.store, **options)
 
     def _listen(self) -> socket.socket:

@@ -1,8 +1,8 @@
 """`SqliteLightningStore`: the SQL store on a file, durable, owned by one process.
 
-It knows one writer thread (group commit) and one reader thread, so that a long read delays no write. Acknowledged means
-committed to the write-ahead log: it survives the death of any process; `durability="power"` also waits for the disk,
-and survives a power cut.
+It knows one writer thread (group commit) and one reader thread, so that a long read delays no
+write. Acknowledged means committed to the write-ahead log: it survives the death of any process.
+`durability="power"` also waits for the disk, and survives a power cut.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _FileDriver:
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        with self._closing:  # whoever closes second waits for the first
+        with self._closing:  # a second close waits for the first
             self._checkpointer.stop()
             self._reader.stop()
             self._writer.stop()
@@ -84,14 +84,15 @@ class _FileDriver:
 
 
 class SqliteLightningStore(SqlLightningStore):
-    """A store in the SQLite file at `path`, made if it is not there. Every method is safe from any thread and any event
-    loop.
+    """A store in the SQLite file at `path`, created if it is missing. Every method is safe from any
+    thread and any event loop.
 
-    One process owns the file: raises StoreError, naming the owner, while another has it open (or this one, a second
-    time); also for a file that a newer Leyden or another program wrote, or that is damaged.
+    One process owns the file. Raises StoreError, naming the owner, while another process (or
+    another store of this one) has it open, and for a file that is damaged or that a newer Leyden or
+    another program wrote.
 
-    read_only: look at a store that is there, whoever owns it and writes it meanwhile, also where nothing may be written. Every
-    write raises StoreError.
+    read_only: open a store that exists, whatever process owns and writes it, also in a directory
+        without write permission. Every write raises StoreError.
     """
 
     def __init__(self, path: str | Path, *, durability: Durability = "process", read_only: bool = False) -> None:
@@ -110,7 +111,9 @@ class SqliteLightningStore(SqlLightningStore):
         return {**super().capabilities, "swept": self._read_only}
 
     def tell_server(self, server: str | None) -> None:
-        """Let the error of another process that wants this file name the URL where it is served (None: nowhere)."""
+        """Record the URL where the store is served, for the error of another process that opens the
+        file. None: it is not served.
+        """
         self._tell_server(server)
 
 

@@ -1,7 +1,8 @@
-"""Whoever owns a store runs a `Sweeper`: it ends the attempts whose time is over, marks the silent ones, and forgets what
-retention does not keep.
+"""`Sweeper`: the schedule that the owner of a store runs. It ends the attempts whose time is over,
+marks the silent ones, and prunes what retention does not keep.
 
-It knows no lifecycle: `store.sweep()` and `store.prune()` decide. Both are scheduled here, never a side effect of a read.
+It knows no lifecycle: `store.sweep()` and `store.prune()` decide. Both are scheduled here, never a
+side effect of a read.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_SECONDS = 0.01
 _PRUNE_STEP = 1000
-"""Rollouts between two rests: each step begins with a look at what is kept, 50 ms for a million rollouts."""
+"""Rollouts between two pauses. Each step first finds what is kept, in 50 ms for a million rollouts.
+"""
 _SHOWN = 3
-"""How many attempts a line of the log names."""
+"""The most attempts that a line of the log names."""
 
 
 class Sweeper:
-    """Looks after `store` between `async with` and its end.
+    """Sweeps and prunes `store` between `async with` and its end.
 
-    interval_seconds: it sweeps at each deadline, and at least so often; unless somebody else does (`capabilities["swept"]`).
-    retention: what is kept; None: everything.
-    prune_interval_seconds: how often what it does not keep is forgotten, and once more at the end; as much more may be there for a
-        moment as is finished in that time.
+    interval_seconds: the longest time between two sweeps, beside one at each deadline. A store that
+        is swept already (`capabilities["swept"]`) is left alone.
+    retention: the rule of what is kept; None: everything.
+    prune_interval_seconds: the time between two prunes; one more runs at the end. Rollouts that
+        finish in between exceed the retention for a moment.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Sweeper:
         self._prune_interval_seconds = prune_interval_seconds
         self._tasks: list[asyncio.Task[None]] = []
         self.forgotten = 0
-        """How many rollouts it has pruned so far."""
+        """The number of rollouts pruned so far."""
 
     async def __aenter__(self) -> Self:
         if not self._store.capabilities["swept"]:
@@ -66,7 +69,7 @@ class Sweeper:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if kind is None and not self._retention.keeps_everything:
-            with suppress(StoreError):  # told and tried again by whoever looks after the store next
+            with suppress(StoreError):  # logged; the next owner tries again
                 await self._prune()
 
     def _start(self, work: Callable[[], Awaitable[float]], retry_seconds: float, name: str) -> None:
@@ -110,6 +113,6 @@ async def _repeat(work: Callable[[], Awaitable[float]], retry_seconds: float, na
         except StoreError as error:
             logger.error("the %s failed and is tried again in %s s: %s", name, retry_seconds, error)
             await asyncio.sleep(retry_seconds)
-        except Exception:  # nobody awaits this task: an error that ended it would leave the store unattended in silence
+        except Exception:  # no caller awaits this task, so an error would silently leave the store without a sweeper
             logger.exception("the %s failed as nobody foresaw and is tried again in %s s", name, retry_seconds)
             await asyncio.sleep(retry_seconds)

@@ -1,7 +1,8 @@
-"""The methods that wait, over three questions that answer at once.
+"""The methods that wait, built on three questions that return at once.
 
-It knows signals, no database and no network: a store in this process, on a shared database or behind a server waits in the same
-way, and differs only in who feeds its `Signals` (commits, notifications of the database, news from the server).
+The module knows signals, no database and no network. A store in this process, on a shared database
+or behind a server waits in the same way. They differ only in what feeds their `Signals`: commits,
+notifications of the database, or news from the server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from leyden.types import UNSET, AttemptedRollout, News, Rollout, SpanPage, Unset
 
 
 class WaitingStore(LightningStore):
-    """Waits by `signals`; says three things at once: a claim, who is finished, which spans are new."""
+    """Waits by `signals`. A subclass implements three calls that return at once: a claim, finished
+    rollouts, new spans.
+    """
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
@@ -34,14 +37,16 @@ class WaitingStore(LightningStore):
 
     @abstractmethod
     async def _finished(self, rollout_ids: Sequence[str]) -> Sequence[Rollout]:
-        """Those of the rollouts that are finished, in the order given. Raises UnknownRollout."""
+        """Return the finished ones of these rollouts, in the order given. Raise UnknownRollout."""
 
     @abstractmethod
     async def _new_spans(self, after: str | None, rollout_ids: Sequence[str] | None, limit: int) -> SpanPage:
         """`poll_new_spans` without waiting."""
 
     async def _expect_signals(self) -> None:
-        """Called by whoever looked in vain and is about to wait; for a store whose `Signals` must be fetched."""
+        """Prepare for waiting, after a caller found nothing. For a store whose `Signals` must be
+        fetched.
+        """
 
     async def dequeue_many_rollouts(
         self,

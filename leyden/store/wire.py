@@ -1,10 +1,12 @@
-"""The store's REST interface as one table, and everything that server, client and OpenAPI document read from it.
+"""The store's REST interface as one table that server, client and OpenAPI document read.
 
-A line of `ROUTES` names a method of `LightningStore`, its verb and its path. The rest comes from the protocol's
-annotations: what is in the path is taken from there, every other parameter from the JSON body (POST) or the query
-string (GET); a parameter that is left out has the protocol's default. The answer is the method's answer as JSON.
+A line of `ROUTES` names a method of `LightningStore`, its verb and its path. The rest comes from
+the protocol's annotations: parameters named in the path are read from the path, all others from the
+JSON body (POST) or the query string (GET). A parameter that is left out has the protocol's default.
+The reply is the method's result as JSON.
 
-It knows no socket. To put a new method on the wire: a line in `ROUTES`. A test walks the protocol and misses nothing.
+It knows no socket. To put a new method on the wire: a line in `ROUTES`. A test compares the table
+with the protocol.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ from leyden.types.tokens import PACKED
 
 PREFIX = "/v1/agl"
 LEYDEN_JSON = "application/json;dialect=leyden"
-"""What our own client accepts: token records as `TokenRecord.pack` has them, in base64, an eighth of the lists that others get; and of
-spans that were added, which it has itself, only which they are and the numbers that they got."""
+"""The media type that Leyden's own client accepts. Token records are as `TokenRecord.pack` has
+them, in base64, an eighth of the lists that other clients get. Of added spans, which the client has
+itself, the reply holds only their places and sequence ids."""
 
 _STATUS: dict[type[LeydenError], int] = {
     UnknownRollout: 404,
@@ -72,7 +75,8 @@ _ON_THE_WIRE: dict[str, Any] = {
     "float": Annotated[float, Field(allow_inf_nan=False)],
     "Rollout": Annotated[AttemptedRollout | Rollout, Field(union_mode="left_to_right")],
 }
-"""What these names in the protocol mean in JSON: numbers that a database takes, and the more that a rollout may be."""
+"""Types that stand for the protocol's in JSON: numbers that a database takes, and the subclasses of
+a rollout."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +89,21 @@ class Route:
     method: str
     status: int = 200
     body_is: str | None = None
-    """The body is this parameter alone: a list of its items, or one item, which is answered alone too."""
+    """The parameter that is the whole body: a list of items, or one item, whose reply is one item
+    too."""
     repeatable: bool = True
-    """Whether a client may send it again without knowing what became of it the first time; see the protocol."""
+    """Whether a client may send the request again without knowing the outcome of the first; see the
+    protocol."""
     left_out: tuple[tuple[str, Any], ...] = ()
     """Values of parameters that a request leaves out.
 
     The protocol's defaults would concern the caller's own store object.
     """
     cached: bool = False
-    """Whether the answer has an ETag, so that a client need not load it twice."""
+    """Whether the reply has an ETag, so that a client need not load it twice."""
     echoes: bool = False
-    """Whether the answer is spans of the body with their sequence ids, which LEYDEN_JSON says in short."""
+    """Whether the reply repeats spans of the body with their sequence ids, which LEYDEN_JSON
+    abbreviates."""
 
     @cached_property
     def segments(self) -> tuple[str, ...]:
@@ -136,7 +143,7 @@ class Route:
 
     @cached_property
     def arguments(self) -> TypeAdapter[dict[str, Any]]:
-        """What body or query hold, by name. A parameter that is left out has its default."""
+        """The contents of body or query, by name. A parameter that is left out has its default."""
         fields: dict[str, Any] = {}
         for name in self.elsewhere:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
@@ -166,13 +173,15 @@ class Route:
 
     @property
     def is_page(self) -> bool:
-        """Whether the answer is a page of a query."""
+        """Whether the reply is a page of a query."""
         return typing.get_origin(self.hints["return"]) is PaginatedResult
 
     # ---- the server's side -------------------------------------------------------------------------------------------
 
     def read(self, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
-        """The method's arguments, by name. Raises ConfigError, saying what is wrong and where."""
+        """Return the method's arguments by name. Raise ConfigError, which names the fault and its
+        place.
+        """
         if has_too_many_parts(body):
             raise ConfigError(
                 f"{self}: the body has more than {MAX_JSON_PARTS:,} objects and lists; send less at a time"
@@ -208,7 +217,7 @@ class Route:
         return dump((answer[0] if answer else None) if self.is_one(body) else answer, packed=packed)
 
     def is_one(self, body: bytes) -> bool:
-        """Whether the body is one item, where it may be a list too."""
+        """Return whether the body is one item, for a body that may be a list too."""
         return self.body_is is not None and not body.lstrip().startswith(b"[")
 
     def _from_query(self, query: bytes) -> dict[str, Any]:
@@ -231,7 +240,9 @@ class Route:
     # ---- the client's side -------------------------------------------------------------------------------------------
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, without those that were not given (UNSET). Raises TypeError like the call."""
+        """Return the arguments of a call by name, without those that were not given (UNSET). Raise
+        TypeError as the call does.
+        """
         names = self._positional
         if len(args) <= len(names):
             arguments = dict(zip(names, args, strict=False))
@@ -243,7 +254,9 @@ class Route:
         raise AssertionError(f"{self.method} was called in a way that its signature allows and `bind` does not")
 
     def path_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the path of one call, with the query of a GET. Raise ConfigError for an id that no URL can hold."""
+        """Return the path of one call, with the query of a GET. Raise ConfigError for an id that no
+        URL can hold.
+        """
         parts = [_quoted(arguments[part[1:-1]], part) if part[0] == "{" else part for part in self.segments]
         asked: dict[str, Any] = {}
         if self.verb == "GET":
@@ -403,10 +416,11 @@ _WITHOUT_IDS = {(route.verb, PREFIX + route.path): route for route in ROUTES if 
 
 
 def find_route(verb: str, raw_path: str) -> tuple[Route, list[str]] | None:
-    """The route at a path as it stands in the request, still quoted, and the ids in it. None: no such route.
+    """Return the route at a raw (quoted) path of a request and the ids in it; None if there is
+    none.
 
-    A word of the table is that word, and never an id: a client quotes an id that looks like one. Raises ConfigError for
-    an id that is not UTF-8.
+    A fixed segment of the table is never read as an id: a client quotes an id that looks like one.
+    Raise ConfigError for an id that is not UTF-8.
     """
     if route := _WITHOUT_IDS.get((verb, raw_path)):
         return route, []
@@ -422,7 +436,7 @@ def verbs_at(raw_path: str) -> list[str]:
 
 
 def _places(raw_path: str) -> Iterator[tuple[_Node, list[str]]]:
-    """Where a path leads: by its words first, then by ids."""
+    """Yield the nodes that a path leads to: by its fixed segments first, then by ids."""
     if not raw_path.startswith(f"{PREFIX}/"):
         return
     found: list[tuple[_Node, list[str]]] = [(_ROOT, [])]
@@ -457,7 +471,11 @@ def _unquoted(part: str) -> str:
 
 
 def dump(value: Any, name: str = "the answer", *, packed: bool = True) -> bytes:
-    """`value` as JSON; packed: as LEYDEN_JSON. Raises ConfigError for a value that is not JSON, with its place under `name`."""
+    """Return `value` as JSON. Raise ConfigError for a value that is not JSON, with its place under
+    `name`.
+
+    packed: use the form of LEYDEN_JSON.
+    """
     context = PACKED if packed else None
     try:
         return to_json(value, context=context)
@@ -511,7 +529,7 @@ MOST_ITEMS = 20_000
 It is one transaction, which delays other writes by about half a second.
 """
 _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
-"""Of each span that was added: its place among those that were sent, its sequence id."""
+"""The place of each added span among those that were sent, and its sequence id."""
 
 
 def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, int]]:
@@ -528,7 +546,9 @@ def _from_short(sent: Sequence[Span], short: Sequence[tuple[int, int]]) -> list[
 
 
 def _refuse_constants(body: bytes) -> None:
-    """Raises ConfigError for a number that JSON does not have. A body that is no JSON at all is for others to refuse."""
+    """Raise ConfigError for a number that JSON does not have. Other faults of the body are found
+    elsewhere.
+    """
 
     def refuse(name: str) -> None:
         raise ConfigError(f"the body has the number {name}, and JSON has finite ones only; leave it out, or write null")
@@ -538,7 +558,7 @@ def _refuse_constants(body: bytes) -> None:
 
 
 def _faults(error: ValidationError) -> str:
-    """What is wrong, and where, in one line."""
+    """Describe the faults and their places in one line."""
     if error.error_count() > _FAULTS:
         return f"{error.error_count()} faults, too many to name"
     faults: list[str] = []
@@ -577,7 +597,7 @@ def _union(hints: Iterator[Any]) -> Any:
 
 
 def _page_of(item: Any) -> Any:
-    """What a `PaginatedResult` of these items is in JSON."""
+    """Return the JSON type of a `PaginatedResult` of these items."""
     named: Any = item
     while typing.get_origin(named) is not None:  # a union's last member is the noun that it is about
         parts = typing.get_args(named)
@@ -591,7 +611,9 @@ _typed_dict: Any = TypedDict
 
 
 def _until_the_first_fault(hint: Any) -> Any:
-    """The type, its lists read until their first fault: a fault takes a hundred times the room of the byte that made it."""
+    """Return the type, with lists that are read until their first fault. A fault takes a hundred
+    times the memory of the byte that made it.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Sequence:
         return Annotated[list[arguments[0]], Field(fail_fast=True)]
@@ -601,7 +623,7 @@ def _until_the_first_fault(hint: Any) -> Any:
 
 
 def _kind(hint: Any) -> Literal["list", "mapping", "value"]:
-    """How a parameter of this type can stand in a query string: a mapping cannot."""
+    """Return how a parameter of this type can stand in a query string; a mapping cannot."""
     origins = {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}
     if origins & {Mapping, dict}:
         return "mapping"

@@ -1,9 +1,9 @@
-"""Getting operations from any thread and any event loop to one session.
+"""Bring operations from any thread and any event loop to one session.
 
-It knows threads and event loops, no operation. A short operation runs where it was asked for, when the session is free:
-handing it to another thread and back would cost more than most of them take. Everything else is a job for the session's
-own thread: what waits there when it comes round is one batch with one commit (group commit), and the answers go back
-with one call for each event loop.
+It knows threads and event loops, no operation. A short operation runs in the calling thread if the
+session is free, because handing it to another thread and back would cost more than most operations
+take. Any other operation is a job for the session's own thread: the jobs that wait there make one
+batch with one commit (group commit), and each event loop gets its results by one call.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from leyden.store.sql.transaction import Long
 _SHORT = 64
 """An operation on more rows than this takes longer than the way to the thread and back."""
 YIELD_EVERY = 32
-"""Operations that run where they are asked for never wait; so often they let the other tasks of the loop go on."""
+"""Operations in the calling thread never wait. After so many, the other tasks of the loop get their
+turn."""
 _BATCH = 1024
 """At most so many jobs share a commit, so that the first of them does not wait for ever."""
 
 _SETTLE_SECONDS = 1.0
-"""How long the end of a thread waits for an event loop that does not go on."""
+"""How long the end of a thread waits for an event loop that is blocked."""
 
 Loops = weakref.WeakSet[asyncio.AbstractEventLoop]
 
 
 class Job:
-    """One operation on its way through a thread, and the future that somebody awaits (none: nobody needs to know)."""
+    """One operation on its way through a thread, and the future of its result; None if no caller
+    needs it.
+    """
 
     __slots__ = ("answer", "args", "error", "future", "kwargs", "loop", "operation", "undo")
 
@@ -59,14 +62,15 @@ class Job:
 
     @property
     def wanted(self) -> bool:
-        """Whether its caller was not cancelled."""
+        """Whether the caller has not cancelled it."""
         return self.future is None or not self.future.cancelled()
 
 
 class SessionThread:
     """Runs operations on `session`, until `stop`.
 
-    inline: whether a short operation may run in the thread that asks for it; not where a commit waits for the disk.
+    inline: whether a short operation may run in the calling thread; not if a commit waits for the
+        disk.
     """
 
     def __init__(self, session: Session, name: str, *, inline: bool) -> None:
@@ -101,7 +105,8 @@ class SessionThread:
     async def run_here(
         self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool = False
     ) -> Any:
-        """The same, without the way to the thread. Raises Long if the operation is not short, or if the session is in use.
+        """Run a short operation in the calling thread. Raise Long if it is not short, or if the
+        session is in use.
 
         reads: the operation changes nothing.
         """
@@ -120,7 +125,7 @@ class SessionThread:
             self._session.lock.release()
 
     def stop(self) -> None:
-        """Accept nothing more, and end after what was accepted. Blocks until then; safe to repeat."""
+        """Refuse new operations, and block until the accepted ones are done. Safe to repeat."""
         with self._gate:
             self._open = False
         self._finalizer()
@@ -137,9 +142,9 @@ class SessionThread:
 
 
 def check_process(url: str, pid: int) -> None:
-    """Raises StoreError in a process forked from the one that opened the store.
+    """Raise StoreError in a process forked from the one that opened the store.
 
-    Call it before any lock is touched: a forked child has copies that nobody will ever release.
+    Call it before any lock is touched: a forked child has copies that are never released.
     """
     if os.getpid() != pid:
         raise StoreError(
@@ -154,7 +159,7 @@ def _serve(session: Session, jobs: SimpleQueue[Job | None]) -> None:
     _work(session, jobs, answered)
     settle(answered)
     jobs.put(None)
-    _work(session, jobs, answered)  # what came back
+    _work(session, jobs, answered)  # operations that came back to be undone
     with session.lock:
         session.close()
 
@@ -184,7 +189,9 @@ def _next_batch(jobs: SimpleQueue[Job | None]) -> list[Job]:
 
 
 def answer(jobs: SimpleQueue[Job | None], batch: Sequence[Job]) -> Loops:
-    """Give each job's answer to whoever awaits it, with one call for each event loop; returns those from which one may come back."""
+    """Resolve each job's future, with one call for each event loop. Return the loops from which a
+    result may come back.
+    """
     undoable: Loops = weakref.WeakSet()
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in batch:
@@ -195,7 +202,7 @@ def answer(jobs: SimpleQueue[Job | None], batch: Sequence[Job]) -> Loops:
     for loop, answered in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, jobs, answered)
-        except RuntimeError:  # the loop is closed: nobody awaits there any more
+        except RuntimeError:  # the loop is closed, so no caller waits
             for job in answered:
                 _take_back(jobs, job)
     return undoable
@@ -235,7 +242,7 @@ async def answer_of(jobs: SimpleQueue[Job | None], job: Job) -> Any:
 
 
 def _take_back(jobs: SimpleQueue[Job | None], job: Job) -> None:
-    """A committed answer reached nobody: undo it, where it says how."""
+    """Undo a committed operation whose result reached no caller, if the job says how."""
     if job.undo is not None and job.error is None and job.answer:
         jobs.put(Job(job.undo, (job.answer,), {}))
 

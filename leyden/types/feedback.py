@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leyden.utils import ids
 
 FeedbackKind: TypeAlias = Literal["reward", "label", "correction"]
-"""`reward`: a finite number. `label`: a short text, such as `thumbs_up`. `correction`: the answer that was right, any JSON value."""
+"""`reward`: a finite number. `label`: a short text, such as `thumbs_up`. `correction`: the right
+answer, any JSON value."""
 
 _LABEL_LENGTH = 200
 
@@ -28,7 +29,7 @@ class Feedback(BaseModel):
     """Chosen by the caller, so that a repeated request is not counted twice."""
     rollout_id: str
     source: str
-    """Who says it: `user`, `grader-2`, an operator's name."""
+    """The source of the feedback: `user`, `grader-2`, an operator's name."""
     kind: FeedbackKind = "reward"
     value: Any
     """A finite number, a text or any JSON value, as `kind` says."""
@@ -39,7 +40,8 @@ class Feedback(BaseModel):
     sequence_id: int | None = None
     """The order of arrival, from 1. The store sets it."""
     resources_id: str | None = None
-    """With `version`, the resources that the rollout ran with. The store takes both and `arm` from the rollout, while it knows it."""
+    """With `version`, the resources that the rollout ran with. The store takes both and `arm` from
+    the rollout, while it knows the rollout."""
     version: int | None = Field(default=None, ge=1)
     arm: str | None = None
 

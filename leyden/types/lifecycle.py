@@ -1,7 +1,8 @@
 """The state machine of rollouts and attempts, as tables and pure functions.
 
-It knows no store, no clock and no worker: a store asks it what follows and writes that down. Two rules hold everywhere: a final
-status is never left, and only the latest attempt of a rollout moves the rollout.
+It knows no store, no clock and no worker: a store calls it for the next status and writes that
+down. Two rules hold everywhere: a final status is never left, and only the latest attempt of a
+rollout moves the rollout.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ROLLOUT_TRANSITIONS: Mapping[RolloutStatus, frozenset[RolloutStatus]] = {
     "failed": frozenset(),
     "cancelled": frozenset(),
 }
-"""`running -> preparing` is a new attempt started by hand; `requeuing -> running` is a late span of the latest attempt."""
+"""`running -> preparing` is a new attempt started by hand; `requeuing -> running` is a late span of
+the latest attempt."""
 
 _AFTER_UNFINISHED: Mapping[AttemptStatus, RolloutStatus] = {"preparing": "preparing", "running": "running"}
 
@@ -49,7 +51,9 @@ def check_rollout_transition(rollout_id: str, current: RolloutStatus, wanted: Ro
 
 
 def attempt_after_span(status: AttemptStatus) -> AttemptStatus:
-    """The attempt's status after one of its spans arrived: a span is a heartbeat, and finished attempts stay finished."""
+    """Return the attempt's status after one of its spans arrived. A span is a heartbeat, and
+    finished attempts stay finished.
+    """
     return "running" if status in ("preparing", "unresponsive") else status
 
 
@@ -62,13 +66,15 @@ def rollout_after_attempt(
     config: RolloutConfig,
     interrupted: bool = False,
 ) -> RolloutStatus:
-    """The rollout's status after one of its attempts became `attempt`.
+    """Return the rollout's status after one of its attempts became `attempt`.
 
-    A finished rollout stays as it is, and so does one whose later attempt is already under way (`is_latest` false).
-    An attempt that was interrupted (`Attempt.interrupted`) always requeues it. attempt_sequence: among those that were not.
-    An attempt that was cancelled cancels it. One that failed, timed out or fell silent requeues it if
-    `config` allows another attempt. Once requeued, it leaves the queue only for a sign of life or the
-    success of that attempt: that the silent one is over too is nothing new.
+    A finished rollout keeps its status, and so does one whose later attempt is already under way
+    (`is_latest` false). An interrupted attempt (`Attempt.interrupted`) always requeues it. A
+    cancelled attempt cancels it. One that failed, timed out or fell silent requeues it if `config`
+    allows another attempt. Once requeued, it leaves the queue only for a sign of life or the
+    success of that attempt: the end of a silent attempt changes nothing more.
+
+    attempt_sequence: the attempt's number among those that were not interrupted.
     """
     if rollout in ROLLOUT_FINISHED or not is_latest:
         return rollout

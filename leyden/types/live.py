@@ -17,18 +17,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from leyden.types.rollout import TaskInput
 
 LIVE_KEY_PREFIX: Final = "sk-leyden-live-"
-"""How an API key begins that is a signed claim."""
+"""The beginning of an API key that is a signed claim."""
 LIVE_TIMEOUT_SECONDS: Final = 24 * 3600.0
-"""How long the store waits for the end of a live rollout if nobody says otherwise, and then ends it as `timeout`.
+"""The default time limit of a live rollout, after which the store ends it as `timeout`.
 
-Longer than a store may be away, because an end that waits for the store must not come too late.
+It is longer than a store may be away, because an end that waits for the store must not come too
+late.
 """
 
 LiveStatus: TypeAlias = Literal["succeeded", "failed", "cancelled"]
 
 
 class LiveRollout(BaseModel):
-    """What is known of a live rollout at some time: its beginning, its end or both."""
+    """A report on a live rollout: of its beginning, its end or both."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
@@ -38,21 +39,21 @@ class LiveRollout(BaseModel):
     version: int = Field(ge=1)
     arm: str | None = None
     start_time: float
-    """Unix seconds, by the clock of whoever served it."""
+    """Unix seconds, by the clock of the reporting process."""
     timeout_seconds: float = Field(default=LIVE_TIMEOUT_SECONDS, gt=0, allow_inf_nan=False)
     input: TaskInput = None
-    """None if whoever reports the rollout does not know its input, as a gateway."""
+    """The input; None if the reporting process does not know it, as a gateway does not."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     status: LiveStatus | None = None
-    """How it ended; None while it is under way."""
+    """The final status; None while the rollout is under way."""
     reason: str | None = None
     """Why it failed."""
     seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """How long it took, by a clock that does not jump."""
+    """The duration, by a clock that does not jump."""
 
 
 class LiveClaim(NamedTuple):
-    """What a signed key says: which rollout may call, and what it runs with."""
+    """The content of a signed key: the rollout that may call, and the resources that it runs with."""
 
     rollout_id: str
     attempt_id: str
@@ -68,7 +69,9 @@ class LiveClaim(NamedTuple):
 
 
 def sign_claim(key: str, claim: LiveClaim) -> str:
-    """Return a claim and its proof as text for a URL or an API key: letters, digits, `-`, `_` and one dot."""
+    """Return a claim and its proof as text for a URL or an API key: letters, digits, `-`, `_` and
+    one dot.
+    """
     said = base64.urlsafe_b64encode(json.dumps(claim, separators=(",", ":")).encode()).rstrip(b"=")
     return f"{said.decode()}.{_proof(key, said)}"
 

@@ -1,4 +1,5 @@
-"""A base of models that users construct: a wrong field is refused by its name, without pydantic's report.
+"""A base of models that users construct. A wrong field is refused by its name, without pydantic's
+report.
 
 Data that is read (`model_validate`, `model_validate_json`) raises pydantic's ValidationError.
 """
@@ -15,7 +16,9 @@ from leyden.utils.text import shown
 
 
 class NamedFields(BaseModel):
-    """A model whose constructor raises InvalidArgument with the field, the value and what is possible."""
+    """A model whose constructor raises InvalidArgument with the field, the value and what is
+    possible.
+    """
 
     def __init__(self, **values: Any) -> None:
         kind = type(self)

@@ -1,8 +1,10 @@
-"""Clients of the official `openai` package that share their connections, for `LLM.openai` and `LLM.openai_sync`.
+"""Clients of the official `openai` package that share their connections, for `LLM.openai` and
+`LLM.openai_sync`.
 
-A client with a connection pool of its own takes about 20 ms of CPU to make, more than a small agent's whole rollout. A client on
-an existing pool takes 0.05 ms. So each event loop has one pool, and each process has one for synchronous agents. `openai` is
-imported at the first call, because Leyden's core does not need it.
+A client with a connection pool of its own takes about 20 ms of CPU to make, more than a small
+agent's whole rollout. A client on an existing pool takes 0.05 ms. So each event loop has one pool,
+and each process has one for synchronous agents. `openai` is imported at the first call, because
+Leyden's core does not need it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
-    """Return a client for `base_url` on the running loop's connections. Raise ConfigError without a loop or the package."""
+    """Return a client for `base_url` on the running loop's connections. Raise ConfigError without a
+    loop or the package.
+    """
     shared, _ = _client_classes()
     try:
         pool = _POOLS.get_now()
@@ -36,13 +40,17 @@ def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
 
 
 def sync_client(base_url: str, api_key: str | None) -> OpenAI:
-    """Return a client for `base_url` on this process's connections. Raise ConfigError without the package."""
+    """Return a client for `base_url` on this process's connections. Raise ConfigError without the
+    package.
+    """
     _, shared = _client_classes()
     return shared(base_url=base_url, api_key=_key(api_key), http_client=_sync_pool(os.getpid()))
 
 
 def import_ahead() -> None:
-    """Import what the first call of a client would import, which takes a second, if the package is there."""
+    """Import ahead what the first client needs, which takes a second. Do nothing without the
+    package.
+    """
     with contextlib.suppress(ConfigError):
         _, client_class = _client_classes()
         client = client_class(base_url="http://unused", api_key="unused", http_client=_sync_pool(os.getpid()))
@@ -50,19 +58,25 @@ def import_ahead() -> None:
 
 
 def _key(api_key: str | None) -> str:
-    """Return the key that the client sends. The client insists on one, most local servers ignore it."""
+    """Return the key that the client sends. The client insists on one, most local servers ignore
+    it.
+    """
     return api_key or os.environ.get("OPENAI_API_KEY") or "EMPTY"
 
 
 @functools.cache
 def _client_classes() -> tuple[type[AsyncOpenAI], type[OpenAI]]:
-    """Return the classes of clients whose `close`, and so whose `with` block, leaves the shared connections open."""
+    """Return the classes of clients whose `close`, and so whose `with` block, leaves the shared
+    connections open.
+    """
     import_optional("openai", extra="openai", needed_by="LLM.openai()")
     from openai import AsyncOpenAI, OpenAI
 
     class SharedAsyncOpenAI(AsyncOpenAI):
         async def close(self) -> None:
-            """Do nothing: other rollouts use the connections, which the end of the event loop closes."""
+            """Do nothing: other rollouts use the connections, which the end of the event loop
+            closes.
+            """
 
     class SharedOpenAI(OpenAI):
         def close(self) -> None:

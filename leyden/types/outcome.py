@@ -7,17 +7,18 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 Measure = Literal["reward", "tokens", "cost", "seconds"]
-"""A number that a finished rollout came to: the primary reward, the tokens of prompts and responses, the cost and the
-duration in seconds of its latest attempt."""
+"""A measure of a finished rollout: the primary reward, the tokens of prompts and responses, the
+cost and the duration in seconds of its latest attempt."""
 Range = tuple[float | None, float | None]
 """`[start, before)` of a measure; None leaves an end open."""
 
 
 class Histogram(BaseModel):
-    """How many values lie in each of several bins of equal width."""
+    """The number of values in each of several bins of equal width."""
 
     edges: list[float]
-    """Length n + 1, ascending. Bin i holds `edges[i] <= value < edges[i + 1]`; the last bin holds its upper edge too."""
+    """Length n + 1, ascending. Bin i holds `edges[i] <= value < edges[i + 1]`; the last bin holds
+    its upper edge too."""
     counts: list[int]
     """Length n."""
 
@@ -26,7 +27,7 @@ class MeasureSummary(BaseModel):
     """One measure over the finished rollouts that have it."""
 
     count: int
-    """How many rollouts have a value."""
+    """The number of rollouts that have a value."""
     mean: float
     minimum: float
     maximum: float
@@ -34,7 +35,7 @@ class MeasureSummary(BaseModel):
 
 
 class RolloutSummary(BaseModel):
-    """What many rollouts came to. See `LightningStore.summarise_rollouts`."""
+    """Counts and measures of many rollouts. See `LightningStore.summarise_rollouts`."""
 
     finished: int
     by_status: dict[str, int] = Field(default_factory=dict[str, int])

@@ -39,9 +39,10 @@ class PaginatedResult(Sequence[T]):
     """The page size asked for; -1 for all."""
     offset: int
     total: int
-    """How many items match in all; if not `exact`, at least so many."""
+    """The number of matching items; a lower bound unless `exact`."""
     exact: bool = True
-    """Whether `total` is exact. A store counts at most 10,000 matching items behind the page, unless it knows their number."""
+    """Whether `total` is exact. A store counts at most 10,000 matching items behind the page,
+    unless it knows their number."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -66,17 +67,19 @@ class SpanPage(BaseModel):
 
 
 class News(BaseModel):
-    """What was committed since a moment: hints to look again, never the truth itself."""
+    """Commits since a moment: hints to look again, never the truth itself."""
 
     after: str
     """The moment up to which this tells; opaque, of one opening of one store."""
     claimable: int = 0
-    """How many rollouts were put in the queue."""
+    """The number of rollouts that were put in the queue."""
     finished: list[str] = Field(default_factory=list[str])
     """Which rollouts were finished."""
     spans: bool = False
     """Whether spans were added."""
     labels: bool = False
-    """Whether labels, frozen versions or releases were changed; told to those who ask for labels."""
+    """Whether labels, frozen versions or releases changed. Only callers that ask for labels are
+    notified."""
     gap: bool = False
-    """Something may be missing here (another opening of the store, too long ago): look at everything again."""
+    """Whether news may be missing (another opening of the store, too long ago). Look at everything
+    again then."""

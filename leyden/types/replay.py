@@ -1,7 +1,8 @@
 """The fork of a recorded attempt, as data on a rollout.
 
-A rollout whose metadata has `leyden.replay_from` repeats another attempt: the gateway answers its first model calls from
-that attempt's record, and asks the model from there on. It knows rollouts, and neither the gateway nor the store.
+A rollout whose metadata has `leyden.replay_from` repeats another attempt: the gateway answers its
+first model calls from that attempt's record, and asks the model from there on. The module knows
+rollouts, and neither the gateway nor the store.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ReplayFrom(BaseModel):
 
 
 def read_replay_from(metadata: Mapping[str, Any]) -> ReplayFrom | None:
-    """Return what a rollout with this metadata repeats; None if it repeats nothing.
+    """Return the attempt that a rollout with this metadata repeats; None if it repeats none.
 
     Raise ConfigError for an entry that is no `ReplayFrom`.
     """

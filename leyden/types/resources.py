@@ -1,4 +1,4 @@
-"""What an algorithm gives an agent: named, versioned, immutable once written."""
+"""Resources, which an algorithm gives an agent: named, versioned, immutable once written."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 
 
 _SHOWN_CHARACTERS = 60
-"""How much of a template an error quotes."""
+"""The most characters of a template that an error quotes."""
 
 
 class Resource(NamedFields):
-    """The base of every kind of resource; each kind has its own `resource_type`, by which it is read back."""
+    """The base of every kind of resource; each kind has its own `resource_type`, by which it is
+    read back.
+    """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 GATEWAY_SCHEME = "gateway://"
-"""`ProxyLLM.endpoint` of a model whose address the store knows by a name; see `LightningStore.set_endpoint`."""
+"""The scheme of `ProxyLLM.endpoint` for a model whose address the store knows by a name; see
+`LightningStore.set_endpoint`."""
 
 
 class LLM(Resource):
@@ -40,12 +43,13 @@ class LLM(Resource):
 
     resource_type: Literal["llm"] = "llm"
     endpoint: str
-    """The base URL, as an OpenAI client takes it (it ends in `/v1`), or `gateway://NAME`, which a store replaces by the
-    base URL that `set_endpoint(NAME, ...)` gave, each time it is read."""
+    """The base URL, as an OpenAI client takes it (it ends in `/v1`), or `gateway://NAME`, which a
+    store replaces by the base URL that `set_endpoint(NAME, ...)` gave, each time it is read."""
     model: str
     api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Suggested arguments of a call (`temperature`, `max_tokens`); the agent's code may use them."""
+    """Suggested arguments of a call (`temperature`, `max_tokens`); the agent's code may use them.
+    """
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """The base URL for one attempt. A plain LLM has one for all; a ProxyLLM needs both ids."""
@@ -58,19 +62,20 @@ class LLM(Resource):
     def openai(self, rollout_id: str | None = None, attempt_id: str | None = None) -> AsyncOpenAI:
         """Return an `openai.AsyncOpenAI` client for this model, for code on an event loop.
 
-        The clients of one loop share their connections, so call this in every rollout: it takes 0.05 ms of CPU,
-        where a client with connections of its own takes about 20 ms. The client needs no `async with` and no
-        `close`; the end of the loop closes the connections. The key is this resource's, or else OPENAI_API_KEY.
-        A plain LLM needs no ids; a ProxyLLM needs both.
+        The clients of one loop share their connections, so call this in every rollout: it takes
+        0.05 ms of CPU, where a client with connections of its own takes about 20 ms. The client
+        needs no `async with` and no `close`; the end of the loop closes the connections. The key is
+        this resource's, or else OPENAI_API_KEY. A plain LLM needs no ids; a ProxyLLM needs both.
 
-        Raises ConfigError without the package `openai`, and without a running event loop (use `openai_sync`).
+        Raises ConfigError without the package `openai`, and without a running event loop (use
+        `openai_sync`).
         """
         return async_client(self.get_base_url(rollout_id, attempt_id), self.get_api_key(rollout_id, attempt_id))
 
     def openai_sync(self, rollout_id: str | None = None, attempt_id: str | None = None) -> OpenAI:
         """Return an `openai.OpenAI` client for this model, for synchronous code in any thread.
 
-        The clients of one process share their connections, as those of `openai` do in one event loop.
+        All clients of one process share their connections.
 
         Raises ConfigError without the package `openai`.
         """
@@ -78,7 +83,9 @@ class LLM(Resource):
 
 
 class ProxyLLM(LLM):
-    """A model behind the gateway: its base URL carries the attempt's ids, so that calls are recorded in the right place."""
+    """A model behind the gateway. Its base URL carries the attempt's ids, so that calls are
+    recorded in the right attempt.
+    """
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- the tag of the union
 
@@ -96,8 +103,9 @@ class ProxyLLM(LLM):
         return f"{self.root}/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/v1"
 
     def get_api_key(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """The key of one attempt, `sk-leyden-...`: it says where a call belongs even if the URL does not, and opens no other
-        attempt. Raises ConfigError if an id is missing.
+        """Return the key of one attempt, `sk-leyden-...`. Raise ConfigError if an id is missing.
+
+        The key places a call even if the URL does not, and is refused for any other attempt.
         """
         return attempt_key(self.api_key, *_both("get_api_key", rollout_id, attempt_id))
 
@@ -124,10 +132,10 @@ def _both(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[
 class PromptTemplate(Resource):
     """A prompt with placeholders.
 
-    A placeholder of an `f-string` template is a plain name in braces, `{task}`; `{{` and `}}` stand for
-    single braces (see `escape`). Attributes, indexes, conversions and widths are refused, because an
-    optimiser or a model may have written the template, and `{task.__init__.__globals__}` would read the
-    runner's memory.
+    A placeholder of an `f-string` template is a plain name in braces, `{task}`; `{{` and `}}` stand
+    for single braces (see `escape`). Attributes, indexes, conversions and widths are refused,
+    because an optimiser or a model may have written the template, and `{task.__init__.__globals__}`
+    would read the runner's memory.
     """
 
     resource_type: Literal["prompt_template"] = "prompt_template"
@@ -147,8 +155,8 @@ class PromptTemplate(Resource):
     def placeholders(self) -> tuple[str, ...]:
         """Return the placeholders' names, each once, in order of appearance.
 
-        Raises ConfigError for a placeholder that is no plain name, for a brace without its partner, and
-        for an engine other than `f-string`.
+        Raises ConfigError for a placeholder that is no plain name, for a brace without its partner,
+        and for an engine other than `f-string`.
         """
         return tuple(dict.fromkeys(name for _, name in self._parts() if name is not None))
 
@@ -197,7 +205,7 @@ class PromptTemplate(Resource):
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
 NamedResources = dict[str, ResourceUnion]
-"""What an agent receives: resources by name."""
+"""The resources that an agent receives, by name."""
 Resources = NamedResources
 
 
@@ -213,15 +221,14 @@ class ResourcesUpdate(BaseModel):
     parent: tuple[str, int] | None = None
     """The id and the version that this one was made from."""
     author: str | None = None
-    """Who wrote it: a run's id, an algorithm, a person."""
+    """The author: a run's id, an algorithm, a person."""
     frozen: bool = False
     """Whether labels refuse this version; see `LightningStore.freeze_resources`."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what an agent can see, 64 hexadecimal digits: equal content has equal digests in any process.
-
-        The address and the key of a model are left out, because they change without the content.
+        """Return the SHA-256 of the content that an agent can see, as 64 hexadecimal digits. Equal
+        content has equal digests in any process.
         """
         return digest_of(self.resources)
 
@@ -235,7 +242,9 @@ class Label(BaseModel):
 
 
 def digest_of(resources: NamedResources) -> str:
-    """Return the SHA-256 of what an agent can see of resources: everything but addresses and keys of models."""
+    """Return the SHA-256 of what an agent can see of resources: everything but addresses and keys
+    of models.
+    """
     seen = {
         name: resource.model_dump(mode="json", exclude={"endpoint", "api_key"} if isinstance(resource, LLM) else None)
         for name, resource in resources.items()

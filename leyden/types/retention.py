@@ -10,10 +10,13 @@ from leyden.types.named_fields import NamedFields
 
 
 class Retention(NamedFields):
-    """Limits of what a store keeps of finished rollouts; unfinished and pinned ones are always kept.
+    """Limits of what a store keeps of finished rollouts; unfinished and pinned ones are always
+    kept.
 
-    Where several limits are given, a rollout goes as soon as one of them says so, the one that finished first before the others, with
-    its attempts and spans. A forgotten rollout is unknown: read or pin what you need before, and expect a repeated enqueue under its id
+    Where several limits are given, a rollout goes as soon as one of them says so, the one that
+    finished first before the others, with
+    its attempts and spans. A forgotten rollout is unknown: read or pin what you need before, and
+    expect a repeated enqueue under its id
     to be a new one.
     """
 
@@ -24,7 +27,8 @@ class Retention(NamedFields):
     max_age_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """How long a rollout is kept after it finished."""
     max_bytes: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """About how much room in the database finished rollouts may take together, with their attempts and spans."""
+    """About how many bytes of the database finished rollouts may take together, with their attempts
+    and spans."""
 
     @property
     def keeps_everything(self) -> bool:

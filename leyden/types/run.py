@@ -12,16 +12,18 @@ from typing import Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 current_run_id: ContextVar[str | None] = ContextVar("leyden_run_id", default=None)
-"""The run whose algorithm is at work here. New rollouts belong to it unless the caller names another run."""
+"""The run whose algorithm is at work here. New rollouts belong to it unless the caller names
+another run."""
 
 RunStatus: TypeAlias = Literal["running", "succeeded", "failed", "stopped"]
-"""`stopped`: somebody ended the run (Ctrl-C, SIGTERM, cancellation), or a limit did, before the algorithm was done."""
+"""`stopped`: a user (Ctrl-C), SIGTERM, a cancellation or a limit ended the run before the algorithm
+was done."""
 
 FINAL_RUN_STATUSES: Final[frozenset[RunStatus]] = frozenset({"succeeded", "failed", "stopped"})
 
 
 class RunRecord(BaseModel):
-    """A run: what it was started with, how it is, and how it ended.
+    """A run: its configuration, its state, and its end.
 
     A run whose process was killed stays `running`; its heartbeat is then old.
     """
@@ -42,7 +44,8 @@ class RunRecord(BaseModel):
     cause: str | None = None
     """Why the run ended without success, in one line; None while it runs and after success."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """The resolved configuration, as JSON: algorithm, options, model, data sets, seed, package versions."""
+    """The resolved configuration, as JSON: algorithm, options, model, data sets, seed, package
+    versions."""
 
 
 class MetricPoint(BaseModel):
@@ -53,7 +56,8 @@ class MetricPoint(BaseModel):
     stage: str
     """`train`, `val` or `test`."""
     iteration: int
-    """Finished iterations: train 3 is the third step, val 3 the policy after it, val 0 the one before any."""
+    """The number of finished iterations: train 3 is the third step, val 3 the policy after it, val
+    0 the one before any."""
     name: str
     value: float | None
     """None: the value was NaN or infinite, which JSON lacks."""

@@ -9,9 +9,9 @@ class Sample(BaseModel):
     """One figure at one time, of one worker or of everything."""
 
     name: str
-    """What is measured, with its unit: `cpu_percent`, `store_latency_seconds`."""
+    """The name of the measured quantity, with its unit: `cpu_percent`, `store_latency_seconds`."""
     time: FiniteFloat
     """Unix seconds."""
     value: FiniteFloat
     worker_id: str | None = None
-    """Whose figure it is; None: of the store, of its machine, or of all workers together."""
+    """The worker that was measured; None: the store, its machine, or all workers together."""

@@ -28,11 +28,14 @@ from pydantic import (
 from leyden.errors import ConfigError
 
 PACKED: Final = {"tokens": "packed"}
-"""The context in which a token record is serialised to JSON as base64 of `pack`, an eighth of its lists of numbers."""
+"""The context in which a token record is serialised to JSON as base64 of `pack`, an eighth of its
+lists of numbers."""
 
 
 def pack_ints(values: list[int]) -> bytes:
-    """`values` as little-endian signed 32-bit integers. Raises ConfigError for what does not fit."""
+    """Return `values` as little-endian signed 32-bit integers. Raise ConfigError for a value that
+    does not fit.
+    """
     try:
         return _little_endian(array("i", values)).tobytes()
     except (OverflowError, TypeError) as error:
@@ -97,7 +100,8 @@ TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class TokenRecord(BaseModel):
-    """Prompt ids, response ids and what the sampler said of them. P prompt tokens, R response tokens.
+    """Prompt ids, response ids and the sampler's values for them. P prompt tokens, R response
+    tokens.
 
     Ids and versions are 32-bit integers; log-probabilities are kept as 32-bit floats.
     """
@@ -107,11 +111,14 @@ class TokenRecord(BaseModel):
     response_ids: list[TokenId] = Field(fail_fast=True)
     """Shape (R,); the end-of-turn token is part of it when it was sampled."""
     logprobs: list[float] | None = Field(default=None, fail_fast=True)
-    """Shape (R,): the log-probability of each response token under the policy and temperature that sampled it."""
+    """Shape (R,): the log-probability of each response token under the policy and temperature that
+    sampled it."""
     policy_versions: list[TokenId] | None = Field(default=None, fail_fast=True)
-    """Shape (R,): which version of the policy sampled each token. None when the model is not one of ours."""
+    """Shape (R,): the version of the policy that sampled each token. None for a model that Leyden
+    does not train."""
     loss_mask: list[Annotated[int, Field(ge=0, le=1)]] | None = Field(default=None, fail_fast=True)
-    """Shape (R,): 0 for response tokens that the policy did not sample (a tool's text inside one call). None: it sampled all."""
+    """Shape (R,): 0 for response tokens that the policy did not sample (a tool's text inside one
+    call). None: it sampled all."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -128,12 +135,12 @@ class TokenRecord(BaseModel):
         return base64.b64encode(self.pack()).decode() if info.context == PACKED else handler(self)
 
     def pack(self, *, shared: int = 0, prompt: bytes | None = None) -> bytes:
-        """The record as bytes: a header, then compressed arrays, the ids first.
+        """Return the record as bytes: a header, then compressed arrays, the ids first.
 
-        shared: so many of the first prompt ids are left out; `unpack` must be given them. prompt: `pack_ints` of the prompt
-        ids, for who has it already.
-        Raises ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and 1, and for more tokens than any
-        context has.
+        shared: the number of first prompt ids that are left out; `unpack` must be given them.
+        prompt: `pack_ints` of the prompt ids, if the caller has it already.
+        Raises ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and
+        1, and for more tokens than any context has.
         """
         if (n_ids := len(self.prompt_ids) + len(self.response_ids)) > _MOST_TOKENS:
             raise ConfigError(f"a token record holds at most {_MOST_TOKENS:,} ids, got {n_ids:,}")
@@ -156,9 +163,10 @@ class TokenRecord(BaseModel):
 
     @classmethod
     def unpack(cls, data: bytes, prefix: bytes = b"") -> TokenRecord:
-        """The inverse of `pack`; `prefix` is `pack_ints` of the ids that it left out.
+        """Unpack a record that `pack` made. `prefix` is `pack_ints` of the ids that it left out.
 
-        Raises ValueError for bytes that `pack` did not make, and for a prefix that it did not leave out.
+        Raises ValueError for bytes that `pack` did not make, and for a prefix that it did not leave
+        out.
         """
         digest, shared, *lengths = _header(data)
         if len(prefix) != 4 * shared:
@@ -184,31 +192,39 @@ class TokenRecord(BaseModel):
 
 
 def shared_length(data: bytes) -> int:
-    """How many prompt ids a packed record leaves out. Raises ValueError for bytes that `pack` did not make."""
+    """Return how many prompt ids a packed record leaves out. Raise ValueError for bytes that `pack`
+    did not make.
+    """
     return _header(data)[1]
 
 
 def whole_length(data: bytes) -> int:
-    """How many prompt and response ids a packed record stands for. Raises ValueError for bytes that `pack` did not make."""
+    """Return how many prompt and response ids a packed record stands for. Raise ValueError for
+    bytes that `pack` did not make.
+    """
     _, shared, prompt, response, *_ = _header(data)
     return shared + prompt + response
 
 
 def ids_digest(ids: bytes) -> hashlib.blake2b:
-    """Of ids as `pack_ints` has them. `update` goes on with more of them.
+    """Return the digest of ids as `pack_ints` packs them. `update` continues it with more ids.
 
-    Sequences with the same digest are taken for the same where a record is written; `unpack` asks again when it is read.
+    A writer takes sequences with the same digest for the same; `unpack` checks the digest when the
+    record is read.
     """
     return hashlib.blake2b(ids, digest_size=_DIGEST_BYTES, usedforsecurity=False)
 
 
 def whole_digest(data: bytes) -> bytes:
-    """That of a packed record's prompt and response. Raises ValueError for bytes that `pack` did not make."""
+    """Return the digest of a packed record's prompt and response ids. Raise ValueError for bytes
+    that `pack` did not make.
+    """
     return _header(data)[0]
 
 
 def own_ids(data: bytes, most: int | None = None) -> bytes:
-    """The prompt and response ids that a packed record holds itself, as `pack_ints` has them; the first `most` of them.
+    """Return the first `most` prompt and response ids that a packed record holds itself, as
+    `pack_ints` packs them.
 
     Reads no more of the record than that. Raises ValueError for bytes that `pack` did not make.
     """
@@ -218,7 +234,9 @@ def own_ids(data: bytes, most: int | None = None) -> bytes:
 
 
 def _header(data: bytes) -> tuple[Any, ...]:
-    """The digest of all ids, how many are left out, and the lengths of the arrays (-1: there is none)."""
+    """Return the digest of all ids, how many are left out, and the lengths of the arrays (-1: there
+    is none).
+    """
     if len(data) < _HEADER.size:
         raise ValueError(f"a token record needs at least {_HEADER.size} bytes, got {len(data)}")
     form, digest, shared, *lengths = _HEADER.unpack_from(data)
@@ -230,7 +248,10 @@ def _header(data: bytes) -> tuple[Any, ...]:
 
 
 def _decompress(data: bytes, size: int, *, whole: bool = False) -> bytes:
-    """The first `size` bytes of a record's arrays, and never more than that; `whole`: there must not be more."""
+    """Return the first `size` bytes of a record's arrays, and never more than that.
+
+    whole: raise ValueError if there are more.
+    """
     unpacker = zlib.decompressobj()
     try:
         body = unpacker.decompress(memoryview(data)[_HEADER.size :], size + whole)
@@ -242,12 +263,12 @@ def _decompress(data: bytes, size: int, *, whole: bool = False) -> bytes:
 
 
 _FIRST_SLICE, _LONGEST_SLICE = 64, 2048
-"""How many ids `common_prefix` compares first, and at most, with one slice."""
+"""The ids that `common_prefix` compares with the first slice, and with the longest."""
 _FORMAT = 3
 _MOST_TOKENS = 2**25
 """Far more than any context; a record that promises more is damaged, or an attack on memory."""
 _DIGEST_BYTES = 16
-"""So many that no two sequences of a store, nor of all stores, have the same by chance."""
+"""Long enough that no two sequences of any stores have the same digest by chance."""
 _HEADER = struct.Struct(f"<B{_DIGEST_BYTES}siiiiii")
 _SIZES = (4, 4, 4, 4, 1)
 """Bytes of an item of each array: prompt ids, response ids, log-probabilities, versions, mask."""

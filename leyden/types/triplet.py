@@ -1,4 +1,6 @@
-"""Training data: triplets of one model call, trajectories of whole rollouts, and sequences with advantages."""
+"""Training data: triplets of one model call, trajectories of whole rollouts, and sequences with
+advantages.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pydantic import BaseModel, Field
 
 
 class TripletPrompt(BaseModel):
-    """What the model was given."""
+    """The prompt of a model call."""
 
     token_ids: list[int] = Field(default_factory=list[int])
     raw_content: Any = None
@@ -18,7 +20,7 @@ class TripletPrompt(BaseModel):
 
 
 class TripletResponse(BaseModel):
-    """What the model answered."""
+    """The response of a model call."""
 
     token_ids: list[int] = Field(default_factory=list[int])
     raw_content: Any = None
@@ -30,22 +32,25 @@ class TripletResponse(BaseModel):
 
 
 class Triplet(BaseModel):
-    """One model call: what went in, what came out, and the reward that followed it (None: none did)."""
+    """One model call: prompt, response, and the reward that followed it (None: no reward did)."""
 
     prompt: TripletPrompt
     response: TripletResponse
     reward: float | None = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """`response_id`, `sequence_id`, `span_id`, `refused` (why the tokens cannot be trained on), `goes_on_from` (the
-    `span_id` of the earlier call with whose ids the prompt begins) and `known_prefix` (how many these are)."""
+    """`response_id`, `sequence_id`, `span_id`, `refused` (why the tokens cannot be trained on),
+    `goes_on_from` (the `span_id` of the earlier call with whose ids the prompt begins) and
+    `known_prefix` (how many these are)."""
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """A token sequence ready to train on: one or more calls of one attempt, each extending the one before. T tokens."""
+    """A token sequence ready to train on: one or more calls of one attempt, each extending the one
+    before. T tokens.
+    """
 
     token_ids: list[int]
-    """Shape (T,): prompts, responses and what came between them."""
+    """Shape (T,): prompts, responses and the tokens between them."""
     loss_mask: list[int]
     """Shape (T,): 1 where the policy sampled the token, 0 elsewhere."""
     logprobs: list[float]
@@ -65,7 +70,7 @@ class Trajectory:
 
     @property
     def n_trained(self) -> int:
-        """How many tokens the policy sampled."""
+        """The number of tokens that the policy sampled."""
         return sum(self.loss_mask)
 
 
@@ -76,8 +81,9 @@ class TrainingSequence:
     token_ids: list[int]
     """Shape (T,)."""
     weights: list[float]
-    """Shape (T,): the share of each token in the loss, `loss = sum over all tokens of weight * token loss`; 0 for
-    tokens that are not trained on."""
+    """Shape (T,): the share of each token in the loss, `loss = sum over all tokens of weight *
+    token loss`; 0 for tokens that are not trained on."""
     columns: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Further values of each token by name, each of shape (T,), such as `logprobs` (of the policy that sampled the
-    token) and `advantages`. A loss says which it needs; values of tokens with weight 0 are not read."""
+    """Further values of each token by name, each of shape (T,), such as `logprobs` (of the policy
+    that sampled the token) and `advantages`. A loss declares the columns that it needs; values of
+    tokens with weight 0 are not read."""

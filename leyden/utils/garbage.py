@@ -1,4 +1,4 @@
-"""How often Python looks for reference cycles, in processes that are Leyden's alone."""
+"""The frequency of garbage collection, in processes that run no user code."""
 
 from __future__ import annotations
 

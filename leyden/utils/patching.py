@@ -1,7 +1,7 @@
-"""Replace a method for a while, and put it back.
+"""Replace a method for a while, and restore it.
 
-It knows no method. Whoever replaces methods counts its users and calls `apply` and `undo` under a
-lock of its own.
+It knows no method. A user of it counts its own users, and calls `apply` and `undo` under a lock of
+its own.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ _STOP_REASONS = {
 
 
 def answer_from_chat(answer: Json, request: Json) -> Json:
-    """A chat answer as a message. Raises Untranslatable. Fields that nobody knows stand at the top."""
+    """Convert a chat answer to a message. Raise Untranslatable. Unknown fields are kept at the top
+    level.
+    """
     choice = the_choice(answer)
     message = an_object(choice.get("message"), "choices[0].message")
     content: list[Json] = [*thinking_blocks(message)]
@@ -64,7 +66,9 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
 
 
 def stop_of(choice: Json, *, calls: bool) -> tuple[str | None, str | None]:
-    """(stop_reason, stop_sequence) of a chat choice. vLLM says which string stopped it in `stop_reason`."""
+    """Return (stop_reason, stop_sequence) of a chat choice. vLLM puts the string that stopped it in
+    `stop_reason`.
+    """
     reason = choice.get("finish_reason")
     if reason is None:
         return None, None

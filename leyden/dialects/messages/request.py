@@ -1,9 +1,10 @@
 """Requests of Anthropic's messages API to chat and back.
 
-What has no counterpart raises `Untranslatable`; fields that nobody knows stay as they are, at the level where they stand.
+A field without a counterpart raises `Untranslatable`; unknown fields stay as they are, at their
+level.
 
-In chat, reasoning is `reasoning_content` (and `reasoning`, vLLM's name for it); `thinking_blocks` holds the blocks
-themselves where they are more than their text: signed, redacted or several.
+In chat, reasoning is `reasoning_content` (and `reasoning`, vLLM's name for it). `thinking_blocks`
+holds the blocks themselves if they are more than their text: signed, redacted or several.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ DEFAULT_MAX_TOKENS = 8192
 """Anthropic's API demands a limit; a chat request that has none gets this one."""
 
 _INVALID_JSON = "INVALID_JSON"
-"""How Anthropic wants arguments that are no JSON object wrapped, so that they can be shown to the model again."""
+"""The key in which Anthropic wants arguments wrapped that are no JSON object, so that they can be
+shown to the model again."""
 
 _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
 
@@ -105,7 +107,9 @@ def _chat_text(content: Any, field: str) -> str | list[Json]:
 
 
 def _chat_user(blocks: list[Json], field: str) -> list[Json]:
-    """Tool results are messages of their own in chat; what stands between them stays between them."""
+    """Convert a user's blocks. Tool results are messages of their own in chat; the blocks between
+    them stay between them.
+    """
     turns: list[Json] = []
     parts: list[Json] = []
     for index, block in enumerate(blocks):
@@ -310,7 +314,9 @@ def request_from_chat(chat: Json) -> Json:
 
 
 def _conversation(messages: list[Any]) -> Json:
-    """`system` and `messages`. Tool results and what the user says with them are one message of the user."""
+    """Return `system` and `messages`. Tool results and the user's text beside them are one message
+    of the user.
+    """
     system: list[Json] = []
     turns: list[Json] = []
     for index, message in enumerate(messages):
@@ -393,7 +399,9 @@ def _assistant(message: Json, field: str) -> Json:
 
 
 def thinking_blocks(message: Json) -> list[Json]:
-    """The thinking blocks of a chat message; one without a signature where the server gave its text alone."""
+    """Return the thinking blocks of a chat message; a block without a signature if the server gave
+    its text alone.
+    """
     if blocks := a_list(message.get("thinking_blocks"), "thinking_blocks"):
         return [*blocks]
     text = reasoning_of(message)
@@ -441,7 +449,9 @@ def _tool_use(call: Json, field: str) -> Json:
 
 
 def input_of(arguments: Any) -> Json:
-    """Chat's `arguments` as a call's input; what is no JSON object is wrapped, and unwrapped on its way back."""
+    """Return chat's `arguments` as a call's input. Text that is no JSON object is wrapped, and
+    unwrapped on its way back.
+    """
     try:
         value: Any = json.loads(arguments or "{}")
     except (TypeError, ValueError, RecursionError):

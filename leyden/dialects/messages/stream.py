@@ -13,7 +13,9 @@ from leyden.utils.json import is_list
 
 
 class EventsFromChat:
-    """Chat's chunks to the events that an Anthropic client reads. One content block is open at a time."""
+    """Converts chat's chunks to the events that an Anthropic client reads. One content block is
+    open at a time.
+    """
 
     def __init__(self, request: Json) -> None:
         """request: the client's own."""

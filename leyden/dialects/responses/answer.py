@@ -1,7 +1,7 @@
 """Answers of the Responses API to chat and back.
 
-The id of an answer stays the same in every dialect, so that the agent's own spans find the record; the ids of its items
-follow from it.
+The id of an answer stays the same in every dialect, so that the agent's own spans find the record;
+the ids of its items follow from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ECHOED: Json = {
     "truncation": "disabled",
     "user": None,
 }
-"""What an answer repeats of its request, and what stands there otherwise."""
+"""Fields of the request that an answer repeats, with their values if the request lacks them."""
 
 
 def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fields: Any) -> Json:
@@ -51,7 +51,9 @@ def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fi
 
 
 def answer_from_chat(answer: Json, request: Json) -> Json:
-    """A chat answer as a response. Raises Untranslatable. Fields that nobody knows stand at the top."""
+    """Convert a chat answer to a response. Raise Untranslatable. Unknown fields are kept at the top
+    level.
+    """
     choice = the_choice(answer)
     message = an_object(choice.get("message"), "choices[0].message")
     answer_id = answer.get("id")
@@ -179,7 +181,9 @@ def _add_message(message: Json, logprobs: list[Any], item: Json, field: str) -> 
 
 
 def finish_reason(response: Json, calls: bool) -> str:
-    """Chat's finish reason of a response that is over. Raises Untranslatable for one that failed."""
+    """Return chat's finish reason of a response that has ended. Raise Untranslatable for one that
+    failed.
+    """
     if response.get("status") == "incomplete":
         details = an_object(response.get("incomplete_details") or {}, "incomplete_details")
         return "content_filter" if details.get("reason") == "content_filter" else "length"
@@ -189,7 +193,7 @@ def finish_reason(response: Json, calls: bool) -> str:
 
 
 def chat_usage(usage: Any) -> Json:
-    """This API's usage in chat's words."""
+    """Convert this API's usage to chat's."""
     counted = an_object(usage or {}, "usage")
     n_prompt, n_response = counted.get("input_tokens") or 0, counted.get("output_tokens") or 0
     found: Json = {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}

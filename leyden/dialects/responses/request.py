@@ -1,10 +1,11 @@
 """Requests of the Responses API to chat and back.
 
-What has no counterpart raises `Untranslatable`; fields that nobody knows stay as they are, at the level where they stand.
-Ids and states of items (`id`, `status`) name what OpenAI's servers keep; they are left out.
+A field without a counterpart raises `Untranslatable`; unknown fields stay as they are, at their
+level. Ids and states of items (`id`, `status`) name data that OpenAI's servers keep; they are left
+out.
 
-Reasoning that is encrypted is `thinking_blocks` in chat, as Anthropic's signatures are: the signature is the item's
-`encrypted_content`.
+Encrypted reasoning is `thinking_blocks` in chat, as Anthropic's signatures are: the signature is
+the item's `encrypted_content`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def _instructions(text: Any) -> list[Json]:
 
 
 def _chat_messages(items: list[Json]) -> list[Json]:
-    """One message for each item, but reasoning, answer and calls of one turn are one message of the assistant."""
+    """Convert items to messages, one for each, except that reasoning, answer and calls of one turn
+    are one message of the assistant.
+    """
     messages: list[Json] = []
     for index, item in enumerate(items):
         field = f"input[{index}]"
@@ -111,7 +114,9 @@ def _chat_messages(items: list[Json]) -> list[Json]:
 
 
 def _turn(messages: list[Json], *, before: tuple[str, ...]) -> Json | None:
-    """The assistant's message that a new item may join: it is the last one and has none of `before` yet."""
+    """Return the assistant's message that a new item may join: the last one, if it has none of
+    `before` yet.
+    """
     if messages and messages[-1]["role"] == "assistant" and not any(name in messages[-1] for name in before):
         return messages[-1]
     return None
@@ -174,7 +179,7 @@ def with_reasoning(message: Json, item: Json, field: str) -> None:
 
 
 def thinking_block(text: str, encrypted: str) -> Json:
-    """What is encrypted in a reasoning item, as chat keeps it."""
+    """Return the encrypted content of a reasoning item as chat keeps it."""
     if encrypted.startswith(_REDACTED):
         return {"type": "redacted_thinking", "data": encrypted.removeprefix(_REDACTED)}
     return {"type": "thinking", "thinking": text, "signature": encrypted}

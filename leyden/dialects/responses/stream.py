@@ -22,7 +22,9 @@ from leyden.utils.json import is_list
 
 
 class EventsFromChat:
-    """Chat's chunks to the events that a client of the Responses API reads. One item is open at a time."""
+    """Converts chat's chunks to the events that a client of the Responses API reads. One item is
+    open at a time.
+    """
 
     def __init__(self, request: Json) -> None:
         """request: the client's own."""
@@ -31,7 +33,8 @@ class EventsFromChat:
         self._n_events = 0
         self._output: list[Json] = []
         self._open: str | int | None = None
-        """The kind of the item that is open, the last one of the output; for a call, its index in chat."""
+        """The kind of the item that is open, the last one of the output; for a call, its index in
+        chat."""
         self._calls = 0
         self._reasoning = 0
         self._finish_reason: Any = None
@@ -95,7 +98,9 @@ class EventsFromChat:
         return events
 
     def _encrypted(self, block: Json) -> list[Json]:
-        """What chat keeps beside the reasoning's text belongs to the item that holds it, or is one of its own."""
+        """Return the events of a thinking block that is more than its text. It joins the open
+        reasoning item, or is an item of its own.
+        """
         events: list[Json] = []
         if self._open != "reasoning" or block.get("type") == "redacted_thinking":
             item = reasoning_item(self._head["id"], self._reasoning)

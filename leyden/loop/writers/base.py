@@ -135,7 +135,7 @@ class LogWriter(NamedOptions):
 
     @property
     def wants_steps(self) -> bool:
-        """Whether environments must tell it of each step."""
+        """Whether environments must report each step to the writer."""
         return self.row_kind == "step" or self._overrides_steps or self._gathers
 
     # ---- the record ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class LogWriter(NamedOptions):
         return {"counters": counters} if any(counters.values()) else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `open` keep what `state` covers and cut what came after it."""
+        """Let the next `open` keep the rows that `state` covers and cut the later ones."""
         for name, count in state.get("counters", {}).items():
             if name in _COUNTERS:
                 setattr(self, name, int(count))

@@ -1,15 +1,15 @@
-"""Vectorised environments in worker processes, whose results lie in shared memory (`shmem`), or
-come in messages too (`subproc`).
+"""Vectorised environments in worker processes, with results in shared memory (`shmem`), or in
+messages too (`subproc`).
 
-W workers with E environments each live from the making of the environment to its `close`; one that
-dies, or hangs for longer than `step_timeout_seconds`, is replaced, and its episodes are lost (see
-`on_worker_error`). A step is one wake-up of each worker that has something to step, and one of this
-process for each answer. Nobody polls and nobody spins: a wake-up over a pipe costs about two
-microseconds of CPU, and who spins takes the core from a worker that could use it.
+W workers with E environments each live from the making of the environment to its `close`. A worker
+that dies, or hangs for longer than `step_timeout_seconds`, is replaced, and its episodes are lost
+(see `on_worker_error`). A step is one wake-up of each worker that has something to step, and one of
+this process for each reply. No process polls or spins: a wake-up over a pipe costs about two
+microseconds of CPU, and spinning takes the core from a worker that could use it.
 
 Factories travel by value (cloudpickle): lambdas and closures too. Unless `start_method="fork"`, a
-worker imports the main script, as `multiprocessing` does: what that does at its top level has to be
-under `if __name__ == "__main__":`, or it says so.
+worker imports the main script, as `multiprocessing` does. Code at its top level has to be under `if
+__name__ == "__main__":`; without it the start raises an error that says so.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
 
     def _replace(self, worker: _Worker, envs: Sequence[int], doing: str, lost: _Lost) -> list[EnvFailure]:
-        """Another worker in its place; all its episodes are lost."""
+        """Replace a worker that was lost. All its episodes are lost too."""
         at_work = int(self._view.progress[worker.number])
         for attempt in range(_STARTS):  # whatever killed the worker may kill the next one too
             worker.end()

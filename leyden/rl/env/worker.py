@@ -38,7 +38,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How the shared memory is divided."""
+    """The division of the shared memory."""
 
     n_envs: int
     """The number of environments of all workers."""

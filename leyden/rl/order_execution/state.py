@@ -20,7 +20,7 @@ class SAOEMetrics(TypedDict):
 
     stock_id: str
     datetime: Any
-    """Its beginning."""
+    """The beginning of the step."""
     direction: OrderDir
     market_volume: Any
     """The sum of the market's volume."""

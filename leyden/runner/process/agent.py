@@ -1,7 +1,9 @@
-"""`ProcessAgent`: one attempt is one run of a program, and its reward comes from what the program does.
+"""`ProcessAgent`: one attempt is one run of a program, whose output, exit code or reports give the
+reward.
 
-It puts together the files and variables (`environment.py`), the address for reports (`endpoint.py`) and the running program
-(`program.py`), and decides whether the end of the program is a result. To read a reward from somewhere else, give a function.
+It combines the files and variables (`environment.py`), the address for reports (`endpoint.py`) and
+the running program (`program.py`), and decides whether the end of the program is a result. To read
+a reward from somewhere else, give a function.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _SOURCES: Final = ("exit_code", "last_line", "event")
 _GRACE_SECONDS = 0.5
 """Between SIGTERM and SIGKILL; a runner waits for a cancelled agent for a second."""
 _COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
-"""What shells, `env` and their like say by their exit code; no reward of an agent."""
+"""Exit codes by which shells, `env` and similar programs report a failed start. They are no reward
+of an agent."""
 _LAST_LINES = 5
 _LAST_CHARACTERS = 1000
 
@@ -43,8 +46,8 @@ _LAST_CHARACTERS = 1000
 class ProcessAgent(LitAgent[Any]):
     """Any program as an agent.
 
-    It finds the task on its standard input and in a file, and the model, the address for rewards and that for OpenTelemetry in its
-    environment. Whatever it starts ends with it.
+    The program finds the task on its standard input and in a file. The model, the address for
+    rewards and the address for OpenTelemetry are in its environment. Its descendants end with it.
     """
 
     def __init__(
@@ -58,15 +61,17 @@ class ProcessAgent(LitAgent[Any]):
         memory_bytes: int | None = None,
         output_bytes: int = 2**20,
     ) -> None:
-        """
-        command: the program and its arguments; a line for a shell is ["sh", "-c", line].
-        reward: "exit_code": 1.0 for 0, else 0.0. "last_line": the last line of its standard output that is not empty. "event": the
-            last one that it posts. A function (or a coroutine function) of its ProcessOutput: what that returns, as for any agent.
+        """command: the program and its arguments; a line for a shell is ["sh", "-c", line].
+        reward: "exit_code": 1.0 for 0, else 0.0. "last_line": the last line of its standard output
+            that is not empty. "event": the last reward that it posts. A function (or a coroutine
+            function) of its ProcessOutput: the returned value, as for any agent.
         env: variables to add; None removes one.
         cwd: the folder it runs in; None: that of the runner.
         task_on_stdin: otherwise its standard input is empty.
-        memory_bytes: of resident memory, of all its processes together; more ends it. Looked at ten times a second, on Linux.
-        output_bytes: how much of its standard output, and of its standard error, is kept: half of it from the head.
+        memory_bytes: the limit of resident memory, of all its processes together; more ends it.
+            Checked ten times a second, on Linux.
+        output_bytes: how much of its standard output, and of its standard error, is kept: half of
+            it from the head.
         Raises ConfigError.
         """
         self.command = _checked_command(command)
@@ -82,7 +87,9 @@ class ProcessAgent(LitAgent[Any]):
         self.task_on_stdin = task_on_stdin
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run the program to its end. Raises ProcessFailed for an end that is no result; cancelling this ends the program."""
+        """Run the program to its end. Raise ProcessFailed for an end that is no result. Cancelling
+        this ends the program.
+        """
         folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
         try:
             folder.write(task, resources, rollout)
@@ -115,7 +122,7 @@ class ProcessAgent(LitAgent[Any]):
         )
 
     async def _result(self, output: ProcessOutput, posted: Reports) -> Any:
-        """What the attempt's reward is. Raises ProcessFailed where the program's end says none."""
+        """Return the attempt's reward. Raise ProcessFailed if the program's end gives none."""
         if why := self._failure(output):
             raise ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
         if callable(self.reward):
@@ -175,7 +182,9 @@ def _checked_command(command: Sequence[str]) -> list[str]:
 
 
 async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput) -> Any:
-    """Off the event loop, if it is no coroutine function: a slow one must not hold up the other attempts."""
+    """Call the function, off the event loop unless it is a coroutine function: a slow one must not
+    hold up the other attempts.
+    """
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(output)
     return await call_sync(lambda: function(output), None, name=f"reward-{output.pid}")

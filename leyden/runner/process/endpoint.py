@@ -1,10 +1,12 @@
-"""Where a program reports to: a receiver of its attempt's spans (`leyden.tracer.receiver`), with one address more.
+"""The address that a program reports to: a receiver of its attempt's spans
+(`leyden.tracer.receiver`), with one path more.
 
 | request | does |
 |---|---|
 | `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reward.py` |
 
-A path answers while its attempt runs. To offer another address, add a handler where `Reports` opens its receiver.
+A path is served while its attempt runs. To offer another path, add a handler where `Reports` opens
+its receiver.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _REWARD = "/reward"
 
 
 class Reports:
-    """The address of the current attempt, and what came in there. Raises NoActiveTrace outside of a trace."""
+    """The address of the current attempt, and the rewards that came in there. Raises NoActiveTrace
+    outside of a trace.
+    """
 
     def __init__(self) -> None:
         self.rewards = 0
@@ -37,7 +41,7 @@ class Reports:
         self._receiver = Receiver(active_trace("reports"), {_REWARD: self._take_reward})
         self.url = self._receiver.url
         self.reward_url = self.url + _REWARD
-        """Where to post a reward."""
+        """The URL to post a reward to."""
 
     def close(self) -> None:
         """Take nothing more."""
@@ -58,7 +62,9 @@ class Reports:
 
 @contextlib.contextmanager
 def reports() -> Generator[Reports]:
-    """An address for what the program of the current trace has to say, while the block runs. Raises NoActiveTrace outside of one."""
+    """Serve an address for reports of the current trace's program during the block. Raise
+    NoActiveTrace outside of a trace.
+    """
     opened = Reports()
     try:
         yield opened

@@ -1,6 +1,7 @@
-"""What a program finds when it starts: environment variables, and two files in a private folder.
+"""The environment of a program: variables, and two files in a private folder.
 
-A variable is a line in `_of_the_model` or `_of_the_attempt`. It knows resources and addresses, and starts nothing.
+A variable is a line in `_of_the_model` or `_of_the_attempt`. The module knows resources and
+addresses, and starts nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from leyden.runner.process.program import DIRECTORY
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
 
 _NOT_INHERITED = ("LEYDEN_STORE_TOKEN", RUNNER_MARK)
-"""What would let an agent change the record of others, and what would have it ended before its supervisor does so."""
+"""Variables of the runner that the program must not have: the first would let an agent change other
+records, the second would end it before its supervisor does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,12 @@ class Folder:
 
     @property
     def task(self) -> Path:
-        """Of the task."""
+        """The file with the task."""
         return self.path / "task.json"
 
     @property
     def resources(self) -> Path:
-        """Of the resources by name, each model with the address that is the attempt's own."""
+        """The file with the resources by name, each model with the attempt's own address."""
         return self.path / "resources.json"
 
     def write(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
@@ -56,7 +58,9 @@ def variables(
     reports: Reports,
     changes: Mapping[str, str | None],
 ) -> dict[str, str]:
-    """The environment: this process's own, what is said of the attempt, and last what the user changes (None: removes)."""
+    """Return the environment: this process's own, the attempt's variables, and last the user's
+    changes (None: removes).
+    """
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     merged = {
         **inherited,
@@ -68,7 +72,7 @@ def variables(
 
 
 def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, str]:
-    """Of the first model among the resources; nothing where there is none."""
+    """Return the variables of the first model among the resources; none without a model."""
     llm = next((resource for resource in resources.values() if isinstance(resource, LLM)), None)
     if llm is None:
         return {}
@@ -97,7 +101,9 @@ def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: Reports)
 
 
 def _listed(attributes: Mapping[str, str], others: str | None) -> str:
-    """As OpenTelemetry reads them, in percent-encoding; `others` go before, so that ours count."""
+    """Return attributes as OpenTelemetry reads them, in percent-encoding; `others` go before, so
+    that ours count.
+    """
     ours = ",".join(f"{name}={quote(value, safe='')}" for name, value in attributes.items())
     return f"{others},{ours}" if others else ours
 

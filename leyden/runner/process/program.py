@@ -1,7 +1,8 @@
-"""Run one program under its supervisor, and read what the supervisor reports.
+"""Run one program under its supervisor, and read the supervisor's report.
 
-It knows processes and pipes, and neither attempts nor rewards. The supervisor is a process of its own, so that a program that writes
-gigabytes costs the runner's event loop nothing, and so that somebody is left to end the program when the runner is killed.
+It knows processes and pipes, and neither attempts nor rewards. The supervisor is a process of its
+own, so that a program that writes gigabytes costs the runner's event loop nothing, and so that a
+killed runner does not leave the program running.
 """
 
 from __future__ import annotations
@@ -33,45 +34,48 @@ _SPEC = "spec"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run, and within which limits."""
+    """A program to run, and its limits."""
 
     command: list[str]
     env: Mapping[str, str]
     cwd: str
     directory: str
-    """Private to this program; what hands the program over to its supervisor lies in it for a moment."""
+    """A folder that is private to this program; the file for its supervisor lies in it for a
+    moment."""
     stdin: str | None
     """The file that is its standard input; None: there is nothing to read."""
     memory_bytes: int | None
-    """Of resident memory, that of all its processes together."""
+    """The limit of resident memory, of all its processes together."""
     output_bytes: int
-    """How much of its standard output, and of its standard error, is kept: the head and the tail."""
+    """How much of its standard output, and of its standard error, is kept: the head and the tail.
+    """
     grace_seconds: float
     """Between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutput:
-    """What a program did."""
+    """The output and the end of a program."""
 
     command: list[str]
     directory: Path
-    """Its private folder (`LEYDEN_DIRECTORY`), which is deleted after the attempt."""
+    """The program's private folder (`LEYDEN_DIRECTORY`), which is deleted after the attempt."""
     exit_code: int | None
     """None: it was ended by a signal."""
     signal: str | None
     """The name of that signal, `SIGKILL`."""
     cause: Literal["memory", "request"] | None
-    """Why Leyden ended it: its memory limit, or the end of its time or of the run. None: it ended by itself."""
+    """Why Leyden ended it: its memory limit, or the end of its time or of the run. None: it ended
+    by itself."""
     stdout: str
-    """The head and the tail; what was left out in between is counted there."""
+    """The head and the tail, with a note that counts the bytes left out in between."""
     stderr: str
     stdout_bytes: int
-    """How much there was in all."""
+    """The number of bytes in all."""
     stderr_bytes: int
     seconds: float
     cpu_seconds: float
-    """Of all its processes."""
+    """CPU time of all its processes."""
     memory_bytes: int
     """The most that its processes held together, as far as it was watched; 0 without a limit."""
     left: list[int]
@@ -103,7 +107,9 @@ class RunningProgram:
         self._report.add_done_callback(lambda _: self._let_go())
 
     async def output(self) -> ProcessOutput:
-        """Wait for its end. Cancelling this leaves it running. Raises ProcessFailed if it could not be started."""
+        """Wait for its end. Cancelling this leaves it running. Raise ProcessFailed if it could not
+        be started.
+        """
         await asyncio.wait({self._report})
         try:
             report: dict[str, Any] = marshal.loads(self._report.result())
@@ -116,7 +122,9 @@ class RunningProgram:
         return _output(report, self._program)
 
     async def stop(self) -> ProcessOutput:
-        """End it, with all that came from it. Cancelling this changes nothing: its supervisor ends it."""
+        """End it, with all of its descendants. Cancelling this changes nothing: its supervisor ends
+        it.
+        """
         self._say_stop()
         return await self.output()
 
@@ -128,7 +136,9 @@ class RunningProgram:
                 control.write(b"stop")
 
     def _let_go(self) -> None:
-        """The report is whole (or the loop ends): the supervisor ends now, and takes a moment at most."""
+        """Let the supervisor end, which takes a moment at most. The report is complete, or the loop
+        ends.
+        """
         self._say_stop()
         self._supervisor.wait()
 

@@ -1,9 +1,9 @@
-"""How a program's numbers are read, wherever it says them: in its last line of output, or in what it posts.
+"""Read a program's reward from its last line of output, or from a report that it posts.
 
-| said | is |
+| text | is |
 |---|---|
 | `0.7` | the reward |
-| `{"reward": 0.7}` | the same |
+| `{"reward": 0.7}` | the reward |
 | `{"rewards": {"primary": 0.7, "speed": 1}}` | rewards by name, `primary` first |
 """
 

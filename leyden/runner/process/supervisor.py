@@ -1,14 +1,17 @@
-"""Start one program, keep the end of what it says, limit it, and end it with every process that came from it.
+"""Start one program, keep the end of its output, limit it, and end it with all of its descendants.
 
-A process of its own between the runner and the program, started by `program.py`. It imports nothing but the standard library, and of that
-little, since each attempt pays for its start; it reads and writes `marshal`, since the same Python is at both ends.
+It is a process of its own between the runner and the program, started by `program.py`. It imports
+only the standard library, and little of that, because each attempt pays for its start. It reads and
+writes `marshal`, because the same Python is at both ends.
 
-It adopts what its descendants leave behind (a Linux "child subreaper"), so that a grandchild in a session of its own is found as well.
-It ends all of them when the program has ended, when the runner says so (a byte, or the end, of its standard input), when the runner
-dies, however it dies, and when together they hold too much memory. Then it writes one report to its standard output and ends. It knows
-no attempt, no model and no reward.
+It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in a
+session of its own is found as well. It ends all of them when the program has ended, when the runner
+requests it (by a byte, or the end, of its standard input), when the runner dies in any way, and
+when together they exceed the memory limit. Then it writes one report to its standard output and
+ends. It knows no attempt, no model and no reward.
 
-Where the system is not Linux nothing is adopted: the program's process group is ended, and the memory is not watched.
+On systems other than Linux nothing is adopted: the program's process group is ended, and the memory
+is not watched.
 """
 
 # ruff: noqa: PTH108, PTH123, PTH208 -- pathlib would add a third to the time of its start
@@ -36,7 +39,8 @@ _MEMORY_SECONDS = 0.1
 """Between two looks at the memory."""
 _KILL_AGAIN_SECONDS = 0.02
 _UNKILLABLE_SECONDS = 5.0
-"""How long killed processes may take to go: one that hangs in the kernel is named in the report and left."""
+"""How long killed processes may take to end. One that hangs in the kernel is named in the report
+and left."""
 _READ_BYTES = 64 * 2**10
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -67,12 +71,12 @@ class Kept:
 
     @property
     def tail(self) -> bytes:
-        """What is kept behind the head."""
+        """The bytes that are kept behind the head."""
         return bytes(self._tail[-self._half :])
 
 
 class Supervisor:
-    """One program and what came from it."""
+    """One program and its descendants."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
@@ -83,11 +87,11 @@ class Supervisor:
         self._poll.register(self._wake, select.POLLIN)
         self._pid = 0
         self._status: int | None = None
-        """Of the program, as `wait` gives it; None while it runs."""
+        """The program's status, as `wait` gives it; None while it runs."""
         self._cause: str | None = None
         """Why it is ended: "memory", "request"; None: it has ended by itself, or runs."""
         self._kill_at: float | None = None
-        """When SIGTERM has had its time; None: nobody was told to end."""
+        """When the time after SIGTERM is over; None if no signal was sent."""
         self._look_at = 0.0
         self._memory_bytes = 0
         """The most that was seen, and what broke the limit if something did."""
@@ -155,7 +159,9 @@ class Supervisor:
                 raise NotStarted(reason.decode())
 
     def _watch_runner(self) -> None:
-        """The end of standard input says that the runner is gone, unless a fork of it holds the other end, too."""
+        """Read standard input, whose end means that the runner is gone, unless a fork of it holds
+        the other end too.
+        """
         self._poll.register(0, select.POLLIN)
         if not _LINUX:
             return
@@ -180,7 +186,7 @@ class Supervisor:
                 self._stop("request")
 
     def _milliseconds(self) -> float | None:
-        """Until something is to be done without an event."""
+        """Return the time until the next step that no event announces; None without one."""
         now = time.monotonic()
         if self._kill_at is not None:
             return 1000 * max(self._kill_at - now, _KILL_AGAIN_SECONDS)
@@ -202,7 +208,7 @@ class Supervisor:
         return bool(data)
 
     def _read_rest(self, fd: int) -> None:
-        """What a pipe still held when its last writer was gone."""
+        """Read the rest of a pipe whose last writer is gone."""
         for _ in range(64):
             if not self._read(fd):
                 return
@@ -268,7 +274,9 @@ class Supervisor:
 
 
 def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None:
-    """In the forked child: be the program, in a session of its own. Does not return; why it cannot be goes to `failed`."""
+    """In the forked child: become the program, in a session of its own. Does not return; a failure
+    is written to `failed`.
+    """
     what = f"command {spec['command'][0]!r}"
     try:
         os.setsid()
@@ -327,7 +335,7 @@ def _drop_mark() -> None:
 
 
 def _wake_pipe() -> int:
-    """The end to read of a pipe into which each signal that this process takes writes its number."""
+    """Return the reading end of a pipe into which each handled signal writes its number."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)

@@ -1,6 +1,6 @@
-"""What was found as what is answered: spans for a caller in this process, JSON for the server.
+"""Results of span queries: spans for a caller in this process, JSON for the server.
 
-It knows no database: it runs when the transaction is over, so that nobody waits for it.
+It knows no database: it runs after the transaction, so that no other operation waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
 
 
 def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
-    """The same as JSON."""
+    """Return the result of `query_spans` as JSON."""
     exact = "true" if found.exact else "false"
     return (
         f'{{"items":{_list(found.items, packed)},"limit":{found.limit},"offset":{found.offset},'
@@ -31,7 +31,7 @@ def by_rollout(found: Mapping[str, Sequence[FoundSpan]]) -> dict[str, list[Span]
 
 
 def by_rollout_json(found: Mapping[str, Sequence[FoundSpan]], packed: bool) -> bytes:
-    """The same as JSON."""
+    """Return the result of `query_spans_of` as JSON."""
     fields = [f"{quoted(rollout_id)}:{_list(spans, packed)}" for rollout_id, spans in found.items()]
     return f"{{{','.join(fields)}}}".encode()
 

@@ -1,4 +1,6 @@
-"""How operations reach a database: the one thing that a new backend writes, beside a Transaction and its migrations."""
+"""The protocol by which operations reach a database. A new backend implements it, with a
+Transaction and migrations.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ Operation = Callable[..., T]
 
 
 Durability = Literal["process", "power"]
-"""What an acknowledged write survives: the death of any process, or a power cut too."""
+"""The event that an acknowledged write survives: the death of any process, or a power cut too."""
 
 
 class Driver(Protocol):
-    """Runs operations, each whole in a transaction of its own, from any thread and any event loop."""
+    """Runs each operation in a transaction of its own, from any thread and any event loop."""
 
     @property
     def url(self) -> str:
-        """Where the database is."""
+        """The address of the database."""
         ...
 
     def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
@@ -35,13 +37,15 @@ class Driver(Protocol):
         *,
         undo: Operation[None] | None = None,
     ) -> Coroutine[Any, Any, T]:
-        """Run an operation and answer after its commit; then publish what it said.
+        """Run an operation, return its result after the commit, and publish the operation's news.
 
-        `undo` is run with the answer as its argument when the operation was committed and its caller was cancelled
-        meanwhile.
+        undo: runs with the result as its argument if the operation was committed and its caller was
+            cancelled meanwhile.
         """
         ...
 
     async def close(self) -> None:
-        """Finish what was accepted and let go of the database. Later calls raise StoreClosed. Safe to repeat."""
+        """Finish the accepted operations and release the database. Later calls raise StoreClosed.
+        Safe to repeat.
+        """
         ...

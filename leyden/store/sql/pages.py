@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Filters:
-    """Conditions joined by `logic`; those that were not asked for (None) are left out. Two may share `parameters`."""
+    """Conditions joined by `logic`. A filter of None adds no condition. Two objects may share
+    `parameters`.
+    """
 
     logic: FilterLogic
     conditions: list[str] = field(default_factory=list[str])
@@ -40,7 +42,9 @@ class Filters:
             self.conditions.append(f"instr({column}, :{self._parameter(part)}) > 0")
 
     def between(self, column: str, start: float | None, before: float | None) -> None:
-        """The column is in `[start, before)`; a missing end is open. Raises ConfigError for NaN, which is no end."""
+        """Require `[start, before)` of the column; a missing end is open. Raise ConfigError for
+        NaN.
+        """
         for sign, end in ((">=", start), ("<", before)):
             if end is None:
                 continue
@@ -53,7 +57,9 @@ class Filters:
         self.conditions.append(sql.format(*(f":{self._parameter(value)}" for value in values)))
 
     def among(self, column: str, values: Iterable[str] | None) -> None:
-        """The column is one of these values; nothing is one of none. Raises ConfigError for more than a statement takes."""
+        """Require one of these values; without values no row matches. Raise ConfigError for more
+        values than a statement takes.
+        """
         if values is not None:
             names = ", ".join(f":{self._parameter(value)}" for value in values)
             if len(self.parameters) > _MOST_VALUES:
@@ -87,7 +93,7 @@ def check_page(limit: int, offset: int) -> None:
 
 
 def within_reach(rows: int) -> int:
-    """A number of rows as every database counts; -1 and what is higher than that mean all of them."""
+    """Return a number of rows as every database counts; -1 and larger numbers mean all of them."""
     return min(rows, _ALL) if rows >= 0 else _ALL
 
 
@@ -113,7 +119,8 @@ def total_of(
     """Return how many items match in all, for a page with `found` of them, and whether that is
     exact.
 
-    At most `COUNTED` items behind the page are counted, so that a page costs what it holds. With more, the total is a lower bound.
+    At most `COUNTED` items behind the page are counted, so that the cost of a page grows with its
+    length. With more items, the total is a lower bound.
     """
     ends_here = limit == -1 or found < limit
     if ends_here and (found or not offset):
@@ -140,7 +147,8 @@ def order_and_limit(
     tie: Iterable[str],
     never_null: Container[str] = (),
 ) -> str:
-    """ORDER BY one of `columns` (nulls last), then by `tie`, so that pages never overlap; and the page's limit.
+    """Return ORDER BY one of `columns` (nulls last), then by `tie`, so that pages never overlap,
+    with the page's limit.
 
     Raises ConfigError for a `sort_by` that is not one of `columns`.
     """

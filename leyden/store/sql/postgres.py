@@ -1,7 +1,9 @@
-"""PostgreSQL behind the store: where it is, connecting and migrating, its form of the queries, and what its errors mean.
+"""PostgreSQL behind the store: addresses, connecting and migrating, its form of the queries, and
+the meaning of its errors.
 
-It knows no operation (`postgres_transaction.py`), and nothing of threads or retries (`postgres_session.py`).
-To change the schema, add the next `migrations/postgres/NNNN_*.sql`; a released one never changes.
+It knows no operation (`postgres_transaction.py`), and nothing of threads or retries
+(`postgres_session.py`). To change the schema, add the next `migrations/postgres/NNNN_*.sql`; a
+released one never changes.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ _REMEDIES = {
 }
 
 _SYNCHRONOUS: Mapping[Durability, str] = {"process": "local", "power": "on"}
-"""Either waits for the server's disk; "power" for its synchronous standbys too, where it has some."""
+"""Both wait for the server's disk; "power" also waits for its synchronous standbys, if it has some.
+"""
 
 
 @cache
@@ -69,7 +72,7 @@ def psycopg() -> Any:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a store's tables are."""
+    """The address of a store's tables."""
 
     url: str
     """For people: without a password."""
@@ -80,9 +83,10 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, durability: Durability) -> Target:
-        """From `postgresql://[user[:password]@][host][:port]/database[?schema=leyden&...]`, other options being libpq's.
+        """Parse `postgresql://[user[:password]@][host][:port]/database[?schema=leyden&...]`; other
+        options are libpq's.
 
-        Raises ConfigError for what is no such address.
+        Raises ConfigError for any other address.
         """
         try:
             parts = urlsplit(url)
@@ -112,12 +116,14 @@ class Target:
 
     @property
     def channel(self) -> str:
-        """Where the stores on these tables tell each other what was committed."""
+        """The channel on which the stores on these tables notify each other of commits."""
         return f"leyden_{self.schema}"
 
 
 def connect(target: Target) -> Any:
-    """A connection in autocommit mode (transactions are said explicitly). Raises psycopg.Error, ConfigError for a bad address."""
+    """Return a connection in autocommit mode; transactions are begun explicitly. Raise
+    psycopg.Error, and ConfigError for a bad address.
+    """
     pg = psycopg()
     try:
         given = pg.conninfo.conninfo_to_dict(target.address)
@@ -138,16 +144,18 @@ def connect(target: Target) -> Any:
 
 
 def answers(target: Target) -> bool:
-    """Whether the server is there and takes connections, whoever asks. Takes as long as connecting to it."""
+    """Return whether the server accepts connections at all. It takes as long as connecting."""
     pg = psycopg()
     given = pg.conninfo.make_conninfo(**{**_DEFAULTS, **pg.conninfo.conninfo_to_dict(target.address)})
     return pg.pq.PGconn.ping(given.encode()) == pg.pq.Ping.OK
 
 
 def migrate(connection: Any, target: Target) -> None:
-    """Bring the schema to this version, in one transaction; whoever else does the same waits.
+    """Bring the schema to this version, in one transaction. Concurrent migrations wait for each
+    other.
 
-    Raises StoreError for a schema that a newer Leyden wrote, or another program, and for a server that is too old.
+    Raises StoreError for a schema that a newer Leyden wrote, or another program, and for a server
+    that is too old.
     """
     migrations = _migrations()
     server = connection.info.server_version // 10_000
@@ -180,7 +188,7 @@ def migrate(connection: Any, target: Target) -> None:
 
 
 def store_error(target: Target, error: Exception) -> LeydenError:
-    """What a caller is told of an error of the database: what, where, and what to do about it."""
+    """Return the caller's error for an error of the database: what happened, where, and the remedy."""
     state: str = getattr(error, "sqlstate", None) or ""
     if isinstance(error, psycopg().DataError | UnicodeEncodeError) or state == "54000":
         return ConfigError(f"{target.url} cannot hold this value: {_line(error)}")
@@ -194,7 +202,7 @@ def _address(place: str, options: Mapping[str, str]) -> str:
 
 
 def _line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Return an error's message in one line."""
     return " ".join(str(error).split())
 
 

@@ -1,9 +1,11 @@
-"""Statements to one PostgreSQL connection: prepared once, and sent together when the outcome of one of them is needed.
+"""Statements to one PostgreSQL connection: prepared once, and sent together when the outcome of one
+of them is needed.
 
-A `Pipeline` is a cursor over libpq's pipeline mode (`psycopg.pq`). `execute` queues a statement; reading its `Outcome` sends
-everything that is queued in one message. psycopg's own pipeline sends each statement by itself: a system call, and a server
-that wakes up, for each. An error is raised when an outcome behind it is read, or by `finish`; then call `rollback`.
-It knows no operation and no query.
+A `Pipeline` is a cursor over libpq's pipeline mode (`psycopg.pq`). `execute` queues a statement;
+reading its `Outcome` sends all queued statements in one message. psycopg's own pipeline sends each
+statement by itself, which costs a system call and a wake-up of the server for each. An error is
+raised when a later outcome is read, or by `finish`; then call `rollback`. The module knows no
+operation and no query.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from leyden.store.sql.postgres import psycopg
 from leyden.store.sql.transaction import Row
 
 _MOST_PREPARED = 250
-"""Statements that the server keeps prepared for a connection: more than an operation has, and less than pages can have."""
+"""The most statements that the server keeps prepared for a connection: more than an operation has,
+and fewer than pages can have."""
 _PARAMETER = re.compile(r"%(?:\((\w+)\)s|(s)|(%))")
 
 
 class Outcome:
-    """The outcome of a queued statement. Reading it waits for the server; raises psycopg.Error if the statement failed."""
+    """The outcome of a queued statement. Reading it waits for the server, and raises psycopg.Error
+    if the statement failed.
+    """
 
     __slots__ = ("_pipeline", "batch", "prepares", "result")
 
@@ -40,7 +45,7 @@ class Outcome:
 
     @property
     def rowcount(self) -> int:
-        """How many rows the statement changed or found."""
+        """The number of rows that the statement changed or found."""
         return self._pipeline.result_of(self).command_tuples or 0
 
     def fetchone(self) -> Row | None:
@@ -54,7 +59,7 @@ class Outcome:
 
 
 class Pipeline:
-    """The statements of one connection, which nobody else uses from now on."""
+    """The statements of one connection, which has no other user."""
 
     def __init__(self, connection: Any) -> None:
         pg = psycopg()
@@ -70,15 +75,17 @@ class Pipeline:
         self._either = select.poll()
         self._either.register(self._connection.socket, select.POLLIN | select.POLLOUT)
         self._awaited: deque[Outcome | None] = deque()
-        """Statements without an answer, oldest first; None stands for the end of a batch, up to which an error skips all others."""
+        """Statements without a result, oldest first. None stands for the end of a batch, up to
+        which an error skips all others."""
         self._batch = 0
-        """How many batches have been ended: the number of the one that is being queued."""
+        """The number of the batch that is being queued: how many have been ended."""
         self._prepared: OrderedDict[_Key, bytes] = OrderedDict()
         self._n_prepared = 0
         self._connection.enter_pipeline_mode()
 
     def execute(self, statement: str, parameters: dict[str, Any] | Sequence[Any] = ()) -> Outcome:
-        """Queue a statement as psycopg writes it, with `%(name)s` and a dict or `%s` and a sequence.
+        """Queue a statement as psycopg writes it, with `%(name)s` and a dict or `%s` and a
+        sequence.
 
         Raises psycopg.DataError, and queues nothing, for a value that PostgreSQL cannot take.
         """
@@ -91,14 +98,16 @@ class Pipeline:
         return self._queue((text, types), packed, self._values.formats)
 
     def put(self, statement: str, values: Sequence[Any]) -> Outcome:
-        """Queue a statement with `%s` whose parameters have the types of the columns that they are written to."""
+        """Queue a statement with `%s`, whose parameters have the types of the columns that they are
+        written to.
+        """
         packed = self._pack(values)
         return self._queue((_numbered(statement)[0], ()), packed, self._values.formats)
 
     def commit(self) -> None:
         """Queue a COMMIT; end and send the batch."""
         self._awaited.append(Outcome(self, self._batch))
-        self._connection.send_query_params(b"COMMIT", None)  # in clear, so that whoever reads along sees it
+        self._connection.send_query_params(b"COMMIT", None)  # in plain text, so that a reader of the traffic sees it
         self._end_batch()
         self._send()
 
@@ -111,7 +120,7 @@ class Pipeline:
             self._receive()
 
     def rollback(self) -> None:
-        """Undo the transaction, whatever state it is in, and forget what was queued."""
+        """Undo the transaction, whatever its state, and drop the queued statements."""
         self._end_batch()
         undone = self.execute("ROLLBACK")
         self._end_batch()
@@ -119,7 +128,7 @@ class Pipeline:
         while self._awaited:
             try:
                 self._receive()
-            except self._error:  # of what is undone
+            except self._error:  # an error of a statement that is undone
                 if self._connection.status != self._is_open:
                     raise
         self.result_of(undone)
@@ -173,13 +182,17 @@ class Pipeline:
         self._batch += 1
 
     def _send(self) -> None:
-        """Send what is queued; reads meanwhile, because a server that cannot answer does not read on."""
+        """Send the queued statements. Read meanwhile, because a server that cannot send its results
+        stops reading.
+        """
         while self._connection.flush():
             if any(event & select.POLLIN for _, event in self._either.poll()):
                 self._connection.consume_input()
 
     def _receive(self) -> None:
-        """Read the answer to the oldest statement that has none. Raises psycopg.Error if it is an error."""
+        """Read the result of the oldest statement without one. Raise psycopg.Error if it is an
+        error.
+        """
         result = self._next_result()
         outcome = self._awaited.popleft()
         if outcome is None:
@@ -202,7 +215,8 @@ class Pipeline:
 
 
 _Key = tuple[bytes, tuple[int, ...]]
-"""A prepared statement: its text, and the types of its parameters as far as their values say; () leaves them to the server."""
+"""A prepared statement: its text, and the types of its parameters as far as their values determine
+them; () leaves them to the server."""
 
 
 @lru_cache(maxsize=1024)

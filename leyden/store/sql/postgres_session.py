@@ -1,12 +1,15 @@
-"""Operations on one PostgreSQL connection, each whole and once, whatever becomes of the connection.
+"""Operations on one PostgreSQL connection, each complete and once, even if the connection breaks.
 
-It knows when an operation may be run again, and no thread. An operation is a function, so running it again is calling it
-again:
+The module knows when an operation may run again, and no thread. An operation is a function, so
+running it again is calling it again:
 
-- it broke before its commit was sent, or another one was in its way (a deadlock, the same new id): nothing has happened;
-- the connection broke during the commit: how many commits the connection has made says, on another one, whether it happened.
+- If it failed before its commit was sent, or conflicted with another operation (a deadlock, the
+  same new id), it has changed nothing.
+- If the connection broke during the commit, another connection reads how many commits the broken
+  one has made, which shows whether the commit happened.
 
-A server that is away is asked again until `patience_seconds` have passed, then the caller learns of it.
+A server that is away is tried again until `patience_seconds` have passed; then the caller gets
+StoreError.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from leyden.store.sql.postgres import Target, connect, psycopg, store_error
 from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
 
 _IN_THE_WAY = {"40001", "40P01", "23505", "22012"}
-"""Serialization failure, deadlock, the same id made by two, a wrong guess (`expect_span_target`): run again at once."""
+"""Serialization failure, deadlock, the same id made twice, a wrong guess (`expect_span_target`).
+The operation runs again at once."""
 _TRIES = 20
-"""So often; then it is no coincidence."""
+"""The most conflicts of one operation; more are no coincidence."""
 _LOST = ("08", "57P0", "LY001")
 """The connection or its server is going away, or others think so (`count_commit`)."""
 _PAYLOAD = 7000
@@ -35,7 +39,9 @@ _PAYLOAD = 7000
 
 
 def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool, labels: bool = False) -> list[str]:
-    """What was committed, as the payloads of as few notifications as hold it (`Listener` reads them)."""
+    """Return the news of a commit as the payloads of as few notifications as possible (`Listener`
+    reads them).
+    """
     texts: list[str] = []
     group: list[str] = []
     size = 0
@@ -56,7 +62,9 @@ def _news(sender: str, claimable: int, finished: Sequence[str], spans: bool, lab
 
 
 class PostgresSession:
-    """A connection and what is done with it, by one thread at a time. A reader's transactions change and publish nothing."""
+    """A connection and its transactions, for one thread at a time. A reader's transactions change
+    and publish nothing.
+    """
 
     def __init__(
         self,
@@ -79,19 +87,21 @@ class PostgresSession:
         self._connection: Any = None
         self._transaction: PostgresTransaction | None = None
         self._number: int | None = None
-        """Of the connection, where it writes."""
+        """The number of the connection, if it writes."""
         self._commits = 0
-        """How many transactions it was asked to commit."""
+        """How many transactions the connection was asked to commit."""
 
     def connect(self) -> None:
-        """Connect, so that the first operation need not; if that cannot be now, the operation will see."""
+        """Connect ahead of the first operation. If that fails now, the operation tries again."""
         with suppress(_Lost):
             self._connected()
 
     def run(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The operation's answer, after its commit. Raises what it raises, and has changed nothing then.
+        """Run an operation, and return its result after the commit. Raise what it raises; it has
+        changed nothing then.
 
-        Raises StoreError when the server stays away, saying so if nobody knows whether the commit happened.
+        Raises StoreError when the server stays away; the message says so if the outcome of the
+        commit is unknown.
         """
         patience = Patience(self._target, self._patience_seconds, self._closing)
         tries = 0
@@ -146,7 +156,7 @@ class PostgresSession:
                 raise _Lost from error
 
     def _count_commits(self, number: int) -> int:
-        """How many commits a connection that broke has made. It will make no more."""
+        """Return how many commits a broken connection has made. It can make no more."""
         doubt = "a change was being committed and may or may not be there: "
         patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
         while True:
@@ -195,11 +205,13 @@ class PostgresSession:
 
 
 class _Lost(Exception):
-    """There is no connection, and what was to be done has not happened. The cause is the database's error."""
+    """The connection is lost, and the operation has changed nothing. The cause is the database's
+    error.
+    """
 
 
 class Patience:
-    """Moments of waiting, each longer than the one before, until `seconds` have passed or the store is being closed."""
+    """Waits that grow each time, until `seconds` have passed or the store is being closed."""
 
     def __init__(self, target: Target, seconds: float, closing: threading.Event, doubt: str = "") -> None:
         self._target = target
@@ -210,7 +222,7 @@ class Patience:
         self._pause_seconds = 0.01
 
     def wait(self, error: BaseException | None) -> None:
-        """One moment. Raises StoreError, with what the last error said, when patience is at its end."""
+        """Wait once. Raise StoreError, with the last error's message, after the last wait."""
         if time.monotonic() > self._deadline or self._closing.is_set():
             why = (
                 "is being closed and does not answer"

@@ -1,24 +1,31 @@
-"""One operation on PostgreSQL: its statements, the locks before them, and the messages in which they travel.
+"""One operation on PostgreSQL: its statements, the locks before them, and the messages in which
+they travel.
 
-Many stores in many processes may work on one database, so an operation is never alone here. Why it is correct all the same:
+Many stores in many processes may work on one database, so an operation is never alone here. These
+rules keep it correct:
 
-- Whoever changes a rollout, its attempts or its spans locks the rollout's row first. The look-ups with which operations begin
-  are preceded by their locks (`_LOCKS`), in statements of their own: at READ COMMITTED each statement sees what was committed
-  before it began, so what is read behind the lock is the latest, and stays so until the commit. (Locking in the look-up
-  itself would not do: where it had to wait, its joined rows would be those of before.)
-- A claim takes rows that nobody holds (SKIP LOCKED). What it steps over may be given back, and nobody would say so; a claim that
-  finds nothing looks again as long as something is there (`PostgresLightningStore`), and holds up nobody meanwhile.
-- Where two make the same id at once, a unique index refuses the second, which is run again and finds the first one's.
-- Operations on several rollouts lock them in one order; where two wait for each other all the same (workers, ids in different
-  orders), PostgreSQL ends one of them, which is run again.
-- Reads see one snapshot (REPEATABLE READ, READ ONLY), and wait for nobody.
+- An operation that changes a rollout, its attempts or its spans locks the rollout's row first.
+  Locks (`_LOCKS`) precede the look-ups with which operations begin, in statements of their own: at
+  READ COMMITTED each statement sees what was committed before it began, so a look-up behind the
+  lock reads the latest state, which holds until the commit. Locking in the look-up itself would not
+  do: if it had to wait, its joined rows would be those from before.
+- A claim takes rows that no other transaction holds (SKIP LOCKED). A skipped row may be given back
+  without a notification, so a claim that finds nothing looks again as long as rows are queued
+  (`PostgresLightningStore`), and delays no other operation meanwhile.
+- If two operations make the same id at once, a unique index refuses the second, which runs again
+  and finds the first one's row.
+- Operations on several rollouts lock them in one order. If two operations wait for each other all
+  the same (workers, ids in different orders), PostgreSQL ends one of them, which runs again.
+- Reads see one snapshot (REPEATABLE READ, READ ONLY), and wait for no lock.
 
-REPEATABLE READ for writes would need no locks, but let every writer of a busy attempt fail whenever another commits.
+REPEATABLE READ for writes would need no locks, but let every writer of a busy attempt fail whenever
+another commits.
 
-A message to the server and back costs more than the statements in it, so an operation is as few messages as what it reads
-allows. Statements are queued, and sent when an outcome is read or with the COMMIT: as a rule two messages, of which the
-first holds BEGIN, the locks and the look-ups, the second everything that is written. Spans that follow others of their
-attempt are one message (`Guesses`), and so is each part of an operation on many rollouts (`ahead`).
+A round trip to the server costs more than the statements in it, so an operation takes as few
+messages as its reads allow. Statements are queued, and sent when an outcome is read or with the
+COMMIT. Most operations take two messages: the first holds BEGIN, the locks and the look-ups, the
+second all writes. Spans that follow others of their attempt are one message (`Guesses`), and so is
+each part of an operation on many rollouts (`ahead`).
 """
 
 from __future__ import annotations
@@ -50,16 +57,18 @@ _LOCKS = {
     "get_label": ("lock_resources",),
     "get_feedback": ("lock_feedback",),
 }
-"""What an operation that writes must hold before it runs a query, in the order in which everybody takes it."""
+"""The locks that a writing operation must hold before it runs a query, in the order in which all
+operations take them."""
 _REFUSING = {"insert_span": "insert_new_span"}
-"""By an INSERT that leaves out a row which is there, the one that refuses it."""
+"""For an INSERT that skips a row that exists, the INSERT that refuses it."""
 _SHARDS = 16
 """Rows of `totals`, as many as the migration makes."""
 _TARGET = tuple(column.name for column in fields(SpanTarget))
 _MOST_GUESSES = 256
 """Attempts whose spans may come in turns without one being looked up again."""
 _HIDING = {"select_new_positions": "are_spans_hidden"}
-"""What tells whether a query that found nothing had something that it may not show yet."""
+"""For a query that found nothing, the query that says whether it had rows that it may not show yet.
+"""
 
 _BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -69,11 +78,13 @@ _NOTIFY = "SELECT pg_notify(%s, %s)"
 
 
 class Guesses:
-    """The span targets that the last operations of one store left; other stores may have written since.
+    """The span targets that the last operations of one store left. Other stores may have written
+    since.
 
-    An operation takes a guess to hold and lets the database check it on the way (`expect_span_target`), which saves the
-    look-up that everything else would wait for. If the guess is wrong, the operation is run again with the look-up, and no
-    guess is made for that attempt any more, because others add spans to it too.
+    An operation assumes that a guess holds and lets the database check it on the way
+    (`expect_span_target`), which saves the look-up that everything else would wait for. If the
+    guess is wrong, the operation runs again with the look-up, and no guess is made for that attempt
+    any more, because other stores add spans to it too.
     """
 
     def __init__(self) -> None:
@@ -92,7 +103,7 @@ class Guesses:
                 self._targets[key] = None
 
     def keep(self, targets: Mapping[tuple[str, str], SpanTarget]) -> None:
-        """Guess that what an operation left of these attempts still holds when the next one begins."""
+        """Guess that the targets which an operation left still hold when the next one begins."""
         with self._gate:
             for key, target in targets.items():
                 if self._targets.get(key, target) is not None:
@@ -102,16 +113,17 @@ class Guesses:
 
 
 class PostgresTransaction:
-    """`transaction.Transaction` over one connection; used again for each operation, after `begin`.
+    """`transaction.Transaction` over one connection, reused for each operation after `begin`.
 
-    Statements are queued, and travel together when an operation reads something or commits (`postgres_pipeline.py`): an
-    operation that reads once and then writes is two messages. What a statement that nobody reads raises, is raised there.
+    Statements are queued, and travel together when an operation reads an outcome or commits
+    (`postgres_pipeline.py`), so an operation that reads once and then writes is two messages. The
+    error of a statement whose outcome is never read is raised then.
     """
 
     def __init__(self, connection: Any, target: Target, guesses: Guesses, *, writes: bool) -> None:
         self.store_url = target.url
         self.hiding = False
-        """Whether the operation found nothing where something will be shown soon."""
+        """Whether the operation found nothing although rows will be visible soon."""
         self._channel = target.channel
         self._cursor = Pipeline(connection)
         self._queries = statements()
@@ -139,9 +151,9 @@ class PostgresTransaction:
         return self._now
 
     def begin(self, *, again: bool = False) -> None:
-        """Another operation begins, and has said nothing yet.
+        """Begin another operation, without news so far.
 
-        again: it was run before, and was in the way of another one.
+        again: the operation ran before, and conflicted with another one.
         """
         self._say_nothing()
         self._again = again
@@ -150,10 +162,11 @@ class PostgresTransaction:
             self._clock = self._cursor.execute(_NOW)
 
     def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
-        """Count the `number`th commit of a connection, write the totals, notify the other stores, and commit.
+        """Count the `number`th commit of a connection, write the totals, notify the other stores,
+        and commit.
 
-        All of this is one message to the server, with whatever the operation wrote last. A reader does not wait for the
-        answer: nothing depends on it.
+        All of this is one message to the server, with the operation's last writes. A reader does
+        not wait for the reply, because nothing depends on it.
         """
         if connection is not None:
             self._cursor.execute(_COUNT_COMMIT, (connection, number))
@@ -292,7 +305,9 @@ class PostgresTransaction:
 
 
 def _askable(value: Any) -> Any:
-    """What is asked in the place of a text with U+0000, which cannot be sent: nothing has either in its name (`checks.py`)."""
+    """Return a substitute for a text with U+0000, which cannot be sent: no stored name contains
+    either (`checks.py`).
+    """
     if isinstance(value, list):
         return [_askable(entry) for entry in cast(list[Any], value)]
     return value.replace("\0", "\1") if isinstance(value, str) else value

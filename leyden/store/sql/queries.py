@@ -1,7 +1,9 @@
-"""The statements of `queries.sql`, by name, and of the file beside it in which a database says some of them in another way.
+"""The statements of `queries.sql` by name, and those of the file beside it in which one database
+has another form.
 
-It knows the files' three rules (a name line, a description, `{other}` for a query of `queries.sql`) and no database. A driver
-whose parameters are not written `:name` rewrites the text once, when it is made.
+It knows the files' three rules (a name line, a description, `{other}` for a query of `queries.sql`)
+and no database. A driver whose parameters are not written `:name` rewrites the text once, when it
+is made.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ def load_queries(dialect: str | None = None) -> Mapping[str, str]:
 def parse_queries(
     text: str, shared: Mapping[str, str] | None = None, *, instead: Mapping[str, str] | None = None
 ) -> Mapping[str, str]:
-    """The queries of a file in the form above. Raises ValueError for a missing description or a repeated name.
+    """Return the queries of a file in the form above. Raise ValueError for a missing description or
+    a repeated name.
 
-    shared: what `{other}` stands for; None: the queries above it in the same file.
-    instead: what it stands for before either.
+    shared: the queries that `{other}` stands for; None: the queries above it in the same file.
+    instead: the queries that it stands for before either.
     """
     queries: dict[str, str] = {}
     parts = _NAME_LINE.split(text)[1:]
@@ -61,7 +64,9 @@ def counting(query: str, where: str, most: int) -> str:
 
 
 def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple[str, Sequence[Any]]]:
-    """An INSERT of one row as statements of several rows each, with their values: as many as make few, of which few are different."""
+    """Yield an INSERT of one row as statements of several rows each, with their values. There are
+    few statements, and few different ones.
+    """
     start = 0
     while left := len(rows) - start:
         size = 1 << min(left.bit_length() - 1, _MOST_ROWS_BITS)
@@ -71,7 +76,8 @@ def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple
 
 
 _MOST_ROWS_BITS = 6
-"""64 rows have no more values than every database takes in a statement, and more would save nothing."""
+"""Rows of one statement are at most 64: every database takes their values, and more would save
+nothing."""
 _ROW = re.compile(r"(?<=\bVALUES )\([^()]*\)")
 
 

@@ -1,7 +1,8 @@
-"""Between rows and the nouns: the one place that knows the order of columns and which of them are JSON.
+"""Convert rows to and from Leyden's types. Only this module knows the order of columns and which of
+them are JSON.
 
-Rows come from Leyden's own database, so objects are built from them without validating again: a span costs 1
-microsecond that way, 4 with `model_construct`.
+Rows come from Leyden's own database, so objects are built from them without validating again: a
+span costs 1 microsecond that way, 4 with `model_construct`.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END
 )
 RUN_ID, GROUP_ID, ARM, RESOURCES_VERSION = 13, 14, 15, 16
 ATTEMPT, ATTEMPT_SIZE = 17, slice(25, 27)
-"""The columns of `select_rollouts`. ATTEMPT is the first column of the attempt, NULL if there is none.
+"""The columns of `select_rollouts`. ATTEMPT is the first column of the attempt, NULL if there is
+none.
 
-ATTEMPT_SIZE: the attempt's bytes and its number of spans.
-"""
+ATTEMPT_SIZE: the attempt's bytes and its number of spans."""
 
 KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, SEQUENCE_ID, ATTRIBUTES, OF_ROLLOUT, OF_ATTEMPT = 0, 1, 2, 3, 4, 14, 17, 18
-"""Columns of `select_spans` that are read by themselves; the last two are those of `select_spans_of_all` alone."""
+"""Columns of `select_spans` that are read by themselves; only `select_spans_of_all` has the last
+two."""
 _WHICH, _WHAT = slice(SEQUENCE_ID, 12), slice(12, OF_ROLLOUT)
-"""What a span itself is made of."""
+"""The columns with a span's own fields."""
 
 _DEFAULT_CONFIG = dict(RolloutConfig())
 _SPAN_BYTES = 200
@@ -69,7 +71,9 @@ _set_values, _set_given, _set_extra, _set_private = (
 
 
 def build(model: type[M], fields: dict[str, Any]) -> M:
-    """A model with exactly these fields (all of them), unchecked: what `model_construct` does, without its look-ups."""
+    """Build a model with exactly these fields (all of them), unchecked, as `model_construct` does,
+    without its look-ups.
+    """
     built: M = object.__new__(model)
     _set_values(built, fields)
     _set_given(built, _all_fields(model))
@@ -80,7 +84,9 @@ def build(model: type[M], fields: dict[str, Any]) -> M:
 
 @cache
 def _all_fields(model: type[BaseModel]) -> set[str]:
-    """One set for all models that are built: every field is in it, so that pydantic has nothing to add to it."""
+    """Return the set of all fields of a model. Built models share it, and pydantic has nothing to
+    add to it.
+    """
     return set(model.model_fields)
 
 
@@ -227,12 +233,14 @@ def bytes_of(values: Sequence[Any]) -> int:
 
 
 def utf8_length(text: str) -> int:
-    """How many bytes a text takes; a lone surrogate counts like any other character."""
+    """Return how many bytes a text takes; a lone surrogate counts like any other character."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def utf8_text(text: str | None) -> str | None:
-    """Text as every database takes it: a lone surrogate, which UTF-8 cannot say, and U+0000 are written out."""
+    """Return the text in a form that every database takes: lone surrogates, which UTF-8 lacks, and
+    U+0000 are written out.
+    """
     if text is None:
         return None
     if "\0" in text:
@@ -252,8 +260,9 @@ _PLAIN = {code: SpanStatus(status_code=code) for code in get_args(SpanStatus.mod
 
 
 FoundSpan = tuple[str, str, Row, TokenRecord | None]
-"""A span as it was read: its rollout, its attempt, a row that begins like one of `select_spans`, and what `read_tokens` made of its
-tokens. An object for who is in this process (`span_from`), JSON for who is not (`span_json`)."""
+"""A span as it was read: its rollout, its attempt, a row that begins like one of `select_spans`,
+and the result of `read_tokens`. `span_from` makes an object of it for callers in this process,
+`span_json` makes JSON for others."""
 
 
 def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None) -> Span:
@@ -285,7 +294,11 @@ def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | 
 
 
 def span_json(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None, *, packed: bool) -> str:
-    """What `span_from` is in JSON; what is kept as JSON is put in as it is. packed: tokens as `PACKED` says."""
+    """Return the span as JSON, as `span_from` returns it as an object. Columns that hold JSON are
+    inserted as they are.
+
+    packed: tokens as `PACKED` says.
+    """
     sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[_WHICH]
     start_time, end_time, attributes, events, resource = row[_WHAT]
     record = "null" if tokens is None else to_json(tokens, context=PACKED if packed else None).decode()
@@ -311,7 +324,9 @@ def _seconds(time: float | None) -> str:
 
 
 def resources_from(row: Row) -> ResourcesUpdate:
-    """Build a version from a row of `select_resources`; validated, because the tag of each resource names its kind."""
+    """Build a version from a row of `select_resources`. It is validated, because the tag of each
+    resource names its kind.
+    """
     resources_id, version, create_time, update_time, resources, parent_id, parent_version, author, frozen = row
     return ResourcesUpdate.model_validate(
         {

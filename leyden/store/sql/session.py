@@ -1,6 +1,7 @@
-"""One SQLite connection at work: an operation in a transaction of its own, or many that share a commit.
+"""One SQLite connection: an operation in a transaction of its own, or many that share a commit.
 
-It knows transactions and what to publish after them, no thread: whoever holds `lock` may use it.
+It knows transactions and the news to publish after them, no thread. The holder of `lock` may use
+it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from leyden.store.sql.driver import Operation
 from leyden.store.sql.sqlite import SqliteTransaction, as_leyden_error
 
 Publish = Callable[[int, Sequence[str], bool, bool], None]
-"""Told after a commit: how many rollouts were put in the queue, which were finished, whether spans were added, and
-whether labels were changed."""
+"""Called after a commit with how many rollouts were queued, which finished, whether spans were
+added, and whether labels changed."""
 
 
 class Work(Protocol):
@@ -30,12 +31,12 @@ class Work(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still awaits the answer; if not, it is left out."""
+        """Whether a caller still awaits the result; otherwise the operation is skipped."""
         ...
 
 
 class Session:
-    """A connection and what is done with it. A reader's transactions change nothing and publish nothing."""
+    """A connection and its transactions. A reader's transactions change and publish nothing."""
 
     def __init__(
         self,
@@ -62,10 +63,11 @@ class Session:
         most: int | None = None,
         reads: bool = False,
     ) -> Any:
-        """Run one operation and commit. Raises what it raises (the database's errors as StoreError), and has changed
-        nothing then.
+        """Run one operation and commit. Raise what it raises (errors of the database as
+        StoreError); it has changed nothing then.
 
-        most: raises Long if the operation expects to touch more rows. reads: it changes nothing.
+        most: raise Long if the operation expects to touch more rows.
+        reads: the operation changes nothing.
         """
         transaction = self._transaction
         try:
@@ -87,9 +89,10 @@ class Session:
         return answer
 
     def together(self, batch: Sequence[Work]) -> None:
-        """Run many operations, each in a savepoint, and commit once: one that raises undoes itself alone.
+        """Run many operations, each in a savepoint, and commit once. An operation that raises
+        undoes itself alone.
 
-        The outcome is left in each of them. When the commit fails, all have failed.
+        Each operation keeps its outcome. When the commit fails, all have failed.
         """
         claimable, spans, labels, changed = 0, False, False, False
         finished: list[str] = []
@@ -102,8 +105,10 @@ class Session:
                     finished += self._transaction.finished
                     spans = spans or self._transaction.spans
                     labels = labels or self._transaction.labels
-            self._execute("COMMIT" if changed else "ROLLBACK")  # what is undone in a savepoint would be written still
-        except BaseException as error:  # noqa: BLE001 -- the whole batch is undone, and everybody is told
+            self._execute(
+                "COMMIT" if changed else "ROLLBACK"
+            )  # after a rollback to a savepoint, COMMIT would still write
+        except BaseException as error:  # noqa: BLE001 -- the batch is undone, and each caller gets the error
             self._undo("ROLLBACK")
             told = as_leyden_error(self.url, error)
             for work in batch:
@@ -116,7 +121,9 @@ class Session:
         self._connection.close()
 
     def _in_savepoint(self, work: Work) -> bool:
-        """Whether it succeeded. Raises only when the database has given up the whole transaction."""
+        """Run an operation in a savepoint, and return whether it succeeded. Raise only if the
+        database has given up the whole transaction.
+        """
         self._execute("SAVEPOINT work")
         try:
             self._transaction.begin(None)

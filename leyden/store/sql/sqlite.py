@@ -1,7 +1,9 @@
-"""SQLite behind the store: opening and migrating a database, transactions over a connection, and what its errors mean.
+"""SQLite behind the store: opening and migrating a database, transactions over a connection, and
+the meaning of its errors.
 
-It knows nothing of threads: `leyden/store/memory.py` and `leyden/store/sqlite.py` say who uses a connection, and when.
-To change the schema, add the next `migrations/sqlite/NNNN_*.sql`; a released one never changes.
+It knows nothing of threads: `leyden/store/memory.py` and `leyden/store/sqlite.py` decide when a
+connection is used, and by which thread. To change the schema, add the next
+`migrations/sqlite/NNNN_*.sql`; a released one never changes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
 
 
 def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
-    """A connection in autocommit mode (transactions are said explicitly) that any one thread at a time may use."""
+    """Return a connection in autocommit mode, for one thread at a time. Transactions are begun
+    explicitly.
+    """
     connection = sqlite3.connect(
         target, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=5.0, uri=True
     )
@@ -90,7 +94,7 @@ def check_schema(connection: sqlite3.Connection, url: str) -> None:
 
 
 def store_error(url: str, error: sqlite3.Error) -> StoreError:
-    """What a caller is told of an error of the database: what, where, and what to do about it."""
+    """Return the caller's error for an error of the database: what happened, where, and the remedy."""
     name: str = getattr(error, "sqlite_errorname", None) or ""
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if name.startswith(kind)), None)
     kind = StoreFull if name.startswith(_FULL) else StoreError
@@ -98,7 +102,9 @@ def store_error(url: str, error: sqlite3.Error) -> StoreError:
 
 
 def as_leyden_error(url: str, error: BaseException) -> BaseException:
-    """What a caller is told of an error that an operation raised; the error itself where it needs no translation."""
+    """Return the caller's error for an error that an operation raised: the error itself if it needs
+    no translation.
+    """
     if isinstance(error, sqlite3.Error):
         return store_error(url, error)
     if isinstance(error, UnicodeEncodeError | OverflowError):  # of binding a parameter
@@ -107,7 +113,7 @@ def as_leyden_error(url: str, error: BaseException) -> BaseException:
 
 
 class SqliteTransaction:
-    """`transaction.Transaction` over one connection; used again for each operation, after `begin`."""
+    """`transaction.Transaction` over one connection, reused for each operation after `begin`."""
 
     def __init__(self, connection: sqlite3.Connection, store_url: str) -> None:
         self.store_url = store_url
@@ -120,7 +126,7 @@ class SqliteTransaction:
         self.begin(None)
 
     def begin(self, most: int | None) -> None:
-        """Another operation begins, now; it may be about `most` rows (None: any) and has said nothing yet."""
+        """Begin another operation, without news so far, on at most `most` rows (None: any number)."""
         self._most = most
         self.now = time.time()
         self.claimable = 0
@@ -144,7 +150,7 @@ class SqliteTransaction:
         self._targets_hold = True
 
     def failed(self) -> None:
-        """What the operation did is undone: nothing that it left holds."""
+        """Note that the operation was undone, so that nothing it left holds."""
         self._targets_hold = False
 
     def tally(self, changes: Mapping[Total, int], /) -> None:
@@ -218,7 +224,9 @@ _PARAMETER = re.compile(r":([a-z_]\w*)")
 
 @cache
 def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
-    """Each query with `?` for its names, and what puts their values into this order: the database looks no name up."""
+    """Return each query with `?` in place of its names, and a function that orders the values: the
+    database looks up no name.
+    """
     return {
         name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()
     }

@@ -1,7 +1,8 @@
-"""`LightningStore` over a SQL driver: a table of which body function is which method, and the three questions behind those that wait.
+"""`LightningStore` over a SQL driver: a table that maps each method to a function of the body, and
+the three calls behind the methods that wait.
 
-It knows no database and no thread. To add a method: the protocol in `store/base.py`, a function in `body/`, a line in
-the table here.
+It knows no database and no thread. To add a method: the protocol in `store/base.py`, a function in
+`body/`, a line in the table here.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], Any] | None = None) -> F:
-    """The protocol's `method`, as a read of the body's `operation`; a test compares their arguments.
+    """Return the protocol's `method`, implemented as a read of the body's `operation`. A test
+    compares their arguments.
 
-    then: makes the answer of what was read, when nobody has to wait for it any more.
+    then: makes the result from the rows that were read, after the transaction, so that no other
+        operation waits for it.
     """
 
     @wraps(method, updated=())
@@ -94,7 +97,8 @@ class SqlLightningStore(WaitingStore):
         "query_spans": (search.query_spans, answers.page_json),
         "query_spans_of": (search.query_spans_of, answers.by_rollout_json),
     }
-    """What `json_of` answers: the operation, and how its answer is written."""
+    """The methods that `json_of` implements: the operation, and a function that writes its result.
+    """
 
     def __init__(self, driver: Driver, signals: Signals, *, durable: bool) -> None:
         super().__init__(signals)
@@ -178,9 +182,10 @@ class SqlLightningStore(WaitingStore):
     cut_metrics = _writes(LightningStore.cut_metrics, runs.cut_metrics)
 
     async def restore(self, restored: Restored) -> None:
-        """Add what is released in another store to this one, which has nothing yet. Raise ConfigError if it has something.
+        """Add the releases of another store to this one, which must be empty. Raise ConfigError if
+        it is not.
 
-        `leyden.store.restore.import_parquet` reads it from files.
+        `leyden.store.restore.import_parquet` reads them from files.
         """
         await self._driver.write(restoring.restore, (restored,), {})
 
@@ -195,7 +200,7 @@ class SqlLightningStore(WaitingStore):
             pass  # in steps, so that others write between them
 
     async def next_deadline(self) -> float | None:
-        """When `sweep` will have something to do if nothing more is heard of any attempt; None for never."""
+        """Return when `sweep` is due if no attempt reports again; None for never."""
         return await self._driver.read(attempts.next_deadline, (), {})
 
     async def statistics(self) -> StoreStatistics:

@@ -1,6 +1,8 @@
-"""What an operation of the store is given: statements by name, the time, and a place to say what has happened.
+"""The interface of an operation to its database: statements by name, the time, and fields for its
+news.
 
-It knows no database. A driver (`sqlite.py`) makes one for each operation, and publishes what it says after the commit.
+It knows no database. A driver (`sqlite.py`) makes one for each operation, and publishes the news
+after the commit.
 """
 
 from __future__ import annotations
@@ -16,33 +18,37 @@ Row = Sequence[Any]
 
 
 Total = Literal["enqueued", "forgotten", "succeeded", "failed", "cancelled", "attempts", "spans", "bytes", "resources"]
-"""A count that the database keeps in its table `totals`. Attempts, spans and bytes are those of finished rollouts.
+"""A count that the database keeps in its table `totals`. Attempts, spans and bytes are those of
+finished rollouts.
 
-enqueued, forgotten: rollouts ever made in any way, and rollouts removed since.
-"""
+enqueued, forgotten: rollouts ever made in any way, and rollouts removed since."""
 TOTALS: tuple[Total, ...] = get_args(Total)
 """The columns of `get_totals`."""
 
 
 class Long(Exception):
-    """The operation touches more rows than it may here; the driver runs it again where it may take its time."""
+    """The operation touches more rows than it may here. The driver runs it again where it may take
+    long.
+    """
 
 
 @dataclass(slots=True)
 class SpanTarget:
-    """Where the spans of an attempt go: a row of `get_span_target`, which whoever adds spans brings up to date."""
+    """The attempt that spans are added to: a row of `get_span_target`, which each operation that
+    adds spans updates.
+    """
 
     rollout: int
     rollout_status: RolloutStatus
     attempts: int
-    """How many the rollout has: the latest one's number."""
+    """The rollout's number of attempts, which is the latest one's number."""
     attempt: int
     status: AttemptStatus
     last_span: int
     """The highest number that a span of it has, or has drawn."""
     worker_id: str | None
     may_have_indexes: bool
-    """Whether spans may be found by attributes."""
+    """Whether an attribute may be indexed."""
     reward: float | None
     """The primary reward of the attempt's last reward span."""
     rewards: str
@@ -62,27 +68,34 @@ class Transaction(Protocol):
     now: float
     """Unix seconds; one moment for the whole operation."""
     claimable: int
-    """How many rollouts this operation put in the queue: so many waiting claims are woken after the commit."""
+    """How many rollouts this operation queued. As many waiting claims are woken after the commit.
+    """
     finished: list[str]
-    """The rollouts that this operation finished: whoever waits for them is told after the commit."""
+    """The rollouts that this operation finished. Their waiters are notified after the commit."""
     spans: bool
-    """Whether this operation added spans: whoever watches them is told after the commit."""
+    """Whether this operation added spans. Waiters for spans are notified after the commit."""
     labels: bool
-    """Whether this operation changed labels or releases: those who wait for labels are told after the commit."""
+    """Whether this operation changed labels or releases. Waiters for labels are notified after the
+    commit."""
     targets: dict[tuple[str, str], SpanTarget]
-    """By rollout and attempt, those that still hold: what this operation read, and what operations just before it left, where
-    the driver makes sure that nobody else has written since. Who changes an attempt, a rollout or an index elsewhere than in
-    `body/spans.py` neither reads them nor says `keep_targets`."""
+    """Valid span targets by rollout and attempt: those that this operation read, and those that
+    earlier operations left if the driver knows that no other store has written since. Operations
+    that change an attempt, a rollout or an index elsewhere than in `body/spans.py` neither read
+    them nor call `keep_targets`."""
 
     @property
     def clock(self) -> float | None:
-        """`now` as a parameter of a statement that says what None is: where nobody has read it, it need not be waited for."""
+        """`now` as a parameter of a statement that gives None a meaning. If `now` was never read,
+        the operation need not wait for it.
+        """
         ...
 
     def expect(self, rows: int | None, /) -> None:
-        """Say, before anything is written, how many rows it will be about (None: nobody knows, perhaps many).
+        """Declare, before anything is written, how many rows the operation touches. None: unknown,
+        perhaps many.
 
-        Raises Long where the driver wants so long an operation elsewhere. An operation that says nothing is short.
+        Raises Long if the driver wants so long an operation elsewhere. An operation that declares
+        nothing is short.
         """
         ...
 
@@ -91,17 +104,19 @@ class Transaction(Protocol):
         ...
 
     def keep_targets(self) -> None:
-        """Say that all this operation changes is seen in `targets`, which it brings up to date: the next one may read them.
+        """Declare that `targets` is up to date with all changes of this operation, so that the next
+        one may read them.
 
-        After an operation that does not say it they are forgotten, and after one that fails.
+        Without this call they are dropped after the operation, and after one that fails.
         """
         ...
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
-        """Say, before any of them is read, which rollouts an operation on several will change: nobody else does until the commit.
+        """Declare which rollouts an operation on several will change, before it reads one. No other
+        operation changes them until the commit.
 
-        Locked together they are locked in one order, so that two operations do not wait for each other. An operation on one
-        need not say it.
+        They are locked in one order, so that two operations do not wait for each other. An
+        operation on one rollout need not call it.
         """
         ...
 
@@ -113,15 +128,18 @@ class Transaction(Protocol):
         ...
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
-        """Say with which parameters `one` will be asked for several rollouts, after `lock` and before anything is written.
+        """Declare the parameters with which `one` will be called for several rollouts, after `lock`
+        and before anything is written.
 
-        A driver that is far from its database asks for all of them at once, unless a rollout is named twice: what is
-        written for the first may change what is read for the second.
+        A driver that is far from its database requests all of them at once, unless a rollout is
+        named twice: a write for the first may change the read for the second.
         """
         ...
 
     def run(self, query: str, /, **parameters: Any) -> None:
-        """Run a statement whose outcome nobody reads; what it raises may be raised later, by the commit at the latest."""
+        """Run a statement whose outcome is not read. Its error may be raised later, by the commit
+        at the latest.
+        """
         ...
 
     def change(self, query: str, /, **parameters: Any) -> int:
@@ -137,11 +155,13 @@ class Transaction(Protocol):
         ...
 
     def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
-        """`put` for each of these rows, in few statements: for an INSERT of one row, whose VALUES are `?` alone."""
+        """Call `put` for each of these rows, in few statements. For an INSERT of one row, whose
+        VALUES are `?` alone.
+        """
         ...
 
     def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
-        """`put_many` of rows that are not there as a rule; answers how many were not."""
+        """Call `put_many` for rows that are usually new. Return how many were new."""
         ...
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
@@ -153,7 +173,9 @@ class Transaction(Protocol):
         ...
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
-        """All rows of a named query with filters, an order and a limit put behind it (`pages.py` makes them)."""
+        """Return all rows of a named query with filters, an order and a limit behind it (from
+        `pages.py`).
+        """
         ...
 
     def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:

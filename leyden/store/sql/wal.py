@@ -1,10 +1,11 @@
-"""Keeps SQLite's write-ahead log short and its file small, on a thread of its own, so that no commit waits for it.
+"""Keep SQLite's write-ahead log short and its file small, on a thread of its own, so that no commit
+waits for it.
 
-It knows a session, how much of the log is in use, and the file's free pages. A checkpoint copies the log into the
-database and waits for the disk twice; most of that happens beside the writer, and only its last step holds the session.
-The log then begins again at its start and its file stays as long as it is: to write over a page of a file costs a third
-of adding one. Pages that retention freed are used again; where they are many, they are given back to the disk, a few at
-a time.
+It knows a session, how much of the log is in use, and the file's free pages. A checkpoint copies
+the log into the database and waits for the disk twice. Most of that happens beside the writer; only
+its last step holds the session. The log then begins again at its start and its file keeps its
+length, because overwriting a page of a file costs a third of adding one. Pages that retention freed
+are used again. If there are many, they are given back to the disk, a few at a time.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY = 64
 """Writes between two looks at the log."""
 LOG_BYTES = 16 * 2**20
-"""A longer log is copied into the database; large, so that a page which many commits change is copied once."""
+"""A longer log is copied into the database. It is large, so that a page that many commits change is
+copied once."""
 _SPARE_PAGES, _SPARE_SHARE = 4096, 0.25
 """Free pages that are left for what comes next: so many (16 MB), or this share of the file."""
 _STEP_PAGES = 32
-"""How many are given back while a writer waits: 0.1 ms, seldom 5."""
+"""Pages that are given back while a writer waits: 0.1 ms, seldom 5."""
 _LOG_HEADER = struct.Struct(">8xI4x8s8x")
-"""The log's header: the size of a page, and the salt of the frames that belong to it (sqlite.org/fileformat2.html, 4.1)."""
+"""The log's header: the size of a page, and the salt of the frames that belong to it
+(sqlite.org/fileformat2.html, 4.1)."""
 _FRAME_HEADER = struct.Struct(">8x8s8x")
 """A frame's header: the salt that was the log's when the frame was written. The page follows."""
 
 
 class Checkpointer:
-    """Shortens the log of the database at `path`, which `session` writes, and the file itself, until `stop`. It owns `connection`."""
+    """Shortens the log of the database at `path`, which `session` writes, and the file itself,
+    until `stop`. It owns `connection`.
+    """
 
     def __init__(self, path: Path, connection: sqlite3.Connection, session: Session) -> None:
         self._writes = 0
@@ -83,9 +88,10 @@ def _serve(
 def _bytes_in_use(log: Path) -> int:
     """Return how much of the log is not in the database, or was not when the log last began again.
 
-    The log's index has this number too, but no process may open and close the index beside SQLite: closing a file
-    releases all locks that the process holds on it, and the next process that opens the database would take the index
-    for abandoned and cut it off under the writer. Nothing is locked in the log.
+    The log's index has this number too, but no process may open and close the index beside SQLite:
+    closing a file releases all locks that the process holds on it, and the next process that opens
+    the database would take the index for abandoned and truncate it under the writer. The log itself
+    holds no locks.
     """
     with log.open("rb", buffering=0) as file:
         header = file.read(_LOG_HEADER.size)
@@ -104,7 +110,7 @@ def _bytes_in_use(log: Path) -> int:
 
 def _checkpoint(connection: sqlite3.Connection, session: Session) -> None:
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the bulk of it, while others write
-    with session.lock:  # the rest; the next commit begins the log again, unless somebody still reads from it
+    with session.lock:  # the rest; the next commit begins the log again, unless a reader still uses it
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
@@ -114,7 +120,9 @@ def _has_many_free(connection: sqlite3.Connection) -> bool:
 
 
 def _give_back(connection: sqlite3.Connection, session: Session) -> None:
-    """Cut free pages off the end of the file, then rest for as long, so that writers have their turn."""
+    """Cut free pages off the end of the file, then pause for as long, so that writers have their
+    turn.
+    """
     with session.lock:
         started = time.monotonic()
         connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")  # `execute` would stop at the first page

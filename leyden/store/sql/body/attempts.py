@@ -1,4 +1,4 @@
-"""Attempts: claiming, reporting, and what happens to those that nobody reports on."""
+"""Attempts: claiming, reporting, and ending the silent ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SORTABLE = {
     for name in ("sequence_id", "attempt_id", "start_time", "end_time", "status", "worker_id", "last_heartbeat_time")
 }
 _ROLLOUT_BYTES = 700
-"""What a rollout and an attempt take in SQLite, with their indexes, beside their texts."""
+"""Bytes that a rollout and an attempt take in SQLite, with their indexes, beside their texts."""
 _INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_kind": "interrupted"}
 
 
@@ -81,7 +81,9 @@ def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | No
 
 
 def unclaim(tx: Transaction, claimed: Sequence[AttemptedRollout]) -> None:
-    """Undo a claim whose answer reached nobody, unless it was asked for again: the second answer may have reached somebody."""
+    """Undo a claim whose reply was lost, unless it was requested again: the second reply may have
+    arrived.
+    """
     for rollout in claimed:
         _unclaim(tx, rollout, said=False)
 
@@ -141,7 +143,9 @@ def new_attempt(
     claim_id: str | None = None,
     heard: Literal["claimed", "busy"] = "busy",
 ) -> AttemptedRollout:
-    """The next attempt of a rollout that was just moved to `preparing`; `row` begins like `select_rollouts`."""
+    """Add the next attempt of a rollout that was just moved to `preparing`; `row` begins like
+    `select_rollouts`.
+    """
     check_attempt_id(attempt_id)
     check_id("worker_id", worker_id)
     rollout_id = row[ROLLOUT_ID]
@@ -250,7 +254,7 @@ def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) 
 
 
 def next_deadline(tx: Transaction) -> float | None:
-    """When `sweep` will have something to do if nothing more is heard of any attempt; None for never."""
+    """Return when `sweep` is due if no attempt reports again; None for never."""
     tx.expect(None)
     row = tx.one("next_deadlines")
     known = [time for time in row or () if time is not None]
@@ -297,7 +301,7 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
         status = rollout_after_attempt(
             row[STATUS],
             after.status,
-            attempt_sequence=after.sequence_id - row[INTERRUPTED],  # those that were interrupted do not count
+            attempt_sequence=after.sequence_id - row[INTERRUPTED],  # interrupted attempts do not count
             is_latest=is_latest,
             config=config_of(row),
             interrupted=after.interrupted,
@@ -327,7 +331,9 @@ def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -
 
 
 def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
-    """Write the status of a rollout (it may follow the one in its `row`) and say what that means for those who wait."""
+    """Write the status of a rollout (it may follow the one in its `row`), and note the news for its
+    waiters.
+    """
     if status == row[STATUS]:
         return
     if status in ROLLOUT_FINISHED:

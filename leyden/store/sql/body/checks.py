@@ -1,7 +1,7 @@
-"""What a caller may give that the types cannot say: every database takes what passes here.
+"""Checks of arguments beyond their types. Every database takes the values that pass.
 
-PostgreSQL has no NUL in a text and no long text in an index, SQLite no number above 2**63; a message or a path with a
-control character in it is a trap.
+PostgreSQL has no NUL in a text and no long text in an index, SQLite no number above 2**63. Control
+characters in a message or a path mislead its reader.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from leyden.types import Span
 
 _ID_LENGTH = 200
 _HIGHEST = 2**53
-"""The highest sequence id that a caller may give: the counter goes on from there, and must not come to its end."""
+"""The highest sequence id that a caller may give. The counter continues from there, and must not
+overflow."""
 
 
 def check_id(what: str, value: str | None) -> None:
-    """Raises ConfigError, naming `what` it is, for an id that no store takes. None is an id that the store makes."""
+    """Raise ConfigError, naming `what` it is, for an id that no store takes. None is an id that the
+    store makes.
+    """
     if value is not None and not (value.isprintable() and 0 < len(value) <= _ID_LENGTH):
         shown = repr(value) if len(value) <= _ID_LENGTH else f"{value[:20]!r}... ({len(value)} characters)"
         raise ConfigError(f"{what} {shown} must have 1 to {_ID_LENGTH} printable characters")
 
 
 def check_attempt_id(value: str | None) -> None:
-    """The same for a new attempt, which cannot be called "latest": that is how one asks for the newest one."""
+    """Raise ConfigError for a bad id of a new attempt. It cannot be "latest", which stands for the
+    newest attempt.
+    """
     check_id("attempt_id", value)
     if value == "latest":
         raise ConfigError("attempt_id 'latest' stands for a rollout's newest attempt; choose another")
@@ -46,6 +51,6 @@ def check_span(span: Span) -> None:
 
 
 def check_time(what: str, seconds: float) -> None:
-    """Raises ConfigError for what is no moment."""
+    """Raise ConfigError unless the time is finite."""
     if not math.isfinite(seconds):
         raise ConfigError(f"{what} {seconds!r} must be a finite number of Unix seconds")

@@ -1,6 +1,7 @@
 """Labels on versions of resources, frozen versions, and the audit log of both.
 
-Every change writes its audit record in its own transaction. A call that changes nothing writes none.
+Every change writes its audit record in its own transaction. A call that changes nothing writes
+none.
 """
 
 from __future__ import annotations
@@ -191,7 +192,9 @@ def _move(
 
 
 def _is_frozen(tx: Transaction, resources_id: str, version: int) -> bool:
-    """Return whether a version is frozen, while nobody moves labels. Raise UnknownResources."""
+    """Return whether a version is frozen, and lock its labels until the commit. Raise
+    UnknownResources.
+    """
     within = min(max(version, 0), HIGHEST_VERSION)
     if tx.one("has_version", resources_id=resources_id, version=within) is None:
         raise unknown_version(tx, resources_id, version)

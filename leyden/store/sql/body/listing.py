@@ -105,7 +105,9 @@ def _page_of_part(
     limit: int,
     offset: int,
 ) -> PaginatedResult[Rollout]:
-    """Return a page of the rollouts of one run, of one group, or that repeat one rollout, or of several of these."""
+    """Return a page of the rollouts that belong to a run, belong to a group, or repeat one rollout.
+    Several of these may be given.
+    """
     run = None if run_id is None else run_key(tx, run_id)
     parameters = filters.parameters | {"run": run, "group_id": group_id, "replay_from": replay_from}
     of_run = [] if run is None else ["r.run = :run"]

@@ -8,7 +8,7 @@ from leyden.store.sql.transaction import Row, Transaction
 
 
 def rollout_key(tx: Transaction, rollout_id: str) -> Row:
-    """Its place in the queue, the number of its attempts, its status. Raises UnknownRollout."""
+    """Return a rollout's key, its number of attempts and its status. Raise UnknownRollout."""
     key = tx.one("get_rollout_key", rollout_id=rollout_id)
     if key is None:
         raise unknown_rollout(tx, rollout_id)
@@ -24,7 +24,7 @@ def rollout_row(tx: Transaction, rollout_id: str) -> Row:
 
 
 def attempt_row(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
-    """The same with one attempt, by its id or "latest". Raises UnknownRollout, UnknownAttempt."""
+    """Return the row of an attempt, by its id or "latest". Raise UnknownRollout, UnknownAttempt."""
     if attempt_id == "latest":
         row = rollout_row(tx, rollout_id)
     else:

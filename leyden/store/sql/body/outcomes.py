@@ -1,8 +1,10 @@
-"""What attempts and rollouts came to: rewards, tokens, cost and failures, kept in columns as spans arrive.
+"""Outcomes of attempts and rollouts: rewards, tokens, cost and failures, kept in columns as spans
+arrive.
 
-An attempt's columns follow each span that carries a reward or is a recorded model call. A rollout gets those of its
-latest attempt when it finishes, and again if a reward arrives later. Filters, orders and summaries read one index of
-finished rollouts and no span. To add a measure: columns in a migration, two queries, a line in `_QUERIES`.
+An attempt's columns follow each span that carries a reward or is a recorded model call. A rollout
+gets the values of its latest attempt when it finishes, and again if a reward arrives later.
+Filters, orders and summaries read one index of finished rollouts and no span. To add a measure:
+columns in a migration, two queries, a line in `_QUERIES`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ _QUERIES: Mapping[Measure, tuple[str, str]] = {
 
 
 def add_to_outcome(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> None:
-    """Let the attempt's columns follow new spans of it, and the rollout's if it has finished with this attempt."""
+    """Update the attempt's columns with its new spans, and the rollout's if it has finished with
+    this attempt.
+    """
     changed = False
     for span in spans:
         if span.name in _RECORDED_CALLS:
@@ -87,7 +91,9 @@ def _count(value: object) -> int:
 
 
 def failure_of(attempt: Attempt) -> str:
-    """Return why an attempt that ended without success failed: its kind of reason, or its status without one."""
+    """Return why an attempt that ended without success failed: its kind of reason, or its status
+    without one.
+    """
     kind = attempt.metadata.get("reason_kind")
     return kind if isinstance(kind, str) and 0 < len(kind) <= 200 else attempt.status
 
@@ -101,9 +107,9 @@ def filter_by_outcome(
     failure_in: Sequence[str] | None,
     between: Mapping[Measure, Range] | None,
 ) -> None:
-    """Add the conditions by which `query_rollouts` and `summarise_rollouts` choose rollouts by what they came to.
+    """Add the conditions on outcomes of `query_rollouts` and `summarise_rollouts`.
 
-    Raises ConfigError for an unknown measure and for a range that holds nothing.
+    Raises ConfigError for an unknown measure and for an empty range.
     """
     filters.among("r.arm", arm_in)
     filters.equal("r.resources_id", resources_id)

@@ -1,4 +1,6 @@
-"""Releases: one row each, and transitions by compare-and-set that may move labels in the same transaction."""
+"""Releases: one row each, and transitions by compare-and-set that may move labels in the same
+transaction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Resources: named, versioned, immutable once written; and where their models listen. Labels are in `labels.py`."""
+"""Resources: named, versioned, immutable once written; and the addresses of their models. Labels
+are in `labels.py`.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,9 @@ def set_endpoint(tx: Transaction, name: str, base_url: str, *, api_key: str | No
 
 
 def resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
-    """Build a version from its row, with the current address and key of each model that the store knows by a name."""
+    """Build a version from its row, with the current address and key of each model that the store
+    knows by a name.
+    """
     update = resources_from(row)
     for resource in update.resources.values():
         if isinstance(resource, LLM) and resource.endpoint.startswith(GATEWAY_SCHEME):

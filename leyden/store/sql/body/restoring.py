@@ -1,4 +1,4 @@
-"""What is released and what was said about it, from another store, with its times and its order."""
+"""Restore the releases and feedback of another store, with their times and their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
 
 @dataclass(frozen=True)
 class Restored:
-    """What `restore` adds. Sequences are in the order of the other store."""
+    """The records that `restore` adds. Sequences are in the order of the other store."""
 
     resources: Sequence[ResourcesUpdate]
     labels: Sequence[Label]
@@ -21,7 +21,7 @@ class Restored:
     audit: Sequence[AuditRecord]
     feedback: Sequence[Feedback]
     served: Sequence[tuple[str, str, int, str | None]]
-    """Of each live rollout its id and the resources id, version and arm that it ran with, for late
+    """For each live rollout its id and the resources id, version and arm that it ran with, for late
     feedback."""
 
 

@@ -1,7 +1,7 @@
-"""What is forgotten, and what is kept whatever else is forgotten.
+"""Pruning: which rollouts are deleted, and which are kept in any case.
 
-Forgetting is two operations: one reads which rollouts may go, beside the writers; the other lets a few of them go, and
-looks again at what may have changed meanwhile.
+It takes two operations. One reads which rollouts may go, beside the writers. The other deletes a
+few of them, and checks again what may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import Retention
 
 _STEP_ROWS = 128
-"""About how many rows one step deletes, at least a rollout's: a few milliseconds, which is how long a writer may wait."""
+"""About how many rows one step deletes, and at least one rollout's. A step takes a few
+milliseconds, which delay a writer."""
 
 
 def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
@@ -32,7 +33,9 @@ def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
 
 
 def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
-    """Up to `limit` rollouts that `retention` does not keep, the oldest first, in steps for `forget`."""
+    """Return up to `limit` rollouts that `retention` does not keep, the oldest first, in steps for
+    `forget`.
+    """
     tx.expect(None)
     kept, kept_bytes = 0, 0
     if retention.max_rollouts is not None or retention.max_bytes is not None:
@@ -55,9 +58,10 @@ def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[
 
 
 def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: int, now: float) -> Sequence[Row]:
-    """The first of these rollouts (number, end, bytes, ...; the oldest first) which `retention` does not keep.
+    """Return the first of these rollouts (number, end, bytes, ...; the oldest first) that
+    `retention` does not keep.
 
-    kept, kept_bytes: how many finished rollouts there are in all, and what they take.
+    kept, kept_bytes: the number and the bytes of all finished rollouts.
     """
     for index, (_, end_time, size, *_) in enumerate(rows):
         too_many = retention.max_rollouts is not None and kept > retention.max_rollouts
@@ -71,7 +75,7 @@ def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: 
 
 
 def forget(tx: Transaction, seqs: Sequence[int]) -> int:
-    """Let these rollouts go, except what was pinned meanwhile; answers how many went."""
+    """Delete these rollouts, except those pinned meanwhile. Return how many were deleted."""
     tx.expect(None)
     stay = _must_stay(tx)
     gone = 0

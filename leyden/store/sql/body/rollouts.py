@@ -1,4 +1,4 @@
-"""Rollouts: into the queue, out of it, and what is asked about them."""
+"""Rollouts: enqueuing, updating and reading them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,9 @@ def update_rollout(
 
 
 def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Those of the rollouts that are finished, in the order given. Raises UnknownRollout, naming the first."""
+    """Return the finished ones of these rollouts, in the order given. Raise UnknownRollout, naming
+    the first.
+    """
     tx.expect(len(rollout_ids))
     answer: list[Rollout] = []
     tx.ahead("get_rollout_key", [{"rollout_id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids)])
@@ -180,7 +182,9 @@ def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollo
 
 
 def _check_worked_on(row: Row, status: RolloutStatus) -> None:
-    """Raises IllegalTransition for `preparing` and `running` without an attempt under way: nothing would ever end such a rollout."""
+    """Raise IllegalTransition for `preparing` and `running` without an attempt under way, because
+    nothing would ever end such a rollout.
+    """
     if status in ("preparing", "running") and status != row[STATUS]:
         latest = None if row[ATTEMPT] is None else attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
         if latest is None or latest.finished:
@@ -200,7 +204,8 @@ def insert_rollout(
 ) -> Row:
     """Insert a new rollout and return it as a row of `select_rollouts` without an attempt.
 
-    A queued rollout's row has no SEQ: nothing needs it, so the operation need not wait for the database to draw it.
+    A queued rollout's row has no SEQ: nothing needs it, so the operation need not wait for the
+    database to draw it.
     resources: the id and the version of its resources, if any. run: the key of `request.run_id`.
     """
     _check_priority(request.priority)
@@ -243,7 +248,9 @@ def insert_rollout(
 
 
 def _replayed_rollout(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the id of the rollout that one with this metadata repeats; None if it repeats none that there can be."""
+    """Return the id of the rollout that one with this metadata repeats; None if it names no
+    possible id.
+    """
     with contextlib.suppress(ConfigError):
         source = read_replay_from(metadata or {})
         if source is not None:

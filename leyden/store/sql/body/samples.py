@@ -1,4 +1,4 @@
-"""Time series: figures at moments. They bound themselves, so that nobody needs to prune them."""
+"""Time series of samples. Each call drops old ones, so no schedule needs to prune them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from leyden.types import PaginatedResult, Sample, SortOrder
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT = 1_000_000
 _FORGOTTEN = 64
-"""How many of the oldest a call looks at, beside twice as many as it adds: what is too old or too many gets fewer each time."""
+"""How many of the oldest samples a call checks, beside twice as many as it adds, so that the excess
+shrinks with each call."""
 
 
 def add_many_samples(tx: Transaction, samples: Sequence[Sample]) -> None:

@@ -1,4 +1,6 @@
-"""Spans found again: of one attempt or rollout, or of all rollouts by time, name and indexed attributes."""
+"""Searching spans: of one attempt or rollout, or of all rollouts by time, name and indexed
+attributes.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,14 @@ _SORTABLE = {
     for name in ("sequence_id", "start_time", "end_time", "name", "trace_id", "span_id", "parent_id", "status_code")
 }
 _ROLLOUTS_AT_ONCE = 100
-"""In one statement of `query_spans_of`; for more, PostgreSQL without statistics reads the whole table."""
+"""Rollouts in one statement of `query_spans_of`. For more, PostgreSQL without statistics reads the
+whole table."""
 _HAS_ATTRIBUTE = "s.key IN (SELECT span FROM attribute_values WHERE attribute = {} AND value = {})"
 _UNINDEXED_NAME = "s.name || ''"
 """The name where something else finds fewer spans: their rollout, or an attribute."""
 _ANY_NAME = "s.name IN (SELECT name FROM span_names)"
-"""True of every span: the index of names and times serves times alone when it is asked for each name."""
+"""A condition that holds for every span. With it, the index of names and times serves a search by
+time alone."""
 
 
 def query_spans(
@@ -122,7 +126,9 @@ def _found(tx: Transaction, rows: Sequence[Row]) -> list[FoundSpan]:
 
 
 def _as_numbered(rows: list[Row]) -> list[Row]:
-    """In the order of their numbers, equals in the order of arrival; in two passes over numbers, which cost less than one over pairs."""
+    """Sort rows by their numbers, equal ones by arrival. Two passes over numbers cost less than one
+    over pairs.
+    """
     rows.sort(key=itemgetter(KEY))
     rows.sort(key=itemgetter(SEQUENCE_ID))
     return rows
@@ -137,7 +143,8 @@ class _Page:
     limit: int
     offset: int
     arrival: str = "s.key + 0"
-    """Equals are in the order of arrival. The sum keeps the table from being read in that order where an index finds fewer spans."""
+    """The order of equal rows: by arrival. The sum prevents a scan of the table in that order if an
+    index finds fewer spans."""
 
     @property
     def order(self) -> str:
@@ -146,12 +153,12 @@ class _Page:
 
     @property
     def sql(self) -> str:
-        """Both."""
+        """The order and the limit."""
         return _order_and_limit(self.sort_by, self.sort_order, self.limit, self.offset, self.arrival)
 
     @property
     def whole(self) -> bool:
-        """Whether everything is wanted."""
+        """Whether the page holds all rows."""
         return self.limit == -1 and self.offset == 0
 
     @property
@@ -161,7 +168,8 @@ class _Page:
 
 
 _ALL_AS_NUMBERED = _Page("sequence_id", "asc", -1, 0)
-"""What nearly everybody asks for. It is put in order here: the database would copy each span to sort them."""
+"""The most frequent request. It is sorted here, because the database would copy each span to sort
+them."""
 
 
 @lru_cache
@@ -216,7 +224,9 @@ def _of_rollout(
 def _of_all(
     tx: Transaction, always: Filters, either: Filters, asked: Mapping[str, bytes], page: _Page
 ) -> PaginatedResult[FoundSpan]:
-    """Spans of all rollouts: their keys by an index, then the rows of those on the page."""
+    """Return a page of spans of all rollouts: first their keys by an index, then the rows of the
+    page.
+    """
     tx.expect(None)
     for key, digest in asked.items():
         always.condition(_HAS_ATTRIBUTE, indexed_attribute(tx, key), digest)

@@ -1,7 +1,8 @@
-"""Which attributes spans of all rollouts can be found by, and the rows that find them.
+"""The attributes by which spans of all rollouts are searched, and their index rows.
 
-An attribute's values are kept as digests, so that a long text costs what a short one does. Strings, booleans and numbers have digests;
-lists have none. The rows go with their spans (a trigger).
+An attribute's values are kept as digests, so that a long text costs no more than a short one.
+Strings, booleans and numbers have digests; lists have none. A trigger deletes the rows with their
+spans.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from leyden.store.sql.transaction import Transaction
 from leyden.types import AttributeValue, Span
 
 _STEP = 2000
-"""Spans that one transaction looks at while an attribute becomes searchable: milliseconds, in which nobody else writes."""
+"""Spans that one transaction indexes while an attribute becomes searchable. It takes milliseconds,
+in which no other write runs."""
 
 
 def attribute_digest(value: AttributeValue | None) -> bytes | None:
-    """Equal for equal values of one kind (1 and 1.0 are one number, True and "1" are none); None for what cannot be asked for."""
+    """Return the digest of a value; None for a value that cannot be searched.
+
+    Equal values of one kind have one digest: 1 and 1.0 are one number, True and "1" are no numbers.
+    """
     match value:
         case bool():
             tagged = f"b{value:d}"
@@ -34,7 +39,9 @@ def attribute_digest(value: AttributeValue | None) -> bytes | None:
 
 
 def begin_attribute_index(tx: Transaction, key: str) -> None:
-    """From now on, spans that arrive can be found by this attribute. Raises ConfigError for a name that no store takes."""
+    """Index this attribute of spans that arrive from now on. Raise ConfigError for a name that no
+    store takes.
+    """
     check_id("key", key)
     if tx.one("get_attribute_index", attribute=key) is None:
         tx.run("await_span_writers")
@@ -42,7 +49,7 @@ def begin_attribute_index(tx: Transaction, key: str) -> None:
 
 
 def extend_attribute_index(tx: Transaction, key: str) -> bool:
-    """Let some more of the spans that were there before be found by it; whether these were the last."""
+    """Index this attribute of some more of the earlier spans. Return whether these were the last."""
     tx.expect(_STEP)
     row = tx.one("get_attribute_index", attribute=key)
     assert row is not None, "begin_attribute_index comes first, and nothing is taken back"
@@ -57,7 +64,7 @@ def extend_attribute_index(tx: Transaction, key: str) -> bool:
 
 
 def index_values(tx: Transaction, rollout: int, attempt: int, spans: Sequence[Span]) -> None:
-    """Let these new spans, which were just inserted, be found by the attributes that were asked for."""
+    """Index the attributes of these new spans, which were just inserted."""
     if not any(span.attributes for span in spans):
         return
     for attribute, key in tx.all("select_attribute_indexes"):
@@ -67,7 +74,7 @@ def index_values(tx: Transaction, rollout: int, attempt: int, spans: Sequence[Sp
 
 
 def indexed_attribute(tx: Transaction, key: str) -> int:
-    """The number of an attribute that all spans can be found by. Raises ConfigError for another one."""
+    """Return the number of an indexed attribute. Raise ConfigError for another one."""
     row = tx.one("get_attribute_index", attribute=key)
     if row is None or row[1] < row[2]:
         raise ConfigError(
@@ -82,7 +89,7 @@ def indexed_attribute(tx: Transaction, key: str) -> int:
 
 
 def matches(attributes: Mapping[str, AttributeValue], asked: Mapping[str, bytes]) -> bool:
-    """Whether each attribute that is asked for has the value with this digest."""
+    """Return whether each requested attribute has the value with this digest."""
     return all(attribute_digest(attributes.get(key)) == digest for key, digest in asked.items())
 
 

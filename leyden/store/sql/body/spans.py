@@ -1,4 +1,6 @@
-"""Spans arrive: each is a heartbeat, numbered by its attempt's counter. How they are found again: `search.py` and `stream.py`."""
+"""Adding spans: each is a heartbeat, numbered by its attempt's counter. Reading them: `search.py`
+and `stream.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from leyden.types import (
 )
 
 _ATTEMPT = 3
-"""Where a row of `get_span_target` has the attempt, as in `SpanTarget`."""
+"""The column of `get_span_target` where the attempt begins, as in `SpanTarget`."""
 _IDS_AT_ONCE = 500
 """In one statement."""
 _ANY_CONFIG = RolloutConfig()
@@ -68,7 +70,7 @@ def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tu
 
 
 def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
-    """Where spans of this attempt go. Raises UnknownRollout, UnknownAttempt."""
+    """Return the target for spans of this attempt. Raise UnknownRollout, UnknownAttempt."""
     known = tx.known_target(rollout_id, attempt_id)
     if known is not None:
         return known
@@ -130,7 +132,7 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
 
 
 def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Sequence[Span]:
-    """Those that the attempt does not have, each once."""
+    """Return the spans that the attempt does not have, each once."""
     missing: dict[str, Span] = {}
     for span in spans:
         missing.setdefault(span.span_id, span)
@@ -148,7 +150,9 @@ def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Se
 
 
 def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_added: int) -> None:
-    """The counters move on, and what may follow: an unfinished attempt is alive, its rollout and its worker too."""
+    """Advance the attempt's counters, and the statuses that follow: an unfinished attempt is alive,
+    and so are its rollout and its worker.
+    """
     rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
     before, after = target.status, attempt_after_span(target.status)
     if target.rollout_status in ROLLOUT_FINISHED:

@@ -1,6 +1,7 @@
 """Spans in the order of their arrival, from a cursor on.
 
-A cursor says where a span is, in two numbers that only grow, so it is good for ever; retention keeps the newest span where it is.
+A cursor holds a span's place as two numbers that only grow, so it is valid for ever. Retention
+never moves the newest span.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from leyden.store.sql.transaction import Transaction
 from leyden.types import SpanPage
 
 _FAR = 10_000
-"""Passing by so many spans of others costs more than looking at every span of those rollouts that were asked for."""
+"""Beyond this many spans of other rollouts, scanning the requested rollouts by their index is
+cheaper."""
 
 
 def new_spans(
@@ -45,7 +47,9 @@ def new_spans(
 
 
 def _of_rollouts(rollout_ids: Sequence[str] | None, *, far: bool) -> tuple[str, dict[str, Any]]:
-    """A condition on rollouts; a sign keeps their index from being used where there is little to pass by."""
+    """Return a condition on rollouts. A sign prevents the use of their index if there is little to
+    skip.
+    """
     filters = Filters("and")
     filters.among("rollout_id", rollout_ids)
     if not filters.conditions:

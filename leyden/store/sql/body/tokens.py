@@ -1,15 +1,19 @@
-"""Token records in the database: a record whose prompt begins like an earlier one's sequence keeps only the rest.
+"""Token records in the database: a record whose prompt begins like an earlier one's sequence keeps
+only the rest.
 
-The prompts of a conversation repeat it from the beginning. So a record is stored as (base, shared, rest): the earlier
-record of the same attempt with whose ids, prompt and response, it begins; how many of them; and what is its own
-(`types/tokens.py` is the form of that). Every record on the way from one to its beginning gives it at least one id, so
-reading one costs what it is long, and an attempt that is read whole is decoded once.
+The prompts of a conversation repeat it from the beginning. So a record is stored as (base, shared,
+rest): the earlier record of the same attempt with whose ids (prompt and response) it begins; how
+many of them; and its own part (`types/tokens.py` defines its form). Every record on the way from
+one to its beginning gives it at least one id, so the cost of reading one grows with its length, and
+an attempt that is read whole is decoded once.
 
-The span of a record names the call that it goes on from (`get_known_prefix`); nothing is searched here. The ids are
-compared. A record whose span names no call, or claims what is not so, is stored whole.
+The span of a record names the call that it continues (`get_known_prefix`); nothing is searched
+here. The ids are compared. A record whose span names no call, or names a wrong one, is stored
+whole.
 
-A base never goes away alone: retention forgets whole rollouts. A record that another one continues to its last id is
-not unpacked when that one is written, so damage there (by another program, or a disk) is reported to its reader.
+A base is never deleted alone, because retention deletes whole rollouts. A record that another one
+continues to its last id is not unpacked when that one is written, so damage there (by another
+program, or a disk) is reported to its reader.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ _MIN_SHARED = 16
 
 
 class TokenWriter:
-    """Packs the token records that one operation adds to one attempt, each against the one that it goes on from."""
+    """Packs the token records that one operation adds to one attempt, each against the one that it
+    continues.
+    """
 
     def __init__(self, tx: Transaction, rollout: int, attempt: int) -> None:
         self._tx = tx
@@ -36,9 +42,10 @@ class TokenWriter:
         self._records = _Records(tx)
 
     def pack(self, tokens: TokenRecord, known_prefix: tuple[str, int] | None) -> tuple[int | None, bytes]:
-        """Return the record's base, if it has one, and what is stored of itself. Raises what `TokenRecord.pack` raises.
+        """Return the record's base, if it has one, and its own stored part. Raise what
+        `TokenRecord.pack` raises.
 
-        known_prefix: what `get_known_prefix` returns for its span.
+        known_prefix: the result of `get_known_prefix` for its span.
         """
         prompt = pack_ints(tokens.prompt_ids)
         base = None if known_prefix is None else self._base(*known_prefix, prompt)
@@ -46,9 +53,10 @@ class TokenWriter:
         return base, tokens.pack(shared=shared, prompt=prompt)
 
     def _base(self, span_id: str, n_ids: int, prompt: bytes) -> int | None:
-        """Return the key of the earliest record that has the first `n_ids` of a prompt, as `pack_ints` has it.
+        """Return the key of the earliest record that has the first `n_ids` of a prompt, as
+        `pack_ints` packs it.
 
-        None if the call `span_id` is not stored, or does not begin with them, or is damaged.
+        None if the call `span_id` is not stored, does not begin with them, or is damaged.
         """
         if not (_MIN_SHARED <= n_ids <= len(prompt) // 4 and span_id.isprintable()):
             return None  # every stored span's id is printable, and not every database takes another one
@@ -59,13 +67,15 @@ class TokenWriter:
         try:
             if self._records.begins_with(row[KEY], prompt[: 4 * n_ids]):
                 return self._records.origin(row[KEY], n_ids)
-        except (ValueError, StoreError):  # it is damaged, or what it goes on from is
+        except (ValueError, StoreError):  # the record is damaged, or its base is
             pass
         return None
 
 
 def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None]:
-    """The token record of each row that begins like `select_spans`, whatever page of whatever attempts they are."""
+    """Return the token record of each row. The rows begin like `select_spans`, and may belong to
+    different attempts.
+    """
     packed = sorted((row for row in rows if row[TOKENS] is not None), key=itemgetter(KEY))
     if not packed:
         return [None] * len(rows)
@@ -93,7 +103,7 @@ class _Records:
 
     def __init__(self, tx: Transaction) -> None:
         self.ids: dict[int, bytes] = {}
-        """Whole sequences that are known, prompt and response, as `pack_ints` has them."""
+        """Known whole sequences, prompt and response, as `pack_ints` packs them."""
         self._tx = tx
         self._packed: dict[int, tuple[int | None, bytes]] = {}
 
@@ -102,7 +112,7 @@ class _Records:
         self._packed[row[KEY]] = row[TOKENS_BASE], row[TOKENS]
 
     def find(self, key: int | None) -> None:
-        """Read a record, and those that it begins with, unless that was done."""
+        """Read a record and the records that it begins with, unless they are known."""
         if key is not None and key not in self._packed:
             for row in self._tx.all("select_token_chain", key=key):
                 self.see(row)
@@ -132,7 +142,9 @@ class _Records:
         return self.first_ids(key, len(ids) // 4) == ids
 
     def origin(self, key: int, shared: int) -> int:
-        """The earliest record that has the first `shared` ids of this one: the way there is as short as it can be."""
+        """Return the earliest record that has the first `shared` ids of this one, which makes the
+        way there as short as possible.
+        """
         while True:
             base, data = self._record(key)
             if base is None or shared > shared_length(data):
