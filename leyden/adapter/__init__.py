@@ -9,50 +9,29 @@ The meaning of spans is found once, for all adapters: `normalise` reads one span
 `selection` assigns calls to agents and rewards to calls.
 """
 
-from leyden.adapter.base import Adapter, TraceAdapter
-from leyden.adapter.calls import model_calls
-from leyden.adapter.merging import SplitTurn, TurnMerges, turn_merges
-from leyden.adapter.messages import OpenAIMessages, TraceToMessages
-from leyden.adapter.normalise import (
-    AgentView,
-    ModelCallView,
-    ToolCallView,
-    read_agent,
-    read_model_call,
-    read_tool_call,
-)
-from leyden.adapter.replayed import ReplayedCall, divergence, replayed_calls
-from leyden.adapter.selection import RewardMatchPolicy
-from leyden.adapter.token_graph import TokenGraph, TokenNode
-from leyden.adapter.trajectory import TraceToTrajectory, merge_triplets
-from leyden.adapter.tree import TraceTree
-from leyden.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTriplet
-
-__all__ = [
-    "Adapter",
-    "AgentView",
-    "LlmProxyTraceToTriplet",
-    "ModelCallView",
-    "OpenAIMessages",
-    "ReplayedCall",
-    "RewardMatchPolicy",
-    "SplitTurn",
-    "TokenGraph",
-    "TokenNode",
-    "ToolCallView",
-    "TraceAdapter",
-    "TraceToMessages",
-    "TraceToTrajectory",
-    "TraceToTriplet",
-    "TraceTree",
-    "TracerTraceToTriplet",
-    "TurnMerges",
-    "divergence",
-    "merge_triplets",
-    "model_calls",
-    "read_agent",
-    "read_model_call",
-    "read_tool_call",
-    "replayed_calls",
-    "turn_merges",
-]
+from leyden.adapter.base import Adapter as Adapter
+from leyden.adapter.base import TraceAdapter as TraceAdapter
+from leyden.adapter.calls import model_calls as model_calls
+from leyden.adapter.merging import SplitTurn as SplitTurn
+from leyden.adapter.merging import TurnMerges as TurnMerges
+from leyden.adapter.merging import turn_merges as turn_merges
+from leyden.adapter.messages import OpenAIMessages as OpenAIMessages
+from leyden.adapter.messages import TraceToMessages as TraceToMessages
+from leyden.adapter.normalise import AgentView as AgentView
+from leyden.adapter.normalise import ModelCallView as ModelCallView
+from leyden.adapter.normalise import ToolCallView as ToolCallView
+from leyden.adapter.normalise import read_agent as read_agent
+from leyden.adapter.normalise import read_model_call as read_model_call
+from leyden.adapter.normalise import read_tool_call as read_tool_call
+from leyden.adapter.replayed import ReplayedCall as ReplayedCall
+from leyden.adapter.replayed import divergence as divergence
+from leyden.adapter.replayed import replayed_calls as replayed_calls
+from leyden.adapter.selection import RewardMatchPolicy as RewardMatchPolicy
+from leyden.adapter.token_graph import TokenGraph as TokenGraph
+from leyden.adapter.token_graph import TokenNode as TokenNode
+from leyden.adapter.trajectory import TraceToTrajectory as TraceToTrajectory
+from leyden.adapter.trajectory import merge_triplets as merge_triplets
+from leyden.adapter.tree import TraceTree as TraceTree
+from leyden.adapter.triplet import LlmProxyTraceToTriplet as LlmProxyTraceToTriplet
+from leyden.adapter.triplet import TracerTraceToTriplet as TracerTraceToTriplet
+from leyden.adapter.triplet import TraceToTriplet as TraceToTriplet

@@ -4,6 +4,4 @@
 comes of it. To try a task of your own, copy the four; nothing of Leyden knows this package but the command `leyden demo`.
 """
 
-from leyden.demo.watch import watch
-
-__all__ = ["watch"]
+from leyden.demo.watch import watch as watch

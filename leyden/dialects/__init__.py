@@ -20,38 +20,27 @@ To add a dialect, write a package with its `Dialect`, and add it to the table in
 else knows which dialects there are.
 """
 
-from leyden.dialects.base import DIALECTS, dialect_of_client
-from leyden.dialects.chat import Hidden, StreamAssembler, echoes, prepare, usage, visible
-from leyden.dialects.checks import WrongType, check_types, parse_request
-from leyden.dialects.dialect import Dialect
-from leyden.dialects.encoding import DONE, Json, dump, named_event, parse, split_events, sse_event
-from leyden.dialects.messages import anthropic_error
-from leyden.dialects.openai import CHAT, openai_error
-from leyden.dialects.passage import Passage, PassageStream
-
-__all__ = [
-    "CHAT",
-    "DIALECTS",
-    "DONE",
-    "Dialect",
-    "Hidden",
-    "Json",
-    "Passage",
-    "PassageStream",
-    "StreamAssembler",
-    "WrongType",
-    "anthropic_error",
-    "check_types",
-    "dialect_of_client",
-    "dump",
-    "echoes",
-    "named_event",
-    "openai_error",
-    "parse",
-    "parse_request",
-    "prepare",
-    "split_events",
-    "sse_event",
-    "usage",
-    "visible",
-]
+from leyden.dialects.base import DIALECTS as DIALECTS
+from leyden.dialects.base import dialect_of_client as dialect_of_client
+from leyden.dialects.chat import Hidden as Hidden
+from leyden.dialects.chat import StreamAssembler as StreamAssembler
+from leyden.dialects.chat import echoes as echoes
+from leyden.dialects.chat import prepare as prepare
+from leyden.dialects.chat import usage as usage
+from leyden.dialects.chat import visible as visible
+from leyden.dialects.checks import WrongType as WrongType
+from leyden.dialects.checks import check_types as check_types
+from leyden.dialects.checks import parse_request as parse_request
+from leyden.dialects.dialect import Dialect as Dialect
+from leyden.dialects.encoding import DONE as DONE
+from leyden.dialects.encoding import Json as Json
+from leyden.dialects.encoding import dump as dump
+from leyden.dialects.encoding import named_event as named_event
+from leyden.dialects.encoding import parse as parse
+from leyden.dialects.encoding import split_events as split_events
+from leyden.dialects.encoding import sse_event as sse_event
+from leyden.dialects.messages import anthropic_error as anthropic_error
+from leyden.dialects.openai import CHAT as CHAT
+from leyden.dialects.openai import openai_error as openai_error
+from leyden.dialects.passage import Passage as Passage
+from leyden.dialects.passage import PassageStream as PassageStream

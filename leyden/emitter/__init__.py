@@ -7,36 +7,16 @@ without recording it, and needs no trace. This package knows the current trace a
 here that checks its value and calls `emit_span`, and a reader beside it.
 """
 
-from leyden.emitter.emit import (
-    emit_annotation,
-    emit_exception,
-    emit_message,
-    emit_object,
-    get_message_value,
-    get_object_value,
-)
-from leyden.emitter.operation import operation
-from leyden.emitter.reward import emit_reward
-from leyden.types import (
-    find_final_reward,
-    find_reward_spans,
-    get_reward_value,
-    get_rewards_from_span,
-    is_reward_span,
-)
-
-__all__ = [
-    "emit_annotation",
-    "emit_exception",
-    "emit_message",
-    "emit_object",
-    "emit_reward",
-    "find_final_reward",
-    "find_reward_spans",
-    "get_message_value",
-    "get_object_value",
-    "get_reward_value",
-    "get_rewards_from_span",
-    "is_reward_span",
-    "operation",
-]
+from leyden.emitter.emit import emit_annotation as emit_annotation
+from leyden.emitter.emit import emit_exception as emit_exception
+from leyden.emitter.emit import emit_message as emit_message
+from leyden.emitter.emit import emit_object as emit_object
+from leyden.emitter.emit import get_message_value as get_message_value
+from leyden.emitter.emit import get_object_value as get_object_value
+from leyden.emitter.operation import operation as operation
+from leyden.emitter.reward import emit_reward as emit_reward
+from leyden.types import find_final_reward as find_final_reward
+from leyden.types import find_reward_spans as find_reward_spans
+from leyden.types import get_reward_value as get_reward_value
+from leyden.types import get_rewards_from_span as get_rewards_from_span
+from leyden.types import is_reward_span as is_reward_span

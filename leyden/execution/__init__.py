@@ -9,16 +9,10 @@ algorithm is done, and never leaves anything behind. To add one, implement `exec
 modules of their own, which bring processes and servers.
 """
 
-from leyden.execution.base import AlgorithmBundle, Elsewhere, ExecutionStrategy, RunnerBundle
-from leyden.execution.events import ExecutionEvent, ThreadingEvent
-from leyden.execution.shared_memory import SharedMemoryExecutionStrategy
-
-__all__ = [
-    "AlgorithmBundle",
-    "Elsewhere",
-    "ExecutionEvent",
-    "ExecutionStrategy",
-    "RunnerBundle",
-    "SharedMemoryExecutionStrategy",
-    "ThreadingEvent",
-]
+from leyden.execution.base import AlgorithmBundle as AlgorithmBundle
+from leyden.execution.base import Elsewhere as Elsewhere
+from leyden.execution.base import ExecutionStrategy as ExecutionStrategy
+from leyden.execution.base import RunnerBundle as RunnerBundle
+from leyden.execution.events import ExecutionEvent as ExecutionEvent
+from leyden.execution.events import ThreadingEvent as ThreadingEvent
+from leyden.execution.shared_memory import SharedMemoryExecutionStrategy as SharedMemoryExecutionStrategy

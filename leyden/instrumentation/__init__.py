@@ -6,18 +6,12 @@ says where a model call goes, and `registry.py` which instrumentations there are
 a tracer, a runner or a gateway.
 """
 
-from leyden.instrumentation.base import Instrumentation
-from leyden.instrumentation.registry import HTTP_CLIENTS, in_use, instrument, instrumentation_class, names
-from leyden.instrumentation.route import MODEL_HOSTS, Route, current_route
-
-__all__ = [
-    "HTTP_CLIENTS",
-    "MODEL_HOSTS",
-    "Instrumentation",
-    "Route",
-    "current_route",
-    "in_use",
-    "instrument",
-    "instrumentation_class",
-    "names",
-]
+from leyden.instrumentation.base import Instrumentation as Instrumentation
+from leyden.instrumentation.registry import HTTP_CLIENTS as HTTP_CLIENTS
+from leyden.instrumentation.registry import in_use as in_use
+from leyden.instrumentation.registry import instrument as instrument
+from leyden.instrumentation.registry import instrumentation_class as instrumentation_class
+from leyden.instrumentation.registry import names as names
+from leyden.instrumentation.route import MODEL_HOSTS as MODEL_HOSTS
+from leyden.instrumentation.route import Route as Route
+from leyden.instrumentation.route import current_route as current_route

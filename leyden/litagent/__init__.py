@@ -6,19 +6,12 @@ are given (`inject.py`), what an agent may return (`result.py`), and which code 
 gateway.
 """
 
-from leyden.litagent.base import LitAgent, check_resources
-from leyden.litagent.decorator import FunctionalLitAgent, llm_rollout, prompt_rollout, rollout
-from leyden.litagent.result import record_result, result_spans
-from leyden.litagent.version import agent_version
-
-__all__ = [
-    "FunctionalLitAgent",
-    "LitAgent",
-    "agent_version",
-    "check_resources",
-    "llm_rollout",
-    "prompt_rollout",
-    "record_result",
-    "result_spans",
-    "rollout",
-]
+from leyden.litagent.base import LitAgent as LitAgent
+from leyden.litagent.base import check_resources as check_resources
+from leyden.litagent.decorator import FunctionalLitAgent as FunctionalLitAgent
+from leyden.litagent.decorator import llm_rollout as llm_rollout
+from leyden.litagent.decorator import prompt_rollout as prompt_rollout
+from leyden.litagent.decorator import rollout as rollout
+from leyden.litagent.result import record_result as record_result
+from leyden.litagent.result import result_spans as result_spans
+from leyden.litagent.version import agent_version as agent_version

@@ -15,75 +15,39 @@ To add a callback, subclass `Callback` (each hook says when it is called); to ad
 `LogWriter` and implement `write`. Both are passed to the loop; nothing needs to be registered.
 """
 
-from leyden.loop.callbacks import Callback, EarlyStopping, MetricsWriter, Progress
-from leyden.loop.checkpoint import CheckpointStore, SavedCheckpoint, open_checkpoint
-from leyden.loop.checkpoint_callback import Checkpoint
-from leyden.loop.interrupt import graceful_interrupts
-from leyden.loop.metrics import (
-    EpisodeRow,
-    EpisodeStats,
-    LogCollector,
-    LogLevel,
-    Metrics,
-    MetricsAggregator,
-    MetricsRow,
-    MetricValue,
-    Row,
-    Stage,
-    StepRow,
-)
-from leyden.loop.progress_bar import ProgressBar
-from leyden.loop.pth import SavedFile
-from leyden.loop.state_files import StatefulVessel
-from leyden.loop.train_loop import Resumable, TrainLoop, Vessel
-from leyden.loop.writers import (
-    ConsoleWriter,
-    CsvWriter,
-    JsonlWriter,
-    LogBuffer,
-    LogWriter,
-    MlflowWriter,
-    PickleWriter,
-    TensorboardWriter,
-    WandbWriter,
-    read_pickled_rows,
-)
-
-__all__ = [
-    "Callback",
-    "Checkpoint",
-    "CheckpointStore",
-    "ConsoleWriter",
-    "CsvWriter",
-    "EarlyStopping",
-    "EpisodeRow",
-    "EpisodeStats",
-    "JsonlWriter",
-    "LogBuffer",
-    "LogCollector",
-    "LogLevel",
-    "LogWriter",
-    "MetricValue",
-    "Metrics",
-    "MetricsAggregator",
-    "MetricsRow",
-    "MetricsWriter",
-    "MlflowWriter",
-    "PickleWriter",
-    "Progress",
-    "ProgressBar",
-    "Resumable",
-    "Row",
-    "SavedCheckpoint",
-    "SavedFile",
-    "Stage",
-    "StatefulVessel",
-    "StepRow",
-    "TensorboardWriter",
-    "TrainLoop",
-    "Vessel",
-    "WandbWriter",
-    "graceful_interrupts",
-    "open_checkpoint",
-    "read_pickled_rows",
-]
+from leyden.loop.callbacks import Callback as Callback
+from leyden.loop.callbacks import EarlyStopping as EarlyStopping
+from leyden.loop.callbacks import MetricsWriter as MetricsWriter
+from leyden.loop.callbacks import Progress as Progress
+from leyden.loop.checkpoint import CheckpointStore as CheckpointStore
+from leyden.loop.checkpoint import SavedCheckpoint as SavedCheckpoint
+from leyden.loop.checkpoint import open_checkpoint as open_checkpoint
+from leyden.loop.checkpoint_callback import Checkpoint as Checkpoint
+from leyden.loop.interrupt import graceful_interrupts as graceful_interrupts
+from leyden.loop.metrics import EpisodeRow as EpisodeRow
+from leyden.loop.metrics import EpisodeStats as EpisodeStats
+from leyden.loop.metrics import LogCollector as LogCollector
+from leyden.loop.metrics import LogLevel as LogLevel
+from leyden.loop.metrics import Metrics as Metrics
+from leyden.loop.metrics import MetricsAggregator as MetricsAggregator
+from leyden.loop.metrics import MetricsRow as MetricsRow
+from leyden.loop.metrics import MetricValue as MetricValue
+from leyden.loop.metrics import Row as Row
+from leyden.loop.metrics import Stage as Stage
+from leyden.loop.metrics import StepRow as StepRow
+from leyden.loop.progress_bar import ProgressBar as ProgressBar
+from leyden.loop.pth import SavedFile as SavedFile
+from leyden.loop.state_files import StatefulVessel as StatefulVessel
+from leyden.loop.train_loop import Resumable as Resumable
+from leyden.loop.train_loop import TrainLoop as TrainLoop
+from leyden.loop.train_loop import Vessel as Vessel
+from leyden.loop.writers import ConsoleWriter as ConsoleWriter
+from leyden.loop.writers import CsvWriter as CsvWriter
+from leyden.loop.writers import JsonlWriter as JsonlWriter
+from leyden.loop.writers import LogBuffer as LogBuffer
+from leyden.loop.writers import LogWriter as LogWriter
+from leyden.loop.writers import MlflowWriter as MlflowWriter
+from leyden.loop.writers import PickleWriter as PickleWriter
+from leyden.loop.writers import TensorboardWriter as TensorboardWriter
+from leyden.loop.writers import WandbWriter as WandbWriter
+from leyden.loop.writers import read_pickled_rows as read_pickled_rows

@@ -9,28 +9,19 @@ It knows the store, and neither runners nor strategies. A new rule, sink or acti
 function of the user's own, passed to `Monitor`.
 """
 
-from leyden.monitor.actions import PauseClaiming, RestartWorker
-from leyden.monitor.alert import Action, Alert, Sink, log_alert
-from leyden.monitor.health import WorkerHealth, health_of
-from leyden.monitor.monitor import Monitor, Watch
-from leyden.monitor.rules import DEFAULT_RULES, AlertRule, AnomalyRule, Rule, Verdict
-from leyden.monitor.system import SystemProbe
-
-__all__ = [
-    "DEFAULT_RULES",
-    "Action",
-    "Alert",
-    "AlertRule",
-    "AnomalyRule",
-    "Monitor",
-    "PauseClaiming",
-    "RestartWorker",
-    "Rule",
-    "Sink",
-    "SystemProbe",
-    "Verdict",
-    "Watch",
-    "WorkerHealth",
-    "health_of",
-    "log_alert",
-]
+from leyden.monitor.actions import PauseClaiming as PauseClaiming
+from leyden.monitor.actions import RestartWorker as RestartWorker
+from leyden.monitor.alert import Action as Action
+from leyden.monitor.alert import Alert as Alert
+from leyden.monitor.alert import Sink as Sink
+from leyden.monitor.alert import log_alert as log_alert
+from leyden.monitor.health import WorkerHealth as WorkerHealth
+from leyden.monitor.health import health_of as health_of
+from leyden.monitor.monitor import Monitor as Monitor
+from leyden.monitor.monitor import Watch as Watch
+from leyden.monitor.rules import DEFAULT_RULES as DEFAULT_RULES
+from leyden.monitor.rules import AlertRule as AlertRule
+from leyden.monitor.rules import AnomalyRule as AnomalyRule
+from leyden.monitor.rules import Rule as Rule
+from leyden.monitor.rules import Verdict as Verdict
+from leyden.monitor.system import SystemProbe as SystemProbe

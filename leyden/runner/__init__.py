@@ -7,9 +7,10 @@ run agents another way, subclass `Runner`; to observe an attempt, write a `Hook`
 its record, use a `Judge`.
 """
 
-from leyden.runner.base import AttemptRecorder, Hook, ParallelWorkerBase, Runner
-from leyden.runner.judge import Judge
-from leyden.runner.litagent import LitAgentRunner
-from leyden.runner.worker import WorkerBundle
-
-__all__ = ["AttemptRecorder", "Hook", "Judge", "LitAgentRunner", "ParallelWorkerBase", "Runner", "WorkerBundle"]
+from leyden.runner.base import AttemptRecorder as AttemptRecorder
+from leyden.runner.base import Hook as Hook
+from leyden.runner.base import ParallelWorkerBase as ParallelWorkerBase
+from leyden.runner.base import Runner as Runner
+from leyden.runner.judge import Judge as Judge
+from leyden.runner.litagent import LitAgentRunner as LitAgentRunner
+from leyden.runner.worker import WorkerBundle as WorkerBundle

@@ -13,19 +13,12 @@ To record something more about a run, add it to the configuration (`config.py`).
 more, add it to `RunMetrics`, which every reader of a run uses.
 """
 
-from leyden.runs.metrics import RewardMetrics, RunMetrics
-from leyden.runs.reading import Failure, RecordedRun, RunState, list_runs, open_run
-from leyden.runs.run import Run
-from leyden.runs.summary import RunSummary
-
-__all__ = [
-    "Failure",
-    "RecordedRun",
-    "RewardMetrics",
-    "Run",
-    "RunMetrics",
-    "RunState",
-    "RunSummary",
-    "list_runs",
-    "open_run",
-]
+from leyden.runs.metrics import RewardMetrics as RewardMetrics
+from leyden.runs.metrics import RunMetrics as RunMetrics
+from leyden.runs.reading import Failure as Failure
+from leyden.runs.reading import RecordedRun as RecordedRun
+from leyden.runs.reading import RunState as RunState
+from leyden.runs.reading import list_runs as list_runs
+from leyden.runs.reading import open_run as open_run
+from leyden.runs.run import Run as Run
+from leyden.runs.summary import RunSummary as RunSummary

@@ -13,24 +13,15 @@
 They are part of the package so that an agent's own tests can use them.
 """
 
-from leyden.testing.audit import audit_store
-from leyden.testing.luck import LuckGame
-from leyden.testing.promptsim import PromptSim
-from leyden.testing.requests import prompt_ids, request_prompt_ids
-from leyden.testing.tokens import Call, decode, encode
-from leyden.testing.upstream import FakeUpstream, Misbehaviour, Reply, ServedCall
-
-__all__ = [
-    "Call",
-    "FakeUpstream",
-    "LuckGame",
-    "Misbehaviour",
-    "PromptSim",
-    "Reply",
-    "ServedCall",
-    "audit_store",
-    "decode",
-    "encode",
-    "prompt_ids",
-    "request_prompt_ids",
-]
+from leyden.testing.audit import audit_store as audit_store
+from leyden.testing.luck import LuckGame as LuckGame
+from leyden.testing.promptsim import PromptSim as PromptSim
+from leyden.testing.requests import prompt_ids as prompt_ids
+from leyden.testing.requests import request_prompt_ids as request_prompt_ids
+from leyden.testing.tokens import Call as Call
+from leyden.testing.tokens import decode as decode
+from leyden.testing.tokens import encode as encode
+from leyden.testing.upstream import FakeUpstream as FakeUpstream
+from leyden.testing.upstream import Misbehaviour as Misbehaviour
+from leyden.testing.upstream import Reply as Reply
+from leyden.testing.upstream import ServedCall as ServedCall

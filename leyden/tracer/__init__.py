@@ -7,34 +7,18 @@ are optional), `DummyTracer` only what the agent's code emits. It knows the stor
 runner, agent or model. For a new source of spans see `base.py`; for other processes `carry.py`.
 """
 
-from leyden.tracer.agentops import AgentOpsTracer
-from leyden.tracer.base import DummyTracer, Tracer
-from leyden.tracer.context import TraceContext
-from leyden.tracer.current import active_trace, current_trace
-from leyden.tracer.otel import LightningSpanProcessor, OtelTracer, from_readable_span
-from leyden.tracer.trace import (
-    LOCAL,
-    OpenSpan,
-    Trace,
-    checked_attributes,
-    exception_attributes,
-)
-from leyden.tracer.weave import WeaveTracer
-
-__all__ = [
-    "LOCAL",
-    "AgentOpsTracer",
-    "DummyTracer",
-    "LightningSpanProcessor",
-    "OpenSpan",
-    "OtelTracer",
-    "Trace",
-    "TraceContext",
-    "Tracer",
-    "WeaveTracer",
-    "active_trace",
-    "checked_attributes",
-    "current_trace",
-    "exception_attributes",
-    "from_readable_span",
-]
+from leyden.tracer.agentops import AgentOpsTracer as AgentOpsTracer
+from leyden.tracer.base import DummyTracer as DummyTracer
+from leyden.tracer.base import Tracer as Tracer
+from leyden.tracer.context import TraceContext as TraceContext
+from leyden.tracer.current import active_trace as active_trace
+from leyden.tracer.current import current_trace as current_trace
+from leyden.tracer.otel import LightningSpanProcessor as LightningSpanProcessor
+from leyden.tracer.otel import OtelTracer as OtelTracer
+from leyden.tracer.otel import from_readable_span as from_readable_span
+from leyden.tracer.trace import LOCAL as LOCAL
+from leyden.tracer.trace import OpenSpan as OpenSpan
+from leyden.tracer.trace import Trace as Trace
+from leyden.tracer.trace import checked_attributes as checked_attributes
+from leyden.tracer.trace import exception_attributes as exception_attributes
+from leyden.tracer.weave import WeaveTracer as WeaveTracer

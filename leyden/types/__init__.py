@@ -6,172 +6,96 @@ functions that belong to them (the lifecycle, reward readers). The package knows
 network and no model. To add a noun, add a module and name it below.
 """
 
-from leyden.types.feedback import Feedback, FeedbackKind, feedback_fault
-from leyden.types.lifecycle import (
-    ATTEMPT_TRANSITIONS,
-    ROLLOUT_TRANSITIONS,
-    attempt_after_span,
-    check_attempt_transition,
-    check_rollout_transition,
-    rollout_after_attempt,
-)
-from leyden.types.live import (
-    LIVE_KEY_PREFIX,
-    LiveClaim,
-    LiveRollout,
-    LiveStatus,
-    parse_claim,
-    read_claim,
-    sign_claim,
-)
-from leyden.types.outcome import Histogram, Measure, MeasureSummary, Range, RolloutSummary
-from leyden.types.query import UNSET, FilterLogic, News, PaginatedResult, SortOrder, SpanPage, Unset
-from leyden.types.release import AuditAction, AuditRecord, LabelMove, Release, VersionKey
-from leyden.types.replay import ReplayFrom, read_replay_from
-from leyden.types.resources import (
-    GATEWAY_SCHEME,
-    LLM,
-    Label,
-    NamedResources,
-    PromptTemplate,
-    ProxyLLM,
-    Resource,
-    Resources,
-    ResourcesUpdate,
-    ResourceUnion,
-    digest_of,
-)
-from leyden.types.retention import Retention
-from leyden.types.rollout import (
-    ATTEMPT_FINISHED,
-    OVERTAKES,
-    ROLLOUT_FINISHED,
-    Attempt,
-    AttemptedRollout,
-    AttemptStatus,
-    EnqueueRolloutRequest,
-    Priority,
-    Rollout,
-    RolloutConfig,
-    RolloutMode,
-    RolloutStatus,
-    TaskInput,
-    UpdateAttemptRequest,
-    failure_reason,
-)
-from leyden.types.run import FINAL_RUN_STATUSES, MetricPoint, RunRecord, RunStatus, current_run_id
-from leyden.types.sample import Sample
-from leyden.types.span import (
-    Attributes,
-    AttributeValue,
-    Span,
-    SpanEvent,
-    SpanKind,
-    SpanStatus,
-    find_final_reward,
-    find_reward_spans,
-    get_known_prefix,
-    get_reward_value,
-    get_rewards_from_span,
-    is_reward_span,
-    reward_attributes,
-)
-from leyden.types.tokens import TokenRecord, pack_floats, pack_ints, unpack_floats, unpack_ints
-from leyden.types.triplet import TrainingSequence, Trajectory, Triplet, TripletPrompt, TripletResponse
-from leyden.types.worker import Worker, WorkerStatus
-
-__all__ = [
-    "ATTEMPT_FINISHED",
-    "ATTEMPT_TRANSITIONS",
-    "FINAL_RUN_STATUSES",
-    "GATEWAY_SCHEME",
-    "LIVE_KEY_PREFIX",
-    "LLM",
-    "OVERTAKES",
-    "ROLLOUT_FINISHED",
-    "ROLLOUT_TRANSITIONS",
-    "UNSET",
-    "Attempt",
-    "AttemptStatus",
-    "AttemptedRollout",
-    "AttributeValue",
-    "Attributes",
-    "AuditAction",
-    "AuditRecord",
-    "EnqueueRolloutRequest",
-    "Feedback",
-    "FeedbackKind",
-    "FilterLogic",
-    "Histogram",
-    "Label",
-    "LabelMove",
-    "LiveClaim",
-    "LiveRollout",
-    "LiveStatus",
-    "Measure",
-    "MeasureSummary",
-    "MetricPoint",
-    "NamedResources",
-    "News",
-    "PaginatedResult",
-    "Priority",
-    "PromptTemplate",
-    "ProxyLLM",
-    "Range",
-    "Release",
-    "ReplayFrom",
-    "Resource",
-    "ResourceUnion",
-    "Resources",
-    "ResourcesUpdate",
-    "Retention",
-    "Rollout",
-    "RolloutConfig",
-    "RolloutMode",
-    "RolloutStatus",
-    "RolloutSummary",
-    "RunRecord",
-    "RunStatus",
-    "Sample",
-    "SortOrder",
-    "Span",
-    "SpanEvent",
-    "SpanKind",
-    "SpanPage",
-    "SpanStatus",
-    "TaskInput",
-    "TokenRecord",
-    "TrainingSequence",
-    "Trajectory",
-    "Triplet",
-    "TripletPrompt",
-    "TripletResponse",
-    "Unset",
-    "UpdateAttemptRequest",
-    "VersionKey",
-    "Worker",
-    "WorkerStatus",
-    "attempt_after_span",
-    "check_attempt_transition",
-    "check_rollout_transition",
-    "current_run_id",
-    "digest_of",
-    "failure_reason",
-    "feedback_fault",
-    "find_final_reward",
-    "find_reward_spans",
-    "get_known_prefix",
-    "get_reward_value",
-    "get_rewards_from_span",
-    "is_reward_span",
-    "pack_floats",
-    "pack_ints",
-    "parse_claim",
-    "read_claim",
-    "read_replay_from",
-    "reward_attributes",
-    "rollout_after_attempt",
-    "sign_claim",
-    "unpack_floats",
-    "unpack_ints",
-]
+from leyden.types.feedback import Feedback as Feedback
+from leyden.types.feedback import FeedbackKind as FeedbackKind
+from leyden.types.feedback import feedback_fault as feedback_fault
+from leyden.types.lifecycle import ATTEMPT_TRANSITIONS as ATTEMPT_TRANSITIONS
+from leyden.types.lifecycle import ROLLOUT_TRANSITIONS as ROLLOUT_TRANSITIONS
+from leyden.types.lifecycle import attempt_after_span as attempt_after_span
+from leyden.types.lifecycle import check_attempt_transition as check_attempt_transition
+from leyden.types.lifecycle import check_rollout_transition as check_rollout_transition
+from leyden.types.lifecycle import rollout_after_attempt as rollout_after_attempt
+from leyden.types.live import LIVE_KEY_PREFIX as LIVE_KEY_PREFIX
+from leyden.types.live import LiveClaim as LiveClaim
+from leyden.types.live import LiveRollout as LiveRollout
+from leyden.types.live import LiveStatus as LiveStatus
+from leyden.types.live import parse_claim as parse_claim
+from leyden.types.live import read_claim as read_claim
+from leyden.types.live import sign_claim as sign_claim
+from leyden.types.outcome import Histogram as Histogram
+from leyden.types.outcome import Measure as Measure
+from leyden.types.outcome import MeasureSummary as MeasureSummary
+from leyden.types.outcome import Range as Range
+from leyden.types.outcome import RolloutSummary as RolloutSummary
+from leyden.types.query import UNSET as UNSET
+from leyden.types.query import FilterLogic as FilterLogic
+from leyden.types.query import News as News
+from leyden.types.query import PaginatedResult as PaginatedResult
+from leyden.types.query import SortOrder as SortOrder
+from leyden.types.query import SpanPage as SpanPage
+from leyden.types.query import Unset as Unset
+from leyden.types.release import AuditAction as AuditAction
+from leyden.types.release import AuditRecord as AuditRecord
+from leyden.types.release import LabelMove as LabelMove
+from leyden.types.release import Release as Release
+from leyden.types.release import VersionKey as VersionKey
+from leyden.types.replay import ReplayFrom as ReplayFrom
+from leyden.types.replay import read_replay_from as read_replay_from
+from leyden.types.resources import GATEWAY_SCHEME as GATEWAY_SCHEME
+from leyden.types.resources import LLM as LLM
+from leyden.types.resources import Label as Label
+from leyden.types.resources import NamedResources as NamedResources
+from leyden.types.resources import PromptTemplate as PromptTemplate
+from leyden.types.resources import ProxyLLM as ProxyLLM
+from leyden.types.resources import Resource as Resource
+from leyden.types.resources import Resources as Resources
+from leyden.types.resources import ResourcesUpdate as ResourcesUpdate
+from leyden.types.resources import ResourceUnion as ResourceUnion
+from leyden.types.resources import digest_of as digest_of
+from leyden.types.retention import Retention as Retention
+from leyden.types.rollout import ATTEMPT_FINISHED as ATTEMPT_FINISHED
+from leyden.types.rollout import OVERTAKES as OVERTAKES
+from leyden.types.rollout import ROLLOUT_FINISHED as ROLLOUT_FINISHED
+from leyden.types.rollout import Attempt as Attempt
+from leyden.types.rollout import AttemptedRollout as AttemptedRollout
+from leyden.types.rollout import AttemptStatus as AttemptStatus
+from leyden.types.rollout import EnqueueRolloutRequest as EnqueueRolloutRequest
+from leyden.types.rollout import Priority as Priority
+from leyden.types.rollout import Rollout as Rollout
+from leyden.types.rollout import RolloutConfig as RolloutConfig
+from leyden.types.rollout import RolloutMode as RolloutMode
+from leyden.types.rollout import RolloutStatus as RolloutStatus
+from leyden.types.rollout import TaskInput as TaskInput
+from leyden.types.rollout import UpdateAttemptRequest as UpdateAttemptRequest
+from leyden.types.rollout import failure_reason as failure_reason
+from leyden.types.run import FINAL_RUN_STATUSES as FINAL_RUN_STATUSES
+from leyden.types.run import MetricPoint as MetricPoint
+from leyden.types.run import RunRecord as RunRecord
+from leyden.types.run import RunStatus as RunStatus
+from leyden.types.run import current_run_id as current_run_id
+from leyden.types.sample import Sample as Sample
+from leyden.types.span import Attributes as Attributes
+from leyden.types.span import AttributeValue as AttributeValue
+from leyden.types.span import Span as Span
+from leyden.types.span import SpanEvent as SpanEvent
+from leyden.types.span import SpanKind as SpanKind
+from leyden.types.span import SpanStatus as SpanStatus
+from leyden.types.span import find_final_reward as find_final_reward
+from leyden.types.span import find_reward_spans as find_reward_spans
+from leyden.types.span import get_known_prefix as get_known_prefix
+from leyden.types.span import get_reward_value as get_reward_value
+from leyden.types.span import get_rewards_from_span as get_rewards_from_span
+from leyden.types.span import is_reward_span as is_reward_span
+from leyden.types.span import reward_attributes as reward_attributes
+from leyden.types.tokens import TokenRecord as TokenRecord
+from leyden.types.tokens import pack_floats as pack_floats
+from leyden.types.tokens import pack_ints as pack_ints
+from leyden.types.tokens import unpack_floats as unpack_floats
+from leyden.types.tokens import unpack_ints as unpack_ints
+from leyden.types.triplet import TrainingSequence as TrainingSequence
+from leyden.types.triplet import Trajectory as Trajectory
+from leyden.types.triplet import Triplet as Triplet
+from leyden.types.triplet import TripletPrompt as TripletPrompt
+from leyden.types.triplet import TripletResponse as TripletResponse
+from leyden.types.worker import Worker as Worker
+from leyden.types.worker import WorkerStatus as WorkerStatus

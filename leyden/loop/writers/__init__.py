@@ -7,25 +7,13 @@ vessel. To add one, subclass `LogWriter` and implement `write`; one that keeps a
 before.
 """
 
-from leyden.loop.writers.base import LogWriter
-from leyden.loop.writers.buffer import LogBuffer
-from leyden.loop.writers.console import ConsoleWriter
-from leyden.loop.writers.csv import CsvWriter
-from leyden.loop.writers.jsonl import JsonlWriter
-from leyden.loop.writers.mlflow import MlflowWriter
-from leyden.loop.writers.pickle import PickleWriter, read_pickled_rows
-from leyden.loop.writers.tensorboard import TensorboardWriter
-from leyden.loop.writers.wandb import WandbWriter
-
-__all__ = [
-    "ConsoleWriter",
-    "CsvWriter",
-    "JsonlWriter",
-    "LogBuffer",
-    "LogWriter",
-    "MlflowWriter",
-    "PickleWriter",
-    "TensorboardWriter",
-    "WandbWriter",
-    "read_pickled_rows",
-]
+from leyden.loop.writers.base import LogWriter as LogWriter
+from leyden.loop.writers.buffer import LogBuffer as LogBuffer
+from leyden.loop.writers.console import ConsoleWriter as ConsoleWriter
+from leyden.loop.writers.csv import CsvWriter as CsvWriter
+from leyden.loop.writers.jsonl import JsonlWriter as JsonlWriter
+from leyden.loop.writers.mlflow import MlflowWriter as MlflowWriter
+from leyden.loop.writers.pickle import PickleWriter as PickleWriter
+from leyden.loop.writers.pickle import read_pickled_rows as read_pickled_rows
+from leyden.loop.writers.tensorboard import TensorboardWriter as TensorboardWriter
+from leyden.loop.writers.wandb import WandbWriter as WandbWriter

@@ -10,54 +10,27 @@ constants, can then use it.
 Shapes: R rollouts of a step, G rollouts of one group (one task), C_r calls of rollout r.
 """
 
-from leyden.maths.advantages.base import (
-    ESTIMATORS,
-    Advantages,
-    Estimate,
-    RegisteredEstimator,
-    RolloutRewards,
-    find_estimator,
-    make_advantages,
-    register_estimator,
-)
-from leyden.maths.advantages.forked import VinePPOAdvantages, vineppo
-from leyden.maths.advantages.outcome import (
-    DrGRPOAdvantages,
-    GRPOAdvantages,
-    ReinforcePPAdvantages,
-    ReMaxAdvantages,
-    RLOOAdvantages,
-    dr_grpo,
-    grpo,
-    reinforce_pp,
-    remax,
-    rloo,
-)
-from leyden.maths.advantages.per_call import GAEAdvantages, ProcessAdvantages, gae, process
-
-__all__ = [
-    "ESTIMATORS",
-    "Advantages",
-    "DrGRPOAdvantages",
-    "Estimate",
-    "GAEAdvantages",
-    "GRPOAdvantages",
-    "ProcessAdvantages",
-    "RLOOAdvantages",
-    "ReMaxAdvantages",
-    "RegisteredEstimator",
-    "ReinforcePPAdvantages",
-    "RolloutRewards",
-    "VinePPOAdvantages",
-    "dr_grpo",
-    "find_estimator",
-    "gae",
-    "grpo",
-    "make_advantages",
-    "process",
-    "register_estimator",
-    "reinforce_pp",
-    "remax",
-    "rloo",
-    "vineppo",
-]
+from leyden.maths.advantages.base import ESTIMATORS as ESTIMATORS
+from leyden.maths.advantages.base import Advantages as Advantages
+from leyden.maths.advantages.base import Estimate as Estimate
+from leyden.maths.advantages.base import RegisteredEstimator as RegisteredEstimator
+from leyden.maths.advantages.base import RolloutRewards as RolloutRewards
+from leyden.maths.advantages.base import find_estimator as find_estimator
+from leyden.maths.advantages.base import make_advantages as make_advantages
+from leyden.maths.advantages.base import register_estimator as register_estimator
+from leyden.maths.advantages.forked import VinePPOAdvantages as VinePPOAdvantages
+from leyden.maths.advantages.forked import vineppo as vineppo
+from leyden.maths.advantages.outcome import DrGRPOAdvantages as DrGRPOAdvantages
+from leyden.maths.advantages.outcome import GRPOAdvantages as GRPOAdvantages
+from leyden.maths.advantages.outcome import ReinforcePPAdvantages as ReinforcePPAdvantages
+from leyden.maths.advantages.outcome import ReMaxAdvantages as ReMaxAdvantages
+from leyden.maths.advantages.outcome import RLOOAdvantages as RLOOAdvantages
+from leyden.maths.advantages.outcome import dr_grpo as dr_grpo
+from leyden.maths.advantages.outcome import grpo as grpo
+from leyden.maths.advantages.outcome import reinforce_pp as reinforce_pp
+from leyden.maths.advantages.outcome import remax as remax
+from leyden.maths.advantages.outcome import rloo as rloo
+from leyden.maths.advantages.per_call import GAEAdvantages as GAEAdvantages
+from leyden.maths.advantages.per_call import ProcessAdvantages as ProcessAdvantages
+from leyden.maths.advantages.per_call import gae as gae
+from leyden.maths.advantages.per_call import process as process

@@ -11,66 +11,39 @@ and its constants, and its inputs as named columns. Each constant is a JSON valu
 Shapes: N samples (tokens of a language model, transitions of a simulator).
 """
 
-from leyden.maths.losses.base import (
-    LOSSES,
-    Loss,
-    LossTerms,
-    RegisteredLoss,
-    TokenBatch,
-    find_loss,
-    make_loss,
-    register_loss,
-)
-from leyden.maths.losses.clipped import PPOLoss, ppo
-from leyden.maths.losses.critic import ValueLoss, clipped_value_loss, value
-from leyden.maths.losses.kl import KL_ESTIMATORS, k1, k2, k3, reward_penalty
-from leyden.maths.losses.likelihood import CISPOLoss, CrossEntropyLoss, ReinforceLoss, cispo, cross_entropy, reinforce
-from leyden.maths.losses.policy import (
-    PolicyLoss,
-    Surrogate,
-    clipped_surrogate,
-    importance_weights,
-    policy_terms,
-    token_entropies,
-)
-from leyden.maths.losses.preference import DPOLoss, DPOWeights, dpo, dpo_weights
-from leyden.maths.losses.sequence import GSPOLoss, gspo
-
-__all__ = [
-    "KL_ESTIMATORS",
-    "LOSSES",
-    "CISPOLoss",
-    "CrossEntropyLoss",
-    "DPOLoss",
-    "DPOWeights",
-    "GSPOLoss",
-    "Loss",
-    "LossTerms",
-    "PPOLoss",
-    "PolicyLoss",
-    "RegisteredLoss",
-    "ReinforceLoss",
-    "Surrogate",
-    "TokenBatch",
-    "ValueLoss",
-    "cispo",
-    "clipped_surrogate",
-    "clipped_value_loss",
-    "cross_entropy",
-    "dpo",
-    "dpo_weights",
-    "find_loss",
-    "gspo",
-    "importance_weights",
-    "k1",
-    "k2",
-    "k3",
-    "make_loss",
-    "policy_terms",
-    "ppo",
-    "register_loss",
-    "reinforce",
-    "reward_penalty",
-    "token_entropies",
-    "value",
-]
+from leyden.maths.losses.base import LOSSES as LOSSES
+from leyden.maths.losses.base import Loss as Loss
+from leyden.maths.losses.base import LossTerms as LossTerms
+from leyden.maths.losses.base import RegisteredLoss as RegisteredLoss
+from leyden.maths.losses.base import TokenBatch as TokenBatch
+from leyden.maths.losses.base import find_loss as find_loss
+from leyden.maths.losses.base import make_loss as make_loss
+from leyden.maths.losses.base import register_loss as register_loss
+from leyden.maths.losses.clipped import PPOLoss as PPOLoss
+from leyden.maths.losses.clipped import ppo as ppo
+from leyden.maths.losses.critic import ValueLoss as ValueLoss
+from leyden.maths.losses.critic import clipped_value_loss as clipped_value_loss
+from leyden.maths.losses.critic import value as value
+from leyden.maths.losses.kl import KL_ESTIMATORS as KL_ESTIMATORS
+from leyden.maths.losses.kl import k1 as k1
+from leyden.maths.losses.kl import k2 as k2
+from leyden.maths.losses.kl import k3 as k3
+from leyden.maths.losses.kl import reward_penalty as reward_penalty
+from leyden.maths.losses.likelihood import CISPOLoss as CISPOLoss
+from leyden.maths.losses.likelihood import CrossEntropyLoss as CrossEntropyLoss
+from leyden.maths.losses.likelihood import ReinforceLoss as ReinforceLoss
+from leyden.maths.losses.likelihood import cispo as cispo
+from leyden.maths.losses.likelihood import cross_entropy as cross_entropy
+from leyden.maths.losses.likelihood import reinforce as reinforce
+from leyden.maths.losses.policy import PolicyLoss as PolicyLoss
+from leyden.maths.losses.policy import Surrogate as Surrogate
+from leyden.maths.losses.policy import clipped_surrogate as clipped_surrogate
+from leyden.maths.losses.policy import importance_weights as importance_weights
+from leyden.maths.losses.policy import policy_terms as policy_terms
+from leyden.maths.losses.policy import token_entropies as token_entropies
+from leyden.maths.losses.preference import DPOLoss as DPOLoss
+from leyden.maths.losses.preference import DPOWeights as DPOWeights
+from leyden.maths.losses.preference import dpo as dpo
+from leyden.maths.losses.preference import dpo_weights as dpo_weights
+from leyden.maths.losses.sequence import GSPOLoss as GSPOLoss
+from leyden.maths.losses.sequence import gspo as gspo

@@ -14,34 +14,18 @@ To add a test: a module with a frozen state and a function that returns the next
 compute the expectation over all outcomes of a small case exactly, and simulate the null hypothesis.
 """
 
-from leyden.maths.sequential.change import ChangeEvidence, observe_change
-from leyden.maths.sequential.difference import (
-    FRACTIONS,
-    STAKES,
-    ArmTotals,
-    Evidence,
-    average_log_e,
-    observe_difference,
-    weighted_difference,
-)
-from leyden.maths.sequential.finite import ShortfallEvidence, observe_shortfall
-from leyden.maths.sequential.ranks import RankHistory, observe_rank
-from leyden.maths.sequential.share import ShareEvidence, observe_share
-
-__all__ = [
-    "FRACTIONS",
-    "STAKES",
-    "ArmTotals",
-    "ChangeEvidence",
-    "Evidence",
-    "RankHistory",
-    "ShareEvidence",
-    "ShortfallEvidence",
-    "average_log_e",
-    "observe_change",
-    "observe_difference",
-    "observe_rank",
-    "observe_share",
-    "observe_shortfall",
-    "weighted_difference",
-]
+from leyden.maths.sequential.change import ChangeEvidence as ChangeEvidence
+from leyden.maths.sequential.change import observe_change as observe_change
+from leyden.maths.sequential.difference import FRACTIONS as FRACTIONS
+from leyden.maths.sequential.difference import STAKES as STAKES
+from leyden.maths.sequential.difference import ArmTotals as ArmTotals
+from leyden.maths.sequential.difference import Evidence as Evidence
+from leyden.maths.sequential.difference import average_log_e as average_log_e
+from leyden.maths.sequential.difference import observe_difference as observe_difference
+from leyden.maths.sequential.difference import weighted_difference as weighted_difference
+from leyden.maths.sequential.finite import ShortfallEvidence as ShortfallEvidence
+from leyden.maths.sequential.finite import observe_shortfall as observe_shortfall
+from leyden.maths.sequential.ranks import RankHistory as RankHistory
+from leyden.maths.sequential.ranks import observe_rank as observe_rank
+from leyden.maths.sequential.share import ShareEvidence as ShareEvidence
+from leyden.maths.sequential.share import observe_share as observe_share

@@ -16,28 +16,18 @@ finds the errors of a simulator. To add a kind of vectorised environment, subcla
 in a module here and add a line to `ENV_KINDS` in `factory.py`.
 """
 
-from leyden.rl.env.batch import BatchSimulator, FiniteBatchVectorEnv
-from leyden.rl.env.check import SimulatorReport, check_simulator
-from leyden.rl.env.factory import FiniteEnvType, vectorize_env
-from leyden.rl.env.in_process import FiniteDummyVectorEnv, FiniteThreadVectorEnv
-from leyden.rl.env.processes import FiniteShmemVectorEnv, FiniteSubprocVectorEnv
-from leyden.rl.env.vector import FiniteVectorEnv, VectorStep
-from leyden.rl.env.wrapper import EnvWrapper, EnvWrapperStatus, InfoDict
-
-__all__ = [
-    "BatchSimulator",
-    "EnvWrapper",
-    "EnvWrapperStatus",
-    "FiniteBatchVectorEnv",
-    "FiniteDummyVectorEnv",
-    "FiniteEnvType",
-    "FiniteShmemVectorEnv",
-    "FiniteSubprocVectorEnv",
-    "FiniteThreadVectorEnv",
-    "FiniteVectorEnv",
-    "InfoDict",
-    "SimulatorReport",
-    "VectorStep",
-    "check_simulator",
-    "vectorize_env",
-]
+from leyden.rl.env.batch import BatchSimulator as BatchSimulator
+from leyden.rl.env.batch import FiniteBatchVectorEnv as FiniteBatchVectorEnv
+from leyden.rl.env.check import SimulatorReport as SimulatorReport
+from leyden.rl.env.check import check_simulator as check_simulator
+from leyden.rl.env.factory import FiniteEnvType as FiniteEnvType
+from leyden.rl.env.factory import vectorize_env as vectorize_env
+from leyden.rl.env.in_process import FiniteDummyVectorEnv as FiniteDummyVectorEnv
+from leyden.rl.env.in_process import FiniteThreadVectorEnv as FiniteThreadVectorEnv
+from leyden.rl.env.processes import FiniteShmemVectorEnv as FiniteShmemVectorEnv
+from leyden.rl.env.processes import FiniteSubprocVectorEnv as FiniteSubprocVectorEnv
+from leyden.rl.env.vector import FiniteVectorEnv as FiniteVectorEnv
+from leyden.rl.env.vector import VectorStep as VectorStep
+from leyden.rl.env.wrapper import EnvWrapper as EnvWrapper
+from leyden.rl.env.wrapper import EnvWrapperStatus as EnvWrapperStatus
+from leyden.rl.env.wrapper import InfoDict as InfoDict

@@ -12,7 +12,6 @@ The package knows traces and resources, and no store, gateway or algorithm: it i
 other, for any runner.
 """
 
-from leyden.runner.process.agent import ProcessAgent, RewardSource
-from leyden.runner.process.program import ProcessOutput
-
-__all__ = ["ProcessAgent", "ProcessOutput", "RewardSource"]
+from leyden.runner.process.agent import ProcessAgent as ProcessAgent
+from leyden.runner.process.agent import RewardSource as RewardSource
+from leyden.runner.process.program import ProcessOutput as ProcessOutput

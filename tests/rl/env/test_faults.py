@@ -19,6 +19,7 @@ import pytest
 
 from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.env import vectorize_env
+from leyden.rl.env.factory import ENV_KINDS
 from tests.rl.env.worlds import Unlucky, Walk, actions, factory, play
 
 ROOT = Path(__file__).parents[3]
@@ -149,7 +150,7 @@ def test_nothing_is_left_behind_by_closing_or_by_forgetting(kind: Any) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", ["dummy", "thread", "subproc", "shmem"])
+@pytest.mark.parametrize("kind", ENV_KINDS)
 def test_twenty_openings_leave_memory_level_too(kind: Any) -> None:
     def once() -> None:
         with vectorize_env(factory(), kind, 6, seeds=range(30)) as venv:

@@ -9,10 +9,12 @@ import gymnasium
 import numpy as np
 import pytest
 
+from leyden.components import accepts
 from leyden.errors import ConfigError, SimulatorError
 from leyden.loop import EpisodeStats
 from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import EnvWrapper, FiniteBatchVectorEnv, FiniteThreadVectorEnv, vectorize_env
+from leyden.rl.env.factory import ENV_KINDS, env_kind
 from leyden.rl.env.vector import FiniteVectorEnv
 from leyden.rl.seed import SeedPlan
 from leyden.rl.spaces import GymSpaceValidationError
@@ -31,7 +33,7 @@ from tests.rl.env.worlds import (
     play,
 )
 
-KINDS = ["dummy", "thread", "subproc", "shmem"]
+KINDS = list(ENV_KINDS)
 
 
 @pytest.fixture(params=KINDS)
@@ -446,7 +448,7 @@ gymnasium.register("Choosy-v0", Choosy)
 
 
 def test_environments_of_gymnasiums_registry_are_made_by_their_id(kind: Any) -> None:
-    options = {} if kind == "dummy" else {"workers": 2}
+    options = {"workers": 2} if accepts(env_kind(kind), "workers") else {}
     with vectorize_env("CartPole-v1", kind, 2, seeds=[3, 4, 5], **options) as venv:
         obs = np.array(venv.reset())
         env = gymnasium.make("CartPole-v1")

@@ -27,11 +27,12 @@ from leyden.rl import (
     Trainer,
     TrainingVessel,
 )
+from leyden.rl.env.factory import ENV_KINDS
 from leyden.rl.policy.base import PolicyOutput
 from leyden.rl.spaces import difference
 from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
 
-KINDS = ["dummy", "thread", "subproc", "shmem"]
+KINDS = list(ENV_KINDS)
 
 
 @pytest.fixture(autouse=True)
