@@ -1,14 +1,16 @@
 """The road of a model call: official client, gateway, recording in a file, embedded engine with the demo's policy.
 
-Three arrangements answer the same calls, 64 agents at a time with one call after the other each:
+Four arrangements answer the same calls, 64 agents at a time with one call after the other each:
 
 - **one process**: agents, gateway and engine together;
-- **the engine apart** (`IsolatedBackend`, as the demo runs): agents and gateway in one process, the engine in another;
-- **the agents apart**: agents in one process, gateway and engine in the other.
+- **the engine apart** (`IsolatedBackend`, as the demo runs): agents, gateway and store in one process;
+- **gateway and engine apart** (`LLMProxy(launch_mode="engine")`): agents and store in one process, the gateway in the engine's, which
+  it asks without HTTP;
+- **the agents apart**: agents in one process, all else in the other.
 
-The floor is the official client before uvicorn with a fixed answer, each in a process of its own. Short slices take turns. Rates are
-by the CPU of all processes, because calls a second need two idle cores; the table says how many these would allow. All calls must be in
-the store with their tokens.
+The floor is the official client before uvicorn with a fixed answer, each in a process of its own. Short slices take turns. The rows
+are by the CPU of all processes. The table has the calls a second beside it, which mean something on two idle cores only, and how many such
+cores would allow at that CPU. All calls must be in the store with their tokens.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Slice:
     """Of the other process with gateway and engine; 0 if there is none."""
     engine_cpu: float
     """Of the engine's own process; 0 if there is none."""
+    seconds: float
 
     @property
     def sample(self) -> Sample:
@@ -51,7 +54,7 @@ class Arrangement:
     """Processes that answer calls."""
 
     def __init__(self, stack: ExitStack, folder: Path, engine: str | None, *, apart: bool) -> None:
-        """engine: "embedded" or "isolated"; None: uvicorn with a fixed answer. apart: agents have a process of their own."""
+        """engine: "embedded", "isolated" or "hosting"; None: uvicorn with a fixed answer. apart: agents have a process of their own."""
         self._serving = stack.enter_context(Side("leyden", Path(sys.executable), SCRIPT, str(folder)))
         self._agents = self._serving
         if apart:
@@ -66,10 +69,10 @@ class Arrangement:
     def run(self) -> Sample:
         """Run one slice."""
         before = self._cpu()
-        self._ask(CALLS)
+        seconds = self._ask(CALLS)
         after = self._cpu()
         agents, serving, engine = (b - a for a, b in zip(before, after, strict=True))
-        self.slices.append(Slice(agents, serving, engine))
+        self.slices.append(Slice(agents, serving, engine, seconds))
         return self.slices[-1].sample
 
     def check(self) -> None:
@@ -77,9 +80,9 @@ class Arrangement:
         if not self._is_floor and (found := self._serving.ask("recorded")["calls"]) != self._n_calls:
             raise RuntimeError(f"{found} of {self._n_calls} calls are in the store with their tokens")
 
-    def _ask(self, calls: int) -> None:
+    def _ask(self, calls: int) -> float:
         self._n_calls += calls
-        self._agents.ask("ask", urls=self._urls, calls=calls)
+        return self._agents.ask("ask", urls=self._urls, calls=calls)["seconds"]
 
     def _cpu(self) -> tuple[float, float, float]:
         serving = self._serving.ask("cpu")
@@ -94,6 +97,7 @@ def main(peer: Peer | None) -> list[Row | Table]:
         arrangements = {
             "one process": Arrangement(stack, folder, "embedded", apart=False),
             "the engine in a process of its own": Arrangement(stack, folder, "isolated", apart=False),
+            "gateway and engine in a process of their own": Arrangement(stack, folder, "hosting", apart=False),
             "agents in a process of their own": Arrangement(stack, folder, "embedded", apart=True),
             "floor": Arrangement(stack, folder, None, apart=True),
         }
@@ -117,12 +121,14 @@ def parts(arrangements: dict[str, Arrangement]) -> Table:
         ms = [1000 * statistics.median(values) / CALLS for values in columns]
         limit = max(*ms, sum(ms) / 2)
         rows.append([name, *(f"{value:.2f}" if value else "" for value in ms), f"{sum(ms):.2f}", f"{1000 / limit:.0f}"])
+        rows[-1].append(f"{CALLS / statistics.median(s.seconds for s in each.slices):.0f}")
     columns = [
         "milliseconds of CPU of a call",
         "process with the agents",
-        "process with gateway and engine",
-        "process with the engine alone",
+        "process with gateway, store and engine",
+        "process with the engine",
         "together",
         "calls/s that two idle cores allow at this CPU",
+        "calls/s measured",
     ]
     return Table("Road: where the CPU of a call goes (medians)", columns, rows)

@@ -1,6 +1,6 @@
 """A process of `benchmarks/road.py`: `road_side.py FOLDER`, with commands as lines of JSON (see `benchmarks/sides.py`).
 
-    {"do": "serve", "engine": "embedded" | "isolated"}    store, gateway and engine; returns the base URLs of attempts
+    {"do": "serve", "engine": "embedded" | "isolated" | "hosting"}    store, gateway and engine; returns the base URLs of attempts
     {"do": "ask", "urls": [...], "calls": N}               N calls by the official client, one agent for each URL
     {"do": "cpu"}                                          CPU seconds so far, of this process and of its children
     {"do": "recorded"}                                     how many calls are in the store with their tokens
@@ -47,19 +47,25 @@ class Side:
     async def serve(self, *, engine: str) -> dict[str, Any]:
         from leyden.demo.run import WEIGHTS
         from leyden.engine import EmbeddedBackend, IsolatedBackend
-        from leyden.gateway import LLMProxy, UpstreamModel
+        from leyden.engine.isolated import Visitor
+        from leyden.gateway import LLMProxy, UpstreamModel, hosted
         from leyden.store import SqliteLightningStore
 
-        kind = IsolatedBackend if engine == "isolated" else EmbeddedBackend
+        kind = EmbeddedBackend if engine == "embedded" else IsolatedBackend
         self._backend = kind(WEIGHTS, device="cpu", max_length=128)
-        await self._backend.start()
-        server = self._backend.endpoint()
         self._store = SqliteLightningStore(self._folder / f"{engine}-{time.time_ns()}.sqlite")
         await self._store.__aenter__()
-        proxy = LLMProxy(
-            store=self._store, model_list=[UpstreamModel(server.model, server.endpoint, api_key=server.api_key)]
-        )
-        await proxy.start()
+        proxy = LLMProxy(store=self._store)
+        if engine == "hosting":
+            await proxy.reserve()
+            self._backend.host(Visitor(hosted.FUNCTION, *proxy.for_process()))
+            await self._backend.start()
+            proxy.run_by(self._backend.stop)
+        else:
+            await self._backend.start()
+            await proxy.start()
+        server = self._backend.endpoint()
+        proxy.update_model_list([UpstreamModel(server.model, server.endpoint, api_key=server.api_key)])
         urls: list[str] = []
         for number in range(AGENTS):
             rollout = await self._store.start_rollout(number)

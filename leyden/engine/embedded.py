@@ -15,10 +15,12 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from leyden.engine.loading import LoadedPolicy
     from leyden.engine.running import RunningPolicy
 
+Companion = Callable[[Any, str], AbstractAsyncContextManager[object]]
+"""Returns the context of a server, given the endpoint as an ASGI application and its base URL."""
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -86,6 +90,7 @@ class EmbeddedBackend(PolicyBackend):
         port: int = 0,
         api_key: str | None = None,
         control_key: str | None = None,
+        companion: Companion | None = None,
     ) -> None:
         """
         model: a folder, a hub name, or a model object (a PEFT model too), which the backend then
@@ -125,6 +130,8 @@ class EmbeddedBackend(PolicyBackend):
             `api_key`.
         control_key: also serve training, to clients with this key. `IsolatedBackend` drives its
             child process with it.
+        companion: a server that runs in the endpoint's event loop and asks the endpoint without
+            HTTP, such as a gateway in the engine's process.
         """
         check_token("api_key", api_key, host=host)
         check_number("max_batch_rows", max_batch_rows, at_least=1, whole=True)
@@ -163,6 +170,7 @@ class EmbeddedBackend(PolicyBackend):
         self._address = (host, port)
         self._api_key = api_key
         self._control_key = control_key
+        self._companion = companion
         self._lock = threading.Lock()
         """Held while starting or stopping."""
         self._running: RunningPolicy | None = None
@@ -187,6 +195,11 @@ class EmbeddedBackend(PolicyBackend):
         running = self._started()
         address = netloc(self._address[0], running.port)
         return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
+
+    def stop_serving(self) -> None:
+        """Close the endpoint, and end the companion in good order. Everything else goes on."""
+        if self._running is not None:
+            self._running.server.stop()
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
         from leyden.engine.sampler import sample
@@ -330,7 +343,9 @@ class EmbeddedBackend(PolicyBackend):
         port = int(listener.getsockname()[1])
         guard = SiteGuard(local_only=self._api_key is None and is_loopback(self._address[0]))
         endpoint = Endpoint(decoder, policy.text, options, handlers, guard=guard)
-        server = AsgiThread(endpoint, name="leyden-engine-http")
+        beside, url = self._companion, f"http://{netloc(self._address[0], port)}/v1"
+        lifespan = nullcontext if beside is None else partial(beside, endpoint, url)
+        server = AsgiThread(endpoint, name="leyden-engine-http", lifespan=lifespan)
         server.start(listener)
         decoder.start()
         return RunningPolicy(

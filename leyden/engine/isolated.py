@@ -9,16 +9,19 @@ file system that both share.
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.client
 import inspect
 import json
 import logging
 import os
+import pickle
 import secrets
+import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +58,24 @@ from leyden.utils.logs import relay_line
 
 logger = logging.getLogger("leyden.engine")
 
-_OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if name != "control_key"]
-"""The options of an EmbeddedBackend that a user sets; the control key is chosen for each child."""
+_VISITOR_SECONDS = 10.0
+"""How long a visitor may take to end."""
+_OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if name not in ("control_key", "companion")]
+"""The options of an EmbeddedBackend that a user sets; the others are chosen for each child."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A server that is to run in the engine's process, beside the endpoint."""
+
+    function: str
+    """`module:function`. In the process it is called with the argument, the descriptor, the endpoint
+    and its base URL, and returns the server's context (`embedded.Companion`)."""
+    argument: Any
+    """Any value that can be pickled."""
+    listener: socket.socket
+    """The socket on which the server accepts connections. It stays open here, so that callers
+    wait while the process is away."""
 
 
 class IsolatedBackend(PolicyBackend):
@@ -90,6 +109,11 @@ class IsolatedBackend(PolicyBackend):
         """Held while starting."""
         self._child: _EngineProcess | None = None
         self._policy_version = 0
+        self._visitor: Visitor | None = None
+
+    def host(self, visitor: Visitor | None) -> None:
+        """Run a server in the engine's process from the next `start` on; None: no other."""
+        self._visitor = visitor
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -170,7 +194,7 @@ class IsolatedBackend(PolicyBackend):
             if self._child is not None:
                 return
             self._policy_version = 0
-            child = self._child = _EngineProcess(self._options)
+            child = self._child = _EngineProcess(self._options, self._visitor)
             try:
                 child.start()
             except BaseException:
@@ -186,8 +210,9 @@ class IsolatedBackend(PolicyBackend):
 class _EngineProcess:
     """`leyden.engine.serve` in a process of its own, and the control connection to it."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], visitor: Visitor | None) -> None:
         self._options = options
+        self._visitor = visitor
         self._control_key = secrets.token_urlsafe(32)
         self._stopping = False
         self.port = 0
@@ -197,6 +222,7 @@ class _EngineProcess:
             relay=lambda line: relay_line(logger, "engine process", line),
             environment=_environment(options.get("threads", "auto")),
             on_death=lambda obituary: logger.error("%s", obituary),
+            inherits=() if visitor is None else (visitor.listener.fileno(),),
         )
 
     def start(self) -> None:
@@ -204,7 +230,14 @@ class _EngineProcess:
 
         Raise the error that stopped it from starting.
         """
-        config = {"parent": os.getpid(), "control_key": self._control_key, "options": self._options}
+        config: dict[str, Any] = {
+            "parent": os.getpid(),
+            "control_key": self._control_key,
+            "options": self._options,
+        }
+        if (visitor := self._visitor) is not None:
+            argument = base64.b64encode(pickle.dumps(visitor.argument)).decode()
+            config["visitor"] = [visitor.function, argument, visitor.listener.fileno()]
         try:
             line = json.dumps(config)
         except TypeError as error:
@@ -243,7 +276,7 @@ class _EngineProcess:
     def stop(self) -> None:
         """End the process and wait for it."""
         self._stopping = True
-        self._command.close(grace_seconds=3)
+        self._command.close(grace_seconds=3 if self._visitor is None else _VISITOR_SECONDS)
 
 
 def _environment(threads: Threads) -> dict[str, str]:

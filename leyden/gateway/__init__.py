@@ -25,6 +25,7 @@ What lives here:
 - `prefixes`: which earlier call each prompt goes on from;
 - `recorder`: the queue between the answer and the store;
 - `workers`: the gateway in several processes;
+- `hosted`: the gateway in the process of the engine;
 - `remote`: a gateway that another process runs;
 - `refusal`: the gateway's own errors.
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from typing import cast
 from urllib.parse import unquote
 
-import aiohttp
-
 from leyden import semconv
 from leyden.dialects import DIALECTS, Dialect, dialect_of_client
 from leyden.host.http import JSON, Receive, Refusal, Scope, Send, header, read_body, send_reply
@@ -115,16 +113,12 @@ def client_dialect(scope: Scope) -> Dialect:
     return dialect_of_client(name for name, _ in cast(Iterable[tuple[bytes, bytes]], scope["headers"]))
 
 
-def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
+def downstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the upstream's headers in the form for the agent.
 
     The gateway frames the body itself.
     """
-    return [
-        (name.lower(), value)
-        for name, value in response.raw_headers
-        if name.decode("latin-1").lower() not in _NOT_DOWNSTREAM
-    ]
+    return [(name.lower(), value) for name, value in headers if name.decode("latin-1").lower() not in _NOT_DOWNSTREAM]
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -1,14 +1,16 @@
 """Commands to a running gateway over HTTP, under its control key, from an operator or a trainer in another process.
 
-`GET /control/state` reports; `POST /control/pause`, `/control/drain` and `/control/resume` hold calls up while weights
-change; `POST /control/models` replaces the models; `POST /control/policy_version` says which weights a server has from
-now on. Each returns the state. `RemoteGateway` is the client. A gateway in several processes passes a request to each,
-and adds their counts (`join_states`). To add a command: a line in `_COMMANDS`, a method of `RemoteGateway`.
+`GET /control/state` reports, `GET /control/upstreams` returns the status of each server; `POST /control/pause`,
+`/control/drain` and `/control/resume` hold calls up while weights change; `POST /control/models` replaces the models;
+`POST /control/policy_version` says which weights a server has from now on. Each returns the state. `RemoteGateway` is the
+client. A gateway in several processes passes a request to each, and joins their replies. To add a command: a line in
+`_COMMANDS`, a method of `RemoteGateway`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NotRequired, cast
 
@@ -18,6 +20,7 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from leyden.errors import ConfigError, GatewayError
+from leyden.gateway.figures import UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.remote import client_session, control_key_of
 from leyden.gateway.upstream import UpstreamModel
@@ -90,6 +93,7 @@ class Control:
         records_pending: Callable[[], int],
         update_models: Callable[[list[Any]], None],
         set_policy_version: Callable[[str, int | None], None],
+        upstreams: Callable[[], list[UpstreamStatus]],
     ) -> None:
         self.gate = gate
         self._models = models
@@ -97,6 +101,7 @@ class Control:
         self._records_pending = records_pending
         self._update_models = update_models
         self._set_policy_version = set_policy_version
+        self._upstreams = upstreams
 
     def state(self) -> GatewayState:
         """Return what the gateway is doing now. Keys and passwords are left out."""
@@ -112,15 +117,18 @@ class Control:
             ],
         )
 
-    async def handle(self, command: str, verb: str, body: bytes) -> GatewayState:
-        """Carry out a command and return the state after it. Raise Refusal for an unknown one and a wrong body."""
+    async def handle(self, command: str, verb: str, body: bytes) -> GatewayState | list[dict[str, Any]]:
+        """Carry out a command and return the state after it, or the status of each server. Raise Refusal for an unknown one and a
+        wrong body."""
+        if (verb, command) == ("GET", "upstreams"):
+            return [asdict(status) for status in self._upstreams()]
         if (verb, command) != ("GET", "state"):
             act = _COMMANDS.get(command)
             if act is None or verb != "POST":
                 raise Refusal(
                     404,
                     "route_not_found",
-                    f"the gateway has no route {verb} /{PREFIX}{command}; there are GET /{PREFIX}state and "
+                    f"the gateway has no route {verb} /{PREFIX}{command}; there are GET /{PREFIX}state, GET /{PREFIX}upstreams and "
                     f"POST /{PREFIX} with {', '.join(_COMMANDS)}",
                 )
             try:

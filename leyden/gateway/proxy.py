@@ -15,11 +15,12 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import aiohttp
 
@@ -35,16 +36,20 @@ from leyden.gateway.recorder import Failures, Recorder
 from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.spool import SPANS, Spool
-from leyden.gateway.transport import HttpTransport
+from leyden.gateway.transport import HttpTransport, Transport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.host.asgi import AsgiServer, ConnectionLimits
 from leyden.host.http import MAX_BODY_BYTES, SiteGuard
 from leyden.host.listening import check_token, is_loopback, listen, loop_factory, netloc, reachable
-from leyden.options import NamedOptions, check_number, check_port
+from leyden.options import NamedOptions, check_choice, check_number, check_port
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM, RolloutMode
+from leyden.utils.arguments import KeepsArguments, arguments_of
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
+
+if TYPE_CHECKING:
+    from leyden.gateway.hosted import Reservation, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +65,7 @@ _CONNECT_SECONDS = 10.0
 _MODES: tuple[str, ...] = get_args(RolloutMode)
 
 
-class LLMProxy(NamedOptions):
+class LLMProxy(NamedOptions, KeepsArguments):
     """A server of OpenAI's and Anthropic's APIs that passes calls on to models and records each in its attempt.
 
     `start` before use, `stop` after (or `async with`); both may be repeated, and a restart keeps the address. All
@@ -75,7 +80,7 @@ class LLMProxy(NamedOptions):
         model_list: ModelList | None = None,
         store: LightningStore | LightningStoreServer | None = None,
         timeout_seconds: float = 600.0,
-        launch_mode: Literal["thread"] = "thread",
+        launch_mode: Literal["thread", "engine"] = "thread",
         deterministic_seed: int | None = None,
         token: str | None = None,
         live_key: str | None = None,
@@ -94,6 +99,8 @@ class LLMProxy(NamedOptions):
         """Set the options. The gateway opens its port in `start`.
 
         port: None takes a free one.
+        launch_mode: "thread" runs the gateway in a thread of this process. "engine" lets a run that trains an `IsolatedBackend` run it
+        in that engine's process, where it asks the engine without HTTP; any other run uses a thread.
         timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
         deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's
         `metadata["leyden.sampling_key"]` (without one, its id), how many of its attempts have failed, and the number of the call in its
@@ -125,8 +132,8 @@ class LLMProxy(NamedOptions):
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
         """
-        if launch_mode != "thread":
-            raise ConfigError(f"launch_mode is {launch_mode!r}; possible: 'thread'")
+        check_choice("launch_mode", launch_mode, ("thread", "engine"))
+        self.launch_mode = launch_mode
         check_port("port", port)
         check_number("timeout_seconds", timeout_seconds, above=0)
         check_number("deterministic_seed", deterministic_seed, whole=True, or_none="seeds of the agents' own")
@@ -180,7 +187,10 @@ class LLMProxy(NamedOptions):
         self._policy_versions: dict[str, int] = {}
         """Versions of the weights by model name; written from any thread, one item at a time."""
         self._failures: Failures = {}
-        self._running: _Running | None = None
+        self._running: Running | None = None
+        self._reservation: Reservation | None = None
+        self._transports: Mapping[str, Transport] = {}
+        """How to reach servers that are asked without HTTP, by endpoint."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -191,8 +201,7 @@ class LLMProxy(NamedOptions):
 
     def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
         """In another process, a gateway is a recorder of the attempts that are made there."""
-        root = f"http://{netloc(reachable(self._access_host), self._listening_port())}"
-        return RemoteRecorder, (root, self._control_key)
+        return RemoteRecorder, (self._root, self._control_key)
 
     # ---- options -----------------------------------------------------------------------------------------------------
 
@@ -214,10 +223,8 @@ class LLMProxy(NamedOptions):
     def update_model_list(self, model_list: ModelList) -> None:
         """Serve these models from the next call on; no restart. Raises ConfigError, and the old list stays."""
         self._models = self._checked(model_list)
-        if (running := self._running) is not None:
-            servers = self.served_models
-            with contextlib.suppress(RuntimeError):  # stopped this very moment
-                running.loop.call_soon_threadsafe(running.figures.keep, servers)
+        if self._running is not None:
+            self._running.keep(self.served_models)
 
     def set_policy_version(self, model_name: str, version: int | None) -> None:
         """Say which weights the servers of a model have from now on, for servers that do not say so themselves.
@@ -236,6 +243,8 @@ class LLMProxy(NamedOptions):
             self._policy_versions.pop(model_name, None)
         else:
             self._policy_versions[model_name] = version
+        if self._running is not None:
+            self._running.set_policy_version(model_name, version)
 
     def _checked(self, model_list: ModelList) -> dict[str, tuple[UpstreamModel, ...]]:
         models = upstream_models(model_list)
@@ -332,25 +341,18 @@ class LLMProxy(NamedOptions):
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Refuse all later calls of this attempt with 410, and give up those under way. Safe to repeat."""
-        running = self._running
-        if running is not None:
-            running.attempts.end(rollout_id, attempt_id)
-            if running.app.remembers or not running.recorder.settled((rollout_id, attempt_id)):
-                with contextlib.suppress(RuntimeError):  # stopped this very moment: it gives up every call
-                    running.loop.call_soon_threadsafe(running.app.end_attempt, rollout_id, attempt_id)
+        if self._running is not None:
+            self._running.end_attempt(rollout_id, attempt_id)
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """Wait until every call of this attempt is in the store; call `end_attempt` first, or it waits for those under way.
 
         Raises StoreError, once, if one of them could not be written.
         """
-        key = (rollout_id, attempt_id)
-        running = self._running
-        if running is None:
-            if failure := self._failures.pop(key, None):
-                raise failure
-        elif not running.recorder.settled(key):
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+        if self._running is not None:
+            await self._running.flush(rollout_id, attempt_id)
+        elif failure := self._failures.pop((rollout_id, attempt_id), None):
+            raise failure
 
     def upstreams(self) -> list[UpstreamStatus]:
         """Return the status of each server: requests, failures by reason, latency, and the problem
@@ -358,33 +360,32 @@ class LLMProxy(NamedOptions):
 
         Servers without a request since `start` are left out.
         """
-        return [] if self._running is None else self._running.figures.statuses()
+        return [] if self._running is None else self._running.upstreams()
 
     # ---- updates of the weights --------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
         """Hold calls up from now on, until `resume`; those at the model go on. Raises GatewayError if the gateway is not running."""
-        await self._at_the_gate(Gate.close)
+        await self._at_the_gate("pause")
 
     async def drain(self) -> None:
         """`pause`, and wait until no call is at the model. Raises GatewayError if the gateway is not running."""
-        await self._at_the_gate(Gate.drain)
+        await self._at_the_gate("drain")
 
     async def resume(self) -> None:
         """Let the calls that wait go on. Raises GatewayError if the gateway is not running."""
-        await self._at_the_gate(Gate.open)
+        await self._at_the_gate("resume")
 
-    async def _at_the_gate(self, act: Callable[[Gate], Coroutine[Any, Any, None]]) -> None:
-        running = self._running
-        if running is None:
+    async def _at_the_gate(self, command: str) -> None:
+        if self._running is None:
             raise GatewayError("the gateway is not running, so it holds no calls: start it first")
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(running.gate), running.loop))
+        await self._running.gate(command)
 
     # ---- the server --------------------------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
         """Whether the gateway takes calls."""
-        return self._running is not None and self._running.thread.is_alive()
+        return self._running is not None and self._running.is_alive()
 
     async def start(self) -> None:
         """Open the port and take calls. Calling it again does nothing.
@@ -393,14 +394,9 @@ class LLMProxy(NamedOptions):
         """
         if self.is_running():
             return
-        if self._store is None:
-            raise ConfigError(
-                "the gateway has no store to record calls in; give store= or call set_store() before start()"
-            )
-        listener = self._listen()
-        ready: concurrent.futures.Future[_Running] = concurrent.futures.Future()
+        store, listener = self._given_store(), self._listen()
+        ready: concurrent.futures.Future[Running] = concurrent.futures.Future()
         stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
-        store = self._store
 
         def run() -> None:
             try:
@@ -420,17 +416,68 @@ class LLMProxy(NamedOptions):
     async def stop(self) -> None:
         """Take no more calls, end those under way, write every record, close the port. Calling it again does
         nothing."""
-        running, self._running = self._running, None
-        if running is None:
-            return
-        running.stop()
-        await asyncio.wrap_future(running.stopped)
-        running.thread.join()
+        await self.leave()
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            await reservation.close()
 
     async def restart(self) -> None:
         """`stop`, then `start` on the same address."""
         await self.stop()
         await self.start()
+
+    # ---- in the process of an engine (see `hosted`) ------------------------------------------------------------------
+
+    async def reserve(self) -> None:
+        """Open the port, on which calls wait until another process runs the gateway there (`run_by`). `stop` closes it.
+
+        Raise ConfigError and GatewayError as `start` does.
+        """
+        from leyden.gateway.hosted import Reservation
+
+        store = self._given_store()
+        self._reservation = Reservation(self._listen(), store)
+        await self._reservation.open()
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether another process runs the gateway, or will run it."""
+        return self._reservation is not None
+
+    def for_process(self) -> tuple[Settings, socket.socket]:
+        """Return what the other process needs: the argument of `hosted.serve`, and the listening socket."""
+        from leyden.gateway.hosted import Settings
+
+        assert self._reservation is not None, "call reserve() first"
+        kept_here = ("port", "store", "model_list")
+        options = {name: value for name, value in arguments_of(self).items() if name not in kept_here}
+        settings = Settings(
+            self._reservation.shared_store, options, self.served_models, dict(self._policy_versions), self._control_key
+        )
+        return settings, self._reservation.listener
+
+    def run_by(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Control the gateway in the other process from now on. end: ends that process; `stop` and `leave` call it."""
+        from leyden.gateway.hosted import HostedGateway
+
+        self._running = HostedGateway(self._root, self._control_key, end)
+
+    async def leave(self) -> None:
+        """`stop`, but keep a port that was reserved, so that another process can run the gateway there."""
+        running, self._running = self._running, None
+        if running is not None:
+            await running.end()
+
+    @property
+    def _root(self) -> str:
+        return f"http://{netloc(reachable(self._access_host), self._listening_port())}"
+
+    def _given_store(self) -> LightningStore:
+        if self._store is None:
+            raise ConfigError(
+                "the gateway has no store to record calls in; give store= or call set_store() before start()"
+            )
+        return self._store
 
     def _listen(self) -> socket.socket:
         try:
@@ -452,7 +499,7 @@ class LLMProxy(NamedOptions):
         self,
         store: LightningStore,
         listener: socket.socket,
-        ready: concurrent.futures.Future[_Running],
+        ready: concurrent.futures.Future[Running],
         stopped: concurrent.futures.Future[None],
     ) -> None:
         attempts = Attempts(store)
@@ -463,9 +510,14 @@ class LLMProxy(NamedOptions):
                 spool = stack.enter_context(closing(Spool(self._spool_path, max_bytes=self._spool_bytes, items=SPANS)))
             recorder = Recorder(store, self._failures, spool)
             http, through_litellm = HttpTransport(session), LitellmTransport(self._relay_options.timeout_seconds)
+
+            def transport(model: UpstreamModel) -> Transport:
+                through_http = http if model.litellm_params is None else through_litellm
+                return self._transports.get(model.endpoint, through_http)
+
             relay = Relay(
                 models=lambda: self._models,
-                transport=lambda model: http if model.litellm_params is None else through_litellm,
+                transport=transport,
                 recorder=recorder,
                 gate=gate,
                 options=self._relay_options,
@@ -478,6 +530,7 @@ class LLMProxy(NamedOptions):
                 records_pending=lambda: recorder.pending,
                 update_models=self.update_model_list,
                 set_policy_version=self.set_policy_version,
+                upstreams=lambda: relay.figures.statuses(),
             )
             app = GatewayApp(
                 attempts=attempts,
@@ -505,11 +558,11 @@ class LLMProxy(NamedOptions):
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
-                _Running(
+                _RunningHere(
                     recorder=recorder,
                     attempts=attempts,
                     app=app,
-                    gate=gate,
+                    control=control,
                     figures=relay.figures,
                     loop=loop,
                     thread=threading.current_thread(),
@@ -528,19 +581,90 @@ class LLMProxy(NamedOptions):
             await through_litellm.close()
 
 
+class Running(ABC):
+    """A started gateway, in this process or in another one. Its methods may be called from any thread."""
+
+    @abstractmethod
+    def is_alive(self) -> bool: ...
+
+    @abstractmethod
+    def keep(self, servers: Sequence[UpstreamModel]) -> None:
+        """Serve these models from the next call on."""
+
+    @abstractmethod
+    def set_policy_version(self, model_name: str, version: int | None) -> None:
+        """Say which weights a model has from now on."""
+
+    @abstractmethod
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None: ...
+
+    @abstractmethod
+    async def flush(self, rollout_id: str, attempt_id: str) -> None: ...
+
+    @abstractmethod
+    def upstreams(self) -> list[UpstreamStatus]: ...
+
+    @abstractmethod
+    async def gate(self, command: str) -> None:
+        """Pause, drain or resume the calls."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Take no more calls, and return when every record is written."""
+
+    def close(self) -> None:
+        """Begin the end, without waiting for it."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Running:
-    """What a started gateway is made of."""
+class _RunningHere(Running):
+    """A gateway in an event loop of this process, and the parts that it is made of."""
 
     recorder: Recorder
     attempts: Attempts
     app: GatewayApp
-    gate: Gate
+    control: Control
     figures: UpstreamFigures
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]
     stop: Callable[[], object]
+
+    def is_alive(self) -> bool:
+        return self.thread.is_alive()
+
+    def keep(self, servers: Sequence[UpstreamModel]) -> None:
+        with contextlib.suppress(RuntimeError):  # stopped this very moment
+            self.loop.call_soon_threadsafe(self.figures.keep, list(servers))
+
+    def set_policy_version(self, model_name: str, version: int | None) -> None:
+        """Nothing: calls read the versions that `LLMProxy` has."""
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        self.attempts.end(rollout_id, attempt_id)
+        if self.app.remembers or not self.recorder.settled((rollout_id, attempt_id)):
+            with contextlib.suppress(RuntimeError):  # stopped this very moment: it gives up every call
+                self.loop.call_soon_threadsafe(self.app.end_attempt, rollout_id, attempt_id)
+
+    async def flush(self, rollout_id: str, attempt_id: str) -> None:
+        key = (rollout_id, attempt_id)
+        if not self.recorder.settled(key):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.recorder.flush(key), self.loop))
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        return self.figures.statuses()
+
+    async def gate(self, command: str) -> None:
+        act = self.control.handle(command, "POST", b"")
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act, self.loop))
+
+    async def end(self) -> None:
+        self.stop()
+        await asyncio.wrap_future(self.stopped)
+        self.thread.join()
+
+    def close(self) -> None:
+        self.stop()
 
 
 def _checked_store(store: Any) -> LightningStore:

@@ -49,6 +49,10 @@ class RemoteRecorder:
     def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
         return RemoteRecorder, (self._url, self._control_key)
 
+    async def close(self) -> None:
+        """Close the connections; a later `flush` opens others."""
+        await self._sessions.close()
+
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
         """Nothing: there is one gateway."""
 
@@ -98,10 +102,14 @@ class FoundGateways:
 
 
 async def _end(session: aiohttp.ClientSession, root: str, control_key: str, rollout_id: str, attempt_id: str) -> None:
-    headers = {"Authorization": f"Bearer {control_key}"}
+    url, headers = root + end_path(rollout_id, attempt_id), {"Authorization": f"Bearer {control_key}"}
     try:
-        async with session.post(root + end_path(rollout_id, attempt_id), headers=headers) as response:
-            text = await response.text()
+        try:
+            async with session.post(url, headers=headers) as response:
+                text = await response.text()
+        except aiohttp.ServerDisconnectedError:  # safe to repeat; where the gateway has died, this waits for another
+            async with session.post(url, headers=headers) as response:
+                text = await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise GatewayError(
             f"the gateway at {root} cannot be told that attempt {attempt_id!r} is over: {error or type(error).__name__}"

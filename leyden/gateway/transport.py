@@ -5,15 +5,17 @@ To reach servers in another way, write a `Transport`. It knows neither attempts 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 
 from leyden.dialects import Passage
-from leyden.gateway.asgi import Headers, Scope, downstream_headers, upstream_headers
+from leyden.gateway.asgi import Headers, downstream, upstream_headers
 from leyden.gateway.upstream import UpstreamModel
+from leyden.host.http import Message, Scope
 
 _IS_UP_SECONDS = 5.0
 
@@ -116,7 +118,7 @@ class _HttpAnswer:
 
     @property
     def headers(self) -> Headers:
-        return downstream_headers(self._response)
+        return downstream(self._response.raw_headers)
 
     async def read(self) -> bytes:
         """Return the body.
@@ -128,3 +130,80 @@ class _HttpAnswer:
 
     def pieces(self) -> AsyncIterator[bytes]:
         return self._response.content.iter_any()
+
+
+class AppTransport:
+    """A server in this process, whose ASGI application is called as a function in the gateway's event loop."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    @asynccontextmanager
+    async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
+        """See Transport.ask. Leaving the context before the end of the answer cancels the call."""
+        answer = _AppAnswer()
+        headers = upstream_headers(scope, model.api_key, passage.upstream)
+        request = {
+            "type": "http",
+            "method": "POST",
+            "path": f"/v1/{passage.upstream.path}",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), *((name.lower().encode(), value.encode()) for name, value in headers)],
+        }
+        parts = [body]
+
+        async def receive() -> Message:
+            if parts:
+                return {"type": "http.request", "body": parts.pop(), "more_body": False}
+            await asyncio.get_running_loop().create_future()  # this client leaves by cancelling the call
+            raise AssertionError
+
+        call = asyncio.create_task(self._app(request, receive, answer.send))
+        call.add_done_callback(lambda _: answer.end())
+        try:
+            await answer.begin()
+            yield answer
+        finally:
+            call.cancel()
+
+    async def is_up(self, model: UpstreamModel) -> bool:
+        """Return True: a call of a function has no connection to lose."""
+        return True
+
+
+class _AppAnswer:
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.status = 0
+        self.content_type = ""
+        self.headers: Headers = []
+
+    async def send(self, message: Message) -> None:
+        self._messages.put_nowait(message)
+
+    def end(self) -> None:
+        self._messages.put_nowait(None)
+
+    async def begin(self) -> None:
+        """Wait for the head. Raise ServerGone if the application ends without one."""
+        message = await self._messages.get()
+        if message is None:
+            raise ServerGone(RuntimeError("the server ended the call without an answer"), began=False)
+        self.status, self.headers = message["status"], downstream(message["headers"])
+        content_type = next((value for name, value in self.headers if name == b"content-type"), b"")
+        self.content_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
+
+    async def read(self) -> bytes:
+        """Return the body."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """Yield the body as it comes. Raise ServerGone if the application ends before its last piece."""
+        more = True
+        while more:
+            message = await self._messages.get()
+            if message is None:
+                raise ServerGone(RuntimeError("the server ended the call in the middle of its answer"), began=True)
+            more = message.get("more_body", False)
+            if piece := message.get("body", b""):
+                yield piece

@@ -265,7 +265,9 @@ class _Dispatch:
         refused = next((reply for reply in replies if reply[0] != 200), None)
         if refused is not None:
             return await send_reply(send, refused[1], status=refused[0])
-        await send_reply(send, dump(join_states([json.loads(reply) for _, reply in replies])))
+        told: list[Any] = [json.loads(reply) for _, reply in replies]
+        joint = [status for statuses in told for status in statuses] if isinstance(told[0], list) else join_states(told)
+        await send_reply(send, dump(joint))
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another worker reply. If the client leaves, that worker's connection is closed, too."""

@@ -504,6 +504,7 @@ class Command:
         environment: Mapping[str, str] | None = None,
         on_death: Callable[[str], object] = lambda obituary: None,
         guard: bool = False,
+        inherits: Sequence[int] = (),
     ) -> None:
         """Start the program.
 
@@ -514,6 +515,7 @@ class Command:
             thread of this object.
         guard: put a process between that ends the program with this one. For a program that does
             not call `end_with_parent`; its standard output is relayed too, and it has no input.
+        inherits: descriptors of this process that the program gets, under the same numbers.
         """
         self.name, self._relay, self._on_death = name, relay, on_death
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -526,6 +528,7 @@ class Command:
             stderr=subprocess.STDOUT if guard else subprocess.PIPE,
             env=environment,
             start_new_session=True,
+            pass_fds=inherits,
         )
         lines = self._process.stdout if guard else self._process.stderr
         self._reader = threading.Thread(target=self._read, args=(lines,), name=f"leyden-{name}-log", daemon=True)

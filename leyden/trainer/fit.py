@@ -380,8 +380,12 @@ class Fit:
         if proxy.get_store() is not self._store:
             proxy.set_store(self._store)
         if not proxy.is_running():
-            await proxy.start()
             stack.push_async_callback(proxy.stop)
+            moves = proxy.launch_mode == "engine" and algorithm is not None and algorithm.moves_gateway
+            if moves and elsewhere is None:  # else agents elsewhere look for it
+                await proxy.reserve()
+            else:
+                await proxy.start()
         return proxy
 
     def _recorders(self, proxy: LLMProxy | None) -> Sequence[AttemptRecorder]:

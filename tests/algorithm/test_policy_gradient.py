@@ -184,7 +184,7 @@ def test_a_bad_rollout_is_recorded_with_its_reason_and_the_others_are_trained_on
 
 
 @pytest.mark.slow
-def test_all_kinds_of_bad_agents_in_one_run_with_the_policy_in_its_own_process(tmp_path: Path) -> None:
+def test_all_kinds_of_bad_agents_in_one_run_with_policy_and_gateway_in_their_own_process(tmp_path: Path) -> None:
     kinds = {bad.__name__: bad for bad, _, _ in FAILURES if asyncio.iscoroutinefunction(bad)}
 
     @ly.llm_rollout
@@ -199,7 +199,8 @@ def test_all_kinds_of_bad_agents_in_one_run_with_the_policy_in_its_own_process(t
         tasks_per_step=len(kinds) + 3,
         timeout_seconds=2.0,
     )
-    summary = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run").fit(agent, [*kinds, "good", "fine", "well"])
+    trainer = ly.Trainer(algorithm=algorithm, llm_proxy=ly.LLMProxy(launch_mode="engine"), run_dir=tmp_path / "run")
+    summary = trainer.fit(agent, [*kinds, "good", "fine", "well"])
     assert {status: count for status, count in summary.rollouts.items() if count} == {
         "succeeded": 2 * 3 * 3,
         "failed": 2 * 3 * len(kinds),
@@ -523,8 +524,9 @@ def test_data_that_are_missing_or_no_data_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launch_mode", ["thread", "engine"])
 def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_was_lost_is_sampled_again(
-    tmp_path: Path,
+    tmp_path: Path, launch_mode: Any
 ) -> None:
     backend = ly.IsolatedBackend(WEIGHTS, device="cpu", max_length=128)
     killed: list[int] = []
@@ -533,6 +535,8 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
     async def agent(task: str, llm: ly.LLM) -> float:
         await ask(llm)
         if not killed:  # the first one has its answer, the others will have none
+            threads = {thread.name for thread in threading.enumerate()}
+            assert ("leyden-gateway" in threads) == (launch_mode == "thread")
             children = psutil.Process().children()
             killed.extend(child.pid for child in children if "leyden.engine.serve" in child.cmdline())
             os.kill(killed[0], signal.SIGKILL)
@@ -541,11 +545,14 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
     started = time.monotonic()
     directory = tmp_path / "run"
     algorithm = policy_gradient(Rows(), backend=backend)
+    proxy = ly.LLMProxy(launch_mode=launch_mode)
     with pytest.raises(EngineError, match="killed by SIGKILL"):
-        ly.Trainer(algorithm=algorithm, run_dir=directory, concurrency=1).fit(agent, ["a", "b"])
+        ly.Trainer(algorithm=algorithm, llm_proxy=proxy, run_dir=directory, concurrency=1).fit(agent, ["a", "b"])
     assert time.monotonic() - started < 30
     rollouts = asyncio.run(stored(directory))
-    assert Counter(rollout.status for rollout in rollouts) == {"succeeded": 1, "requeuing": 1}
+    # the killed gateway takes the record of the first one's call along, so that this rollout is sampled again, too
+    finished = {"succeeded": 1} if launch_mode == "thread" else {}
+    assert Counter(rollout.status for rollout in rollouts) == {**finished, "requeuing": 1}
     assert all(rollout.attempt.interrupted for rollout in rollouts if rollout.status == "requeuing")
     rows = Rows()
     ly.Trainer(algorithm=policy_gradient(rows), run_dir=directory).fit(agent, ["a", "b"], resume=True)

@@ -272,7 +272,7 @@ async def test_a_call_has_the_version_of_the_weights_that_the_gateway_was_told(
             await ask(caller)
             upstream._delay_seconds = 0.3
             slow = asyncio.create_task(ask(caller))
-            await until(lambda: proxy._running is not None and proxy._running.gate.inside)
+            await until(lambda: proxy._running is not None and proxy._running.control.gate.inside)
             proxy.set_policy_version("fake", 4)
             await slow
             proxy.set_policy_version("fake", None)

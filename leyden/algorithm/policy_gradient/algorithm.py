@@ -33,7 +33,7 @@ from leyden.algorithm.policy_gradient.batch import (
     minibatches,
 )
 from leyden.algorithm.policy_gradient.forking import ForkCounts, add_returns, requests_of_forks
-from leyden.algorithm.policy_gradient.metrics import group_metrics, mean, rollout_metrics
+from leyden.algorithm.policy_gradient.metrics import gpu_use, group_metrics, mean, rollout_metrics
 from leyden.algorithm.policy_gradient.preparation import Preparation
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
 from leyden.algorithm.policy_gradient.signal import SignalWatch
@@ -240,6 +240,7 @@ class PolicyGradient(PolicyAlgorithm):
             **(collected.forks.metrics() if self.advantages.forks_per_call else {}),
             **await self._update(iteration, data),
             "update_seconds": time.perf_counter() - sampled,
+            **gpu_use(),
         }
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:

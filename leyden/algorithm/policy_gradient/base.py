@@ -29,9 +29,10 @@ from leyden.algorithm.policy_gradient.signal import learning_rate_hint
 from leyden.components import build_component
 from leyden.engine import EngineRegistry
 from leyden.engine.base import OptimParams, PolicyBackend
+from leyden.engine.isolated import IsolatedBackend, Visitor
 from leyden.engine.schedules import check_learning_rate_schedule, learning_rate_at
 from leyden.errors import ConfigError, InvalidArgument
-from leyden.gateway import LLMProxy, UpstreamModel
+from leyden.gateway import LLMProxy, UpstreamModel, hosted
 from leyden.options import check_number
 from leyden.runs.config import weights_of
 from leyden.types import LLM, EnqueueRolloutRequest, NamedResources, ProxyLLM, RolloutConfig, RolloutMode
@@ -161,7 +162,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
             raise ConfigError(f"{name} needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
         self._val = val_dataset
         self._warn_of_learning_rate()
-        await self.backend.start()
+        await self._start_backend(proxy)
         server = self.backend.endpoint()
         policy = UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)
         others = [model for model in proxy.served_models if model.model_name != policy.model_name]
@@ -172,8 +173,28 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self._resources_id = await self._publish_policy("policy", self._llm)
 
     async def teardown(self) -> None:
-        """Stop the policy."""
-        await self.backend.stop()
+        """Stop the policy. One whose process runs the gateway too goes on until the gateway stops, after the last runner."""
+        proxy = self.get_llm_proxy()
+        if proxy is None or not (proxy.is_reserved and proxy.is_running()):
+            await self.backend.stop()
+
+    @property
+    def moves_gateway(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] -- it depends on the engine
+        """Whether the policy has a process of its own, in which the gateway asks it without HTTP."""
+        return isinstance(self.backend, IsolatedBackend)
+
+    async def _start_backend(self, proxy: LLMProxy) -> None:
+        """Start the policy, and in its process the gateway if that is reserved."""
+        if not (proxy.is_reserved and isinstance(self.backend, IsolatedBackend)):
+            return await self.backend.start()
+        await proxy.leave()  # the process of a life before
+        settings, listener = proxy.for_process()
+        self.backend.host(Visitor(hosted.FUNCTION, settings, listener))
+        try:
+            await self.backend.start()
+        finally:
+            self.backend.host(None)
+        proxy.run_by(self.backend.stop)
 
     async def validate(self, iteration: int) -> Metrics:
         """Run the validation set once with the current policy."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from leyden.algorithm.policy_gradient.batch import Group
 from leyden.algorithm.policy_gradient.reading import RolloutCounts
 from leyden.loop import Metrics
+from leyden.monitor.gpu import gpu_metrics
 
 
 def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: float) -> Metrics:
@@ -44,6 +45,15 @@ def group_metrics(groups: Sequence[Group], *, size: int, success_reward: float) 
     """
     passed = [any(each.reward >= success_reward for each in group.rollouts) for group in groups if group.rollouts]
     return {f"pass@{size}": mean([float(one) for one in passed])}
+
+
+def gpu_use() -> Metrics:
+    """Return how busy and how full the GPUs of this process were in the last moments; empty without a GPU.
+
+    The driver averages over up to a second, so after an update this is the update's use.
+    """
+    metrics = gpu_metrics()
+    return {name: metrics[name] for name in ("gpu_percent", "gpu_memory_percent") if name in metrics}
 
 
 def mean(values: Sequence[float]) -> float:

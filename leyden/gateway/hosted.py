@@ -1,0 +1,209 @@
+"""The gateway in the process of the run's engine, which it asks as a function, without HTTP.
+
+This process opens the port and serves its store to that process (`Reservation`). The engine's process runs the gateway
+there (`serve`), and this one controls it (`HostedGateway`). The port stays open while no process serves it, so that calls
+wait instead of failing. The module knows no engine: whoever starts one has it call `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+
+from leyden.errors import GatewayError
+from leyden.gateway.control import PREFIX
+from leyden.gateway.figures import UpstreamStatus
+from leyden.gateway.proxy import LLMProxy, Running
+from leyden.gateway.remote import RemoteRecorder
+from leyden.gateway.transport import AppTransport, Transport
+from leyden.gateway.upstream import UpstreamModel
+from leyden.store.base import LightningStore
+from leyden.store.client import LightningStoreClient
+from leyden.store.postgres import PostgresLightningStore
+from leyden.store.server import LightningStoreServer
+from leyden.utils.garbage import look_for_cycles_rarely
+
+FUNCTION = f"{__name__}:serve"
+"""The function that the engine's process calls."""
+_STATUSES = TypeAdapter(list[UpstreamStatus])
+_SECONDS = 600.0
+"""How long `drain` may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The argument of `serve`."""
+
+    store: Any
+    """Pickled, it is a client of the run's store."""
+    options: Mapping[str, Any]
+    """Options of `LLMProxy`."""
+    models: Sequence[UpstreamModel]
+    policy_versions: Mapping[str, int]
+    control_key: str
+
+
+class Reservation:
+    """The port and the store of a gateway that another process will run."""
+
+    def __init__(self, listener: socket.socket, store: LightningStore) -> None:
+        """listener: accepts connections on behalf of the process that runs the gateway."""
+        self.listener = listener
+        self._store = store
+        self._folder: Path | None = None
+        self._server: LightningStoreServer | None = None
+
+    async def open(self) -> None:
+        """Serve the store on a Unix socket, unless other processes reach it by themselves."""
+        if not isinstance(self._store, LightningStoreClient | PostgresLightningStore):
+            self._folder = Path(tempfile.mkdtemp(prefix="leyden-"))  # only this user can enter it
+            self._server = LightningStoreServer(self._store, socket_path=self._folder / "store.sock")
+            await self._server.start()
+
+    async def close(self) -> None:
+        """Close the port and the server of the store."""
+        self.listener.close()
+        if self._server is not None:
+            await self._server.stop()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    @property
+    def shared_store(self) -> Any:
+        """The store in a form that can be pickled for another process."""
+        return self._server or self._store
+
+
+class HostedGateway(Running):
+    """A gateway in another process, which this process controls over HTTP under its control key."""
+
+    def __init__(self, root: str, control_key: str, end: Callable[[], Awaitable[None]]) -> None:
+        """end: ends the process."""
+        parts = urlsplit(root)
+        self._host, self._port = parts.hostname or "", parts.port
+        self._headers = {"Authorization": f"Bearer {control_key}"}
+        self._recorder = RemoteRecorder(root, control_key)
+        self._end = end
+
+    def is_alive(self) -> bool:
+        """Return True: the end of the process ends the run."""
+        return True
+
+    def keep(self, servers: Sequence[UpstreamModel]) -> None:
+        """Serve these models from the next call on."""
+        self._ask("POST", "models", [_written(server) for server in servers])
+
+    def set_policy_version(self, model_name: str, version: int | None) -> None:
+        """Say which weights a model has from now on."""
+        self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Nothing yet: `flush`, which follows at once, says it too."""
+
+    async def flush(self, rollout_id: str, attempt_id: str) -> None:
+        """End the attempt, and wait until every call of it is in the store. Raise StoreError or GatewayError."""
+        await self._recorder.flush(rollout_id, attempt_id)
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        """Return the status of each server."""
+        return _STATUSES.validate_json(self._ask("GET", "upstreams"))
+
+    async def gate(self, command: str) -> None:
+        """Pause, drain or resume the calls."""
+        await asyncio.to_thread(self._ask, "POST", command)
+
+    async def end(self) -> None:
+        """End the process, and the gateway with it, after its last record."""
+        await self._end()
+        await self._recorder.close()
+
+    def _ask(self, verb: str, command: str, body: Any = None) -> bytes:
+        """Make a control request, blocking. Raise GatewayError if the gateway cannot be reached or refuses."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
+        try:
+            connection.request(verb, f"/{PREFIX}{command}", to_json(body), self._headers)
+            reply = connection.getresponse()
+            answer = reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise GatewayError(
+                f"the gateway in the engine's process cannot be reached for {command}: {error}"
+            ) from error
+        finally:
+            connection.close()
+        if reply.status != 200:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                raise GatewayError(str(from_json(answer)["error"]["message"]))
+            raise GatewayError(f"the gateway in the engine's process answered {command} with {reply.status}")
+        return answer
+
+
+def _written(server: UpstreamModel) -> dict[str, Any]:
+    """Return the fields of a server, its login in the endpoint, where `UpstreamModel` finds it again."""
+    written = {each.name: getattr(server, each.name) for each in fields(server) if each.init}
+    if server.login is not None:
+        parts = urlsplit(server.endpoint)
+        login = ":".join(quote(each, safe="") for each in server.login)
+        written["endpoint"] = urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc}"))
+    return written
+
+
+# ---- in the engine's process -----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serve(settings: Settings, descriptor: int, app: Any, url: str) -> AsyncGenerator[None]:
+    """Run the gateway in the running event loop, which is the engine's.
+
+    descriptor: the listening socket. app, url: the engine's endpoint, as an ASGI application and as a base URL.
+    """
+    look_for_cycles_rarely()
+    async with settings.store as store:
+        proxy = _Here(socket.socket(fileno=descriptor), {url: AppTransport(app)}, settings)
+        proxy.set_store(store)
+        async with proxy:
+            yield
+
+
+class _Here(LLMProxy):
+    """A gateway in the running event loop, on a socket that is open already."""
+
+    def __init__(self, listener: socket.socket, transports: Mapping[str, Transport], settings: Settings) -> None:
+        """transports: how to reach servers of this process, by endpoint."""
+        super().__init__(port=listener.getsockname()[1], model_list=settings.models, **settings.options)
+        self._listener = listener
+        self._transports = transports
+        self._control_key = settings.control_key
+        self._policy_versions.update(settings.policy_versions)
+
+    def _listen(self) -> socket.socket:
+        return self._listener
+
+    async def start(self) -> None:
+        assert self._store is not None
+        ready: Future[Running] = Future()
+        self._serving = asyncio.create_task(self._serve(self._store, self._listen(), ready, Future()))
+        started = asyncio.ensure_future(asyncio.wrap_future(ready))
+        await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            await self._serving  # raises
+        self._running = await started
+
+    async def stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+            await self._serving
