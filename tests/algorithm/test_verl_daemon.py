@@ -132,7 +132,7 @@ async def test_agents_get_their_modes_sampling_and_the_gateway_keeps_its_own_mod
         daemon = hosted(store, proxy, replace(OPTIONS, temperature=0.7, val_temperature=0.0))
         await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:3"])
         await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:1"])  # as after a restart of the servers
-        models = [(model.model_name, model.endpoint) for model in proxy.model_list]
+        models = [(model.model_name, model.endpoint) for model in proxy.served_models]
         found = [each.resources["main_llm"] for each in await store.query_resources()]
     assert {tuple(llm.sampling_parameters.items()) for llm in found if isinstance(llm, ly.LLM)} == {
         (("temperature", 0.7), ("max_tokens", 64)),

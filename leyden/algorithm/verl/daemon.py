@@ -174,7 +174,7 @@ class AgentModeDaemon(BatchInParts):
     async def _set_up(self, addresses: Sequence[str]) -> None:
         options = self.options
         await self._serve_tasks()
-        others = [model for model in self._proxy.model_list if model.model_name != options.model]
+        others = [model for model in self._proxy.served_models if model.model_name != options.model]
         servers = [
             UpstreamModel(options.model, f"http://{address.removeprefix('http://')}/v1", part_of_run=True)
             for address in addresses
