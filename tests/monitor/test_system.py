@@ -96,10 +96,14 @@ for visible in json.loads(sys.argv[1]):
 
 def metrics_there(nvml: Path, *visible: str | None) -> list[dict[str, float]]:
     """What a process that finds the library in this folder sees with each value of CUDA_VISIBLE_DEVICES."""
+    return [json.loads(line) for line in printed_there(nvml, ASK, json.dumps(visible)).splitlines()]
+
+
+def printed_there(nvml: Path, program: str, *arguments: str) -> bytes:
+    """What a program prints that finds the library in this folder."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(nvml)}
-    command = [sys.executable, "-c", ASK, json.dumps(visible)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, which makes the driver's stand-in")
@@ -122,6 +126,12 @@ def test_each_gpu_has_device_metrics_its_own_and_the_highest_are_told_too(nvml: 
     third_alone = {**third, "gpu_percent": 97, "gpu_memory_percent": pytest.approx(20)}
     seen = metrics_there(nvml, None, "2", "GPU-c", "")
     assert seen == [everything, third_alone, third_alone, {}]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, which makes the driver's stand-in")
+def test_a_training_step_reports_the_busiest_and_the_fullest_gpu(nvml: Path) -> None:
+    ask = "import json; from leyden.algorithm.policy_gradient.metrics import gpu_use; print(json.dumps(gpu_use()))"
+    assert json.loads(printed_there(nvml, ask)) == {"gpu_percent": 97, "gpu_memory_percent": pytest.approx(50)}
 
 
 @pytest.mark.gpu
