@@ -351,7 +351,7 @@ def numeric_options() -> Iterator[Refusal]:
         whole="estimation_step target_update_freq seed num_threads?",
         number="lr weight_decay discount_factor max_grad_norm?",
     )
-    yield from options(rl.Trainer, whole="max_iters val_every_n_iters? concurrency fast_dev_run?")
+    yield from options(rl.Trainer, whole="max_iters? val_every_n_iters? concurrency fast_dev_run?")
     yield from options(
         rl.vectorize_env,
         "CartPole-v1",
