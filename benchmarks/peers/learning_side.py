@@ -227,7 +227,7 @@ MOST = 1280
 """Rollouts of one run, forks included."""
 IN_STEP, GROUP = 32, 8
 """Rollouts of one step of either kind of credit, forks included, and of one group."""
-RATES = {"credit by forks": 3e-3, "credit shared": 1e-3}
+RATES = {"credit by forks": 3e-3, "credit shared": 3e-3}
 
 
 @ly.llm_rollout
