@@ -187,7 +187,7 @@ def test_a_loopback_host_needs_none(host: str) -> None:
     ("options", "message"),
     [
         ({"timeout_seconds": 0}, "timeout_seconds is 0"),
-        ({"launch_mode": "mp"}, "launch_mode is 'mp'"),
+        ({"launch_mode": "mp"}, r"launch_mode is 'mp'; .*thread"),
         ({"model_list": [{"model_name": "m"}]}, "no 'endpoint'"),
         ({"model_list": [{"model_name": "m", "endpoint": "http://x/v1", "key": 1}]}, "'key'.*api_key"),
         ({"model_list": [{"model_name": "m", "endpoint": "localhost:80"}]}, "'localhost:80'"),
