@@ -116,7 +116,7 @@ REPLAYED: Final = "leyden.replayed"
 REPLAY_OF: Final = "leyden.replay_of"
 """The span id of the recorded call that answered a replayed one."""
 REPLAY_DIVERGED: Final = "leyden.replay_diverged"
-"""What of the request differs from the recorded one, in one line. This call and all later ones are
+"""How the request differs from the recorded one, in one line. This call and all later ones are
 live."""
 
 SENT_TIME: Final = "leyden.sent_time"

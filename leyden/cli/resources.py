@@ -121,7 +121,7 @@ def add(
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
 ) -> None:
-    """Write the next version, or the first one of a new id. It serves nobody until it is promoted.
+    """Write the next version, or the first one of a new id. No request gets it until it is promoted.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ def main() -> None:
     serving: list[EmbeddedBackend] = []
 
     def end() -> None:
-        if os.getppid() == config["parent"]:  # else there is nobody to whom a visitor could report
+        if os.getppid() == config["parent"]:  # a visitor reports to the parent
             for backend in serving:
                 backend.stop_serving()
         os._exit(0)

@@ -2,7 +2,7 @@
 
 This process opens the port and serves its store to that process (`Reservation`). The engine's process runs the gateway
 there (`serve`), and this one controls it (`HostedGateway`). The port stays open while no process serves it, so that calls
-wait instead of failing. The module knows no engine: whoever starts one has it call `serve`.
+wait instead of failing. The module knows no engine: the engine's process calls `serve`.
 """
 
 from __future__ import annotations

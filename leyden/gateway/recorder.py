@@ -61,7 +61,7 @@ class Recorder:
         self._away_since: float | None = None
         """When the store was first found away or full, by the monotonic clock."""
         self._trouble = ""
-        """What the store is meanwhile: `is away`, or full in its own words."""
+        """Why records wait: the store is away, or its own error that says it is full."""
         self._failures = failures
         self._queue: deque[ModelCall] = deque()
         self._pending: dict[AttemptKey, int] = {}

@@ -60,8 +60,8 @@ _REMEDIES = {
 }
 
 _SYNCHRONOUS: Mapping[Durability, str] = {"process": "local", "power": "on"}
-"""Both wait for the server's disk; "power" also waits for its synchronous standbys, if it has some.
-"""
+"""PostgreSQL's `synchronous_commit` for each level of durability. Each waits for the server's disk;
+"power" also waits for the server's synchronous standbys, if it has some."""
 
 
 @cache

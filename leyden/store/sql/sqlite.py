@@ -36,7 +36,7 @@ _REMEDIES = {
     "SQLITE_READONLY": "check the permissions of the file and its directory",
 }
 _FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
-"""What SQLite says if the disk, a quota or a limit of the size of files leaves no room."""
+"""Beginnings of SQLite's error names for a full disk, an exhausted quota and a limit of the size of files."""
 
 
 def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
