@@ -152,9 +152,8 @@ class GatewayApp:
             case ["rollout", rollout_id, "attempt", attempt_id, rest] if rest.startswith("v1/"):
                 route = rest.removeprefix("v1/")
                 key = unquote(rollout_id), unquote(attempt_id)
-                if (
-                    claim is not None or self._token is not None
-                ):  # without a token a key proves nothing, and the URL of each call counts
+                # Without a token a key proves nothing, and the URL of each call counts.
+                if claim is not None or self._token is not None:
                     _check_same(key, key_of)
             case _:
                 route = path.removeprefix("v1/")
@@ -180,7 +179,10 @@ class GatewayApp:
         )
 
     def _claim(self, scope: Scope, parts: list[str]) -> _Claim | None:
-        """Return the claim of a live rollout in the URL or in the key, None without one. Raise Refusal for one that is not signed."""
+        """Return the claim of a live rollout in the URL or in the key; None if there is none.
+
+        Raise Refusal (401) for a claim that was not signed with this gateway's live key.
+        """
         given = given_key(scope).decode("latin-1")
         if parts[0] == "live" and len(parts) > 1:
             text = parts[1]
@@ -199,10 +201,9 @@ class GatewayApp:
         return _Claim(claim, text)
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
-        """Return the attempt that the client's key names and admits to; None for the token, which
-        admits to all.
+        """Return the attempt that the client's key names; None for the token, which admits to all.
 
-        Raise Refusal for any other key.
+        Raise Refusal (401) for any other key.
         """
         given = given_key(scope)
         if given.startswith(PREFIX.encode()):
@@ -233,7 +234,7 @@ class GatewayApp:
         await send_reply(send, b"{}")
 
     def _check_control_key(self, scope: Scope) -> None:
-        """Raise Refusal (401) unless the request has the key of the gateway's own runners and operators."""
+        """Raise Refusal (401) unless the request has the gateway's control key."""
         if not is_secret(bearer_token(header(scope, b"authorization")), self._control_key().encode()):
             raise Refusal(
                 401,
@@ -354,7 +355,8 @@ class GatewayApp:
 def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
     """Cancel a call whose client has left.
 
-    A response that is complete has a moment for the rest of its stream, which proves it.
+    A call whose response is already complete goes on for `_REST_SECONDS`, because the rest of its
+    stream may hold what proves its tokens.
     """
     if not exchange.answered:
         task.cancel()

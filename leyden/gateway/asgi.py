@@ -1,7 +1,7 @@
-"""Headers and error replies of the gateway: which pass in either direction, and what they say of
-the sender.
+"""Headers and error replies of the gateway.
 
-It knows HTTP and the dialects, and no attempt, model or upstream.
+It decides which headers pass to the server and to the agent, and reads what a request says of its
+sender. It knows HTTP and the dialects, and no attempt, model or upstream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ONE_HOP = {
     *("upgrade", "host", "content-length", "expect"),
 }
 _HOP_BY_HOP = _ONE_HOP | {"content-encoding"}
-"""Headers that end here when the gateway reads the body."""
+"""Headers that the gateway does not pass on when it reads the body."""
 _OF_THE_GATEWAY = {
     "api-key",
     "cookie",
@@ -44,7 +44,7 @@ The connection to that server chooses its own compression.
 _KEY_HEADERS = tuple(
     dict.fromkeys((each.key_header.encode(), each.key_scheme.lower().encode()) for each in DIALECTS.values())
 )
-"""The headers in which clients send their key, with the scheme before it."""
+"""The headers in which clients send their key, each with the scheme before the key."""
 _NOT_UPSTREAM = frozenset(name.encode() for name in _HOP_BY_HOP | _OF_THE_GATEWAY) | {name for name, _ in _KEY_HEADERS}
 _NOT_DOWNSTREAM = frozenset(_HOP_BY_HOP)
 _ONE_HOP_BYTES = frozenset(name.encode() for name in _ONE_HOP)
@@ -74,8 +74,9 @@ def sent_time(scope: Scope, arrived: float) -> float | None:
 
 
 def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
-    """Return (rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt`
-    or in W3C's `baggage`.
+    """Return (rollout id, attempt id) from the headers; None if they name no attempt.
+
+    The ids are percent-encoded in `x-leyden-rollout` and `x-leyden-attempt`, or in W3C's `baggage`.
     """
     rollout, attempt = header(scope, b"x-leyden-rollout"), header(scope, b"x-leyden-attempt")
     if not (rollout and attempt):
@@ -88,7 +89,7 @@ def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
 
 
 def given_key(scope: Scope) -> bytes:
-    """Return the API key that the client sent, in the header of any dialect; empty if there is none."""
+    """Return the API key that the client sent, in any dialect's header; empty if it sent none."""
     for name, scheme in _KEY_HEADERS:
         value = header(scope, name)
         if value is not None and value[: len(scheme)].lower() == scheme and (key := value[len(scheme) :].strip()):
@@ -122,7 +123,7 @@ def downstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers that are not for one hop only, for a message that is passed on unchanged."""
+    """Return the headers that may pass several hops, for a message that is passed on unchanged."""
     return [(name, value) for name, value in headers if name.lower() not in _ONE_HOP_BYTES]
 
 
@@ -148,8 +149,9 @@ async def read_request(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
 
 
 async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:
-    """Reply with an error as clients of `dialect` read it, and tell them not to repeat a request
-    that cannot succeed.
+    """Reply with an error in the client's dialect.
+
+    The reply tells the client not to repeat a request that cannot succeed.
     """
     body = dialect.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
     is_final = refusal.status < 500 and refusal.retry_after_seconds is None

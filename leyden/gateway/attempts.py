@@ -1,8 +1,9 @@
 """Which attempts may call a model, and the number of each call.
 
-It asks the store once for each attempt and remembers the answer: a call costs no store read. It follows the store's news, so an attempt
-whose rollout has ended without a word from its runner is refused within a second. An attempt that is older than this gateway, which was
-started again, goes on with the numbers that its record ends with. It knows no HTTP beyond the status of a refusal.
+The store is asked once for each attempt, so that later calls cost no store read. Attempts also
+follow the store's news: one whose rollout has ended is refused within a second, even if its runner
+never reported the end. An attempt that is older than this gateway (after a restart) goes on with
+the numbers that its record ends with. The module knows no HTTP beyond the status of a refusal.
 """
 
 from __future__ import annotations
@@ -33,50 +34,56 @@ AttemptKey = tuple[str, str]
 _CLAIM_SECONDS = 86_400.0
 """How long after its beginning a live rollout may make its first call here."""
 _RECHECK_SECONDS = 30.0
-"""How long an attempt that a sweep ended can still call, if its rollout goes on; the store has no news of that."""
+"""How long an attempt that a sweep ended can still call while its rollout goes on.
+
+The store reports no news of such an attempt.
+"""
 _NEWS_SECONDS = 30.0
-"""How long one wait for the store's news lasts if there are none."""
+"""How long one request for the store's news waits for some."""
 _REST_SECONDS = 0.2
-"""Between two waits, so that a busy store is asked five times a second."""
+"""The pause between two requests for news, so that a busy store gets at most five a second."""
 _AWAY_SECONDS = 2.0
-"""Between two tries while the store cannot be reached."""
+"""The pause between two tries while the store cannot be reached."""
 _PATIENCE_SECONDS = 2.0
-"""How long a call of an attempt that was met before waits for the store to say whether the attempt is over."""
+"""How long a call of a known attempt waits for the store to say whether the attempt is over."""
 _LIVE_KEPT = 65_536
-"""How many attempts that nobody ended are remembered; those that called last."""
+"""How many unfinished attempts are remembered. The one that was silent longest is dropped first."""
 _RECORD_LOOKED_AT = 256
-"""How many calls that came last are asked for the highest number; more than are under way in one attempt."""
+"""How many of an attempt's newest calls are searched for the highest number.
+
+It exceeds the number of calls that one attempt has under way.
+"""
 _CLOCK_SKEW_SECONDS = 1.0
-"""By how much the store's clock may be ahead."""
+"""By how much the store's clock may be ahead of this machine's."""
 _ENDED_KEPT = 65_536
-"""How many ended attempts are remembered; older ones are looked up in the store, which knows by then."""
+"""How many ended attempts are remembered. For older ones the store is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One call that may go on."""
+    """Permission for one call, and what its attempt has so far."""
 
     call_index: int
     """The number of the call within its attempt, from 0."""
     trace_id: str
     """The trace of the attempt's calls that bring no trace of their own."""
     mode: str | None
-    """Of the rollout."""
+    """The mode of the rollout."""
     sampling_key: str
-    """Seeds of the attempt's calls are derived from this."""
+    """The key from which the seeds of the attempt's calls are derived."""
     replay: Replay | None
-    """The recorded calls that the attempt repeats."""
+    """The recorded calls that the attempt repeats; None if it repeats none."""
     spent: Spent
-    """By the attempt so far."""
+    """What the attempt has spent so far."""
 
 
 @dataclass(slots=True)
 class _Live:
     trace_id: str
     calls: int = 0
-    """Met by this gateway."""
+    """How many calls this gateway has numbered."""
     calls_before: int | None = None
-    """Met by the one before it; None until the store has been asked."""
+    """How many calls an earlier gateway numbered; None until the store has been asked."""
     mode: str | None = None
     sampling_key: str = ""
     replay: Replay | None = None
@@ -85,18 +92,24 @@ class _Live:
 
 
 class Attempts:
-    """The attempts that call through this gateway. `admit` runs in the gateway's event loop; `end` in any thread."""
+    """The attempts that call through this gateway.
+
+    `admit` runs in the gateway's event loop; `end` may be called from any thread.
+    """
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS
-        """Attempts that began later, by the store's clock, have met this gateway with their first call, and it remembers them."""
+        """A time by the store's clock. Attempts that began later made their first call here.
+
+        This gateway has numbered all calls of such an attempt, so the store need not be asked.
+        """
         self._live: OrderedDict[AttemptKey, _Live] = OrderedDict()
         self._ended: dict[AttemptKey, bool] = {}
-        """Whether a call that came too late has been noted."""
+        """Ended attempts, each with whether a call that came too late has been recorded."""
 
     def __len__(self) -> int:
-        """How many are remembered that may call."""
+        """Return how many attempts are remembered that may call."""
         return len(self._live)
 
     @property
@@ -107,12 +120,14 @@ class Attempts:
     async def admit(
         self, rollout_id: str, attempt_id: str, *, call_index: int | None = None, claim: LiveClaim | None = None
     ) -> Admission:
-        """Number one call; call_index: the number that it has already, if it is sent again.
+        """Admit one call, and number it.
 
-        claim: of a live rollout that a session has signed; it is admitted also if the store does not know it yet.
-
-        Raises Refusal: 404 for ids that the store does not know, 410 for an attempt that is over, 503 when the store
-        cannot say.
+        call_index: the number that the call already has, if its client sends it again.
+        claim: the claim of a live rollout that a session signed. It is admitted even if the store
+            does not know it yet.
+        Raise Refusal: 404 for ids that the store does not know, 410 for an attempt that is over,
+        503 if
+            the store cannot be asked.
         """
         key = (rollout_id, attempt_id)
         if key in self._ended:
@@ -150,7 +165,7 @@ class Attempts:
         )
 
     def _begin_live(self, key: AttemptKey, claim: LiveClaim) -> _Live:
-        """Return a live rollout that calls for the first time. Raise Refusal: 401 for a claim that is too old."""
+        """Return a new entry for a live rollout. Raise Refusal (401) if its claim is too old."""
         now = time.time()
         if abs(now - claim.start_time) > _CLAIM_SECONDS:
             raise Refusal(
@@ -166,7 +181,7 @@ class Attempts:
         return live
 
     async def _check_if_possible(self, key: AttemptKey, live: _Live, claim: LiveClaim | None = None) -> None:
-        """Check an attempt that was met before. While the store is away the attempt goes on, and its records wait."""
+        """Check a known attempt. If the store is away, the attempt goes on and its records wait."""
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._check(key, live)
@@ -179,7 +194,10 @@ class Attempts:
                 raise
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
-        """Whether this is the first call of an ended attempt; only that one is worth a record, an agent may repeat it for ever."""
+        """Return whether this is the first late call of an ended attempt, and remember it.
+
+        Only the first is recorded, because an agent may repeat the call for ever.
+        """
         first = not self._ended.get((rollout_id, attempt_id), False)
         self._ended[rollout_id, attempt_id] = True
         return first
@@ -195,7 +213,7 @@ class Attempts:
     async def follow_news(self, give_up: Callable[[str, str], None]) -> None:
         """End attempts as soon as their rollouts are over, until cancelled.
 
-        give_up: called with the ids of each, to cancel its calls under way.
+        give_up: called with the ids of each such attempt, to cancel its calls under way.
         """
         after: str | None = None
         missed = False
@@ -216,8 +234,9 @@ class Attempts:
                 await asyncio.sleep(_AWAY_SECONDS)
 
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a caller names over HTTP. Raise Refusal, and store nothing, if its
-        ids are unknown.
+        """End an attempt that a caller names over HTTP.
+
+        Raise Refusal, and remember nothing, if its ids are unknown.
         """
         key = (rollout_id, attempt_id)
         live = self._live.get(key)
@@ -276,8 +295,9 @@ class Attempts:
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
 
     async def _find(self, rollout_id: str, attempt_id: str) -> Attempt:
-        """Return the attempt with this id. "latest" is refused, because a record needs one fixed
-        attempt.
+        """Return the attempt with this id.
+
+        "latest" is refused, because a record needs one fixed attempt.
         """
         attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
         if attempt.attempt_id != attempt_id:
@@ -287,8 +307,9 @@ class Attempts:
     async def _sampling_key(self, rollout: Rollout, attempt: Attempt) -> str:
         """Return the rollout's key with the number of its failures so far.
 
-        A retry samples anew, because the same responses would fail in the same way. An attempt that follows an interrupted one
-        samples what that one would have sampled, so that a resumed run equals one that was never stopped.
+        A retry samples anew, because the same responses would fail in the same way. An attempt that
+        follows an interrupted one samples what that one would have sampled, so that a resumed run
+        equals one that was never stopped.
         """
         failures = 0
         if attempt.sequence_id > 1:
@@ -297,7 +318,10 @@ class Attempts:
         return f"{rollout.metadata.get(semconv.SAMPLING_KEY, rollout.rollout_id)}\x1f{failures}"
 
     async def _replay(self, rollout: Rollout, attempt: Attempt, calls_before: int) -> Replay | None:
-        """Return the recorded calls that the attempt repeats. Raise Refusal if they are not there."""
+        """Return the recorded calls that the attempt repeats.
+
+        Raise Refusal if the store has none.
+        """
         try:
             source = read_replay_from(rollout.metadata)
         except ConfigError as error:
@@ -310,7 +334,7 @@ class Attempts:
         return await load(self._store, source, own)
 
     async def _calls_before(self, rollout_id: str, attempt_id: str) -> int:
-        """How many calls of this attempt were numbered before this gateway met it."""
+        """Return how many calls of this attempt were numbered before it called this gateway."""
         spans = await self._store.query_spans(
             rollout_id, attempt_id, name=semconv.MODEL_CALL, limit=_RECORD_LOOKED_AT, sort_order="desc"
         )
@@ -347,5 +371,9 @@ def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
 
 
 def trace_id_of(key: AttemptKey) -> str:
-    """The same after a restart of the gateway, so that an attempt's calls stay in one trace."""
+    """Return the trace id of an attempt's calls that bring no trace of their own.
+
+    It is derived from the ids, so that one attempt stays in one trace after a restart of the
+    gateway.
+    """
     return hashlib.sha256("\x1f".join(key).encode()).hexdigest()[:32]

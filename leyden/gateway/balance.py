@@ -1,10 +1,12 @@
-"""Which of a model's servers takes a call: the attempt's own while it is well, else the least busy one.
+"""Which server of a model takes a call: the attempt's own if healthy, else the least busy one.
 
-An attempt stays with one server because that has its earlier turns in its cache. A server that fails is left alone for a while,
-longer each time; then one call tries it (half-open), and the others follow if that succeeds. Nothing is refused for want of a
-healthy server: the one that may be back first is tried.
+An attempt stays with one server because that server has the earlier turns in its prefix cache. A
+server that fails is avoided for a while, longer each time. Then one call probes it, and the others
+follow if the probe succeeds. If no server is healthy, the call goes to the one whose pause ends
+first; it is never refused.
 
-Everything runs in the gateway's event loop. It knows servers by name and address, and no HTTP.
+Everything runs in the gateway's event loop. The module knows servers by name and address, and no
+HTTP.
 """
 
 from __future__ import annotations
@@ -22,30 +24,30 @@ LONGEST_PAUSE_SECONDS = 30.0
 _STICKY_KEPT = 65_536
 
 _Server = tuple[str, str]
-"""Model name, address."""
+"""Model name and address."""
 
 
 @dataclass(slots=True)
 class _Health:
     calls: int = 0
-    """Under way."""
+    """Calls under way."""
     attempts: int = 0
-    """That stay with it."""
+    """Attempts that stay with this server."""
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     left_until: float = 0.0
     probing: bool = False
-    """A call tries whether it is well again."""
+    """Whether a call under way probes if the server has recovered."""
 
 
 class Balancer:
-    """The servers' health, load and attempts."""
+    """The health, the load and the attempts of each server."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._health: dict[_Server, _Health] = {}
         self._sticky: OrderedDict[AttemptKey, dict[str, _Server]] = OrderedDict()
-        """By attempt and model."""
+        """The server of each attempt, by model."""
 
     def __len__(self) -> int:
         return len(self._sticky)
@@ -53,7 +55,10 @@ class Balancer:
     def choose(
         self, servers: Sequence[UpstreamModel], key: AttemptKey, *, but: Collection[UpstreamModel] = ()
     ) -> UpstreamModel:
-        """The server for a call of this attempt; not one of `but` unless there is no other."""
+        """Return the server for a call of this attempt.
+
+        but: servers to avoid, unless there is no other.
+        """
         if len(servers) == 1:
             return servers[0]
         left = [server for server in servers if server not in but] or list(servers)
@@ -69,13 +74,16 @@ class Balancer:
         return best
 
     def begin(self, server: UpstreamModel) -> None:
-        """A call goes to this server; `end` must follow."""
+        """Count a call to this server. `end` must follow."""
         health = self._of(server)
         health.calls += 1
         health.probing = health.failures > 0
 
     def end(self, server: UpstreamModel, *, well: bool | None) -> None:
-        """The call is over. well: None where it says nothing about the server, as when its client went away."""
+        """Count the end of a call.
+
+        healthy: None if the call says nothing about the server, as when its client left.
+        """
         health = self._of(server)
         health.calls -= 1
         health.probing = False
@@ -87,7 +95,7 @@ class Balancer:
             health.left_until = self._clock() + min(pause, LONGEST_PAUSE_SECONDS)
 
     def end_attempt(self, key: AttemptKey) -> None:
-        """Forget where an attempt stayed."""
+        """Drop the assignment of an attempt that is over."""
         for server in self._sticky.pop(key, {}).values():
             self._health[server].attempts -= 1
 

@@ -91,7 +91,10 @@ class Buffering:
 
 
 def lost_ids(answer: Json) -> str | None:
-    """Return how the ids of an answer disagree with its usage; None if they agree. The answer must have one choice and a usage."""
+    """Return how the ids of an answer disagree with its usage; None if they agree.
+
+    The answer must have one choice and a usage.
+    """
     choice, usage = cast(Json, answer["choices"][0]), cast(Json, answer["usage"])
     found = {
         "prompt_tokens": choice.get("prompt_token_ids") or answer.get("prompt_token_ids"),

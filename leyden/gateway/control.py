@@ -1,10 +1,16 @@
-"""Commands to a running gateway over HTTP, under its control key, from an operator or a trainer in another process.
+"""Commands to a running gateway over HTTP, from an operator or a trainer in another process.
 
-`GET /control/state` reports, `GET /control/upstreams` returns the status of each server; `POST /control/pause`,
-`/control/drain` and `/control/resume` hold calls up while weights change; `POST /control/models` replaces the models;
-`POST /control/policy_version` says which weights a server has from now on. Each returns the state. `RemoteGateway` is the
-client. A gateway in several processes passes a request to each, and joins their replies. To add a command: a line in
-`_COMMANDS`, a method of `RemoteGateway`.
+Each request carries the gateway's control key.
+
+- `GET /control/state` reports what the gateway is doing;
+- `GET /control/upstreams` returns the status of each server;
+- `POST /control/pause`, `/control/drain` and `/control/resume` hold calls up while weights change;
+- `POST /control/models` replaces the models;
+- `POST /control/policy_version` sets the version of a model's weights.
+
+Every command returns the state after it. `RemoteGateway` is the client. A gateway in several
+processes passes a request to each, and joins their replies. To add a command, add a line to
+`_COMMANDS` and a method to `RemoteGateway`.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from leyden.utils.per_loop import PerLoop
 
 PREFIX = "control/"
 _SECONDS = 600.0
-"""How long `drain` may take."""
+"""How long a request may take. `drain` waits for the models."""
 
 
 class ModelState(TypedDict):
@@ -38,7 +44,7 @@ class ModelState(TypedDict):
     model_name: str
     endpoint: str
     policy_version: int | None
-    """The version of the weights that the gateway was told; None: it was told none."""
+    """The version of the weights that was set; None if none was."""
 
 
 class GatewayState(TypedDict):
@@ -55,14 +61,14 @@ class GatewayState(TypedDict):
 
 
 class PolicyVersion(TypedDict):
-    """Which weights a model has."""
+    """The version of a model's weights."""
 
     model_name: str
     version: int | None
 
 
 class _Model(TypedDict):
-    """A line of the list of models: the fields of `UpstreamModel` that JSON can say."""
+    """An entry of the list of models: the fields of `UpstreamModel` that JSON can express."""
 
     model_name: str
     endpoint: NotRequired[str]
@@ -118,8 +124,10 @@ class Control:
         )
 
     async def handle(self, command: str, verb: str, body: bytes) -> GatewayState | list[dict[str, Any]]:
-        """Carry out a command and return the state after it, or the status of each server. Raise Refusal for an unknown one and a
-        wrong body."""
+        """Carry out a command, and return the state after it or the status of each server.
+
+        Raise Refusal for an unknown command and for an invalid body.
+        """
         if (verb, command) == ("GET", "upstreams"):
             return [asdict(status) for status in self._upstreams()]
         if (verb, command) != ("GET", "state"):
@@ -146,7 +154,7 @@ class Control:
         await self.gate.drain()
 
     async def resume(self, body: bytes) -> None:
-        """Let the calls that wait go on."""
+        """Let the waiting calls go on."""
         await self.gate.open()
 
     async def update_models(self, body: bytes) -> None:
@@ -154,7 +162,7 @@ class Control:
         self._update_models(cast(list[Any], _MODELS.validate_json(body)))
 
     async def set_policy_version(self, body: bytes) -> None:
-        """Say which weights a model has from now on."""
+        """Set the version of a model's weights."""
         given = _VERSION.validate_json(body)
         self._set_policy_version(given["model_name"], given["version"])
 
@@ -182,13 +190,17 @@ def join_states(states: Sequence[GatewayState]) -> GatewayState:
 class RemoteGateway:
     """A gateway in another process or on another machine, controlled over HTTP.
 
-    Each method returns the state after it. Raise GatewayError if the gateway cannot be reached or refuses.
+    Each method returns the state after the command, and raises GatewayError if the gateway cannot
+    be reached or refuses.
     """
 
     def __init__(self, url: str, secret: str | None = None) -> None:
-        """
-        url: the gateway's address, such as `http://127.0.0.1:8000`; a base URL that ends in `/v1` will do.
-        secret: the LEYDEN_STORE_TOKEN that the gateway was started with, or else its token; None if it has neither.
+        """Connect to nothing yet; the first command does.
+
+        url: the gateway's address, such as `http://127.0.0.1:8000`. A base URL that ends in `/v1`
+            will do.
+        secret: the LEYDEN_STORE_TOKEN that the gateway was started with, or else its token. None if
+            it has neither.
         """
         self._root = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {control_key_of(secret)}"}
@@ -203,19 +215,22 @@ class RemoteGateway:
         return await self._ask("POST", "pause")
 
     async def drain(self) -> GatewayState:
-        """`pause`, and wait until no model is answering a call."""
+        """Hold up new calls, and wait until no model is answering one."""
         return await self._ask("POST", "drain")
 
     async def resume(self) -> GatewayState:
-        """Let the calls that wait go on."""
+        """Let the waiting calls go on."""
         return await self._ask("POST", "resume")
 
     async def update_model_list(self, models: Sequence[Mapping[str, Any]]) -> GatewayState:
-        """Replace the models, each given by the fields of `UpstreamModel`, from the next call on."""
+        """Replace the models from the next call on.
+
+        Each is given by the fields of `UpstreamModel`.
+        """
         return await self._ask("POST", "models", list(models))
 
     async def set_policy_version(self, model_name: str, version: int | None) -> GatewayState:
-        """Say which weights a model has from now on. See `LLMProxy.set_policy_version`."""
+        """Set the version of a model's weights. See `LLMProxy.set_policy_version`."""
         return await self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
 
     async def _ask(self, verb: str, command: str, body: Any = None) -> GatewayState:

@@ -1,6 +1,6 @@
-"""One call under way: what came in, what is recorded of it, and how far its answer is.
+"""One call under way: its request, its record, and how far its response has come.
 
-It knows how to speak to the agent that waits, and nothing of models.
+It knows how to reply to the agent that waits, and no model.
 """
 
 from __future__ import annotations
@@ -24,38 +24,44 @@ class Exchange:
 
     call: ModelCall
     dialect: Dialect
-    """The agent's."""
+    """The agent's dialect."""
     scope: Scope
-    """Of the agent's request."""
+    """The ASGI scope of the agent's request."""
     send: Send
     raw: bytes
-    """The body of the request, with the overrides of its mode once they are known."""
+    """The body of the request.
+
+    Overrides of the rollout's mode are part of it once they are known.
+    """
     mode: str | None = None
-    """Of the rollout."""
+    """The mode of the rollout."""
     sampling_key: str = ""
     """The key of the attempt, from which the seeds of its calls are derived."""
     replay: Replay | None = None
-    """The recorded calls that the attempt repeats; None: it repeats none."""
+    """The recorded calls that the attempt repeats; None if it repeats none."""
     spent: Spent = field(default_factory=Spent)
-    """By the attempt."""
+    """What the attempt has spent so far."""
     tried: Try | None = None
-    """For the time that the client sends the call again."""
+    """The entry by which a retry is recognised; None if the client does not mark retries."""
     request: dict[str, Any] = field(default_factory=dict[str, Any])
-    """`raw`, parsed."""
+    """The parsed request."""
     keep: dict[str, Any] | None = None
-    """The request of a response that its client may refer to later."""
+    """The request whose response is to be kept, because its client may refer to it later."""
     price_per_million: tuple[float, float] | None = None
     model_name: str | None = None
-    """The model whose server was asked; None: none was."""
+    """The model whose server was called; None if none was."""
     status: int | None = None
-    """Of the upstream's answer."""
+    """The HTTP status of the upstream's response."""
     answered: bool = False
-    """The upstream's answer is whole, or an error stands in its place."""
+    """Whether the response is complete, or an error takes its place."""
     recorded: bool = False
     streaming: bool = False
-    """The head of a streamed answer has been sent: an error can only be one more event."""
+    """Whether the head of a streamed response has been sent.
+
+    An error can then only be one more event.
+    """
     disconnected: bool = False
-    """The agent has gone."""
+    """Whether the agent has disconnected."""
     attempt_over: bool = False
     said_at: float = 0.0
     """When something was last sent to the agent, in the event loop's time."""
@@ -67,14 +73,14 @@ class Exchange:
         return self.call.rollout_id, self.call.attempt_id
 
     async def begin_stream(self, headers: Headers) -> None:
-        """Send the head of a streamed answer, unless it has been."""
+        """Send the head of a streamed response, unless it has been sent."""
         async with self._saying:
             if not self.streaming:
                 self.streaming = True
                 await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def say(self, part: bytes, *, more: bool = True) -> None:
-        """Send a part of a streamed answer: whole events, or a comment."""
+        """Send a part of a streamed response: whole events, or a comment."""
         async with self._saying:
             self.said_at = asyncio.get_running_loop().time()
             await self.send({"type": "http.response.body", "body": part, "more_body": more})

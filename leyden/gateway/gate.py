@@ -1,6 +1,6 @@
-"""What holds calls up while a model's weights change.
+"""A gate that holds calls up while a model's weights change.
 
-Everything runs in the gateway's event loop. It knows that calls go in and out, and nothing of them.
+Everything runs in the gateway's event loop. The gate counts calls and knows nothing else of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _RETRY_AFTER_SECONDS = 1
 
 
 class Gate:
-    """Open, or closed with calls waiting before it."""
+    """A gate that is open, or closed with calls waiting before it."""
 
     def __init__(self, wait_seconds: float) -> None:
         """wait_seconds: the longest time that a call waits."""
@@ -22,9 +22,9 @@ class Gate:
         self._open.set()
         self._empty.set()
         self.inside = 0
-        """Calls that have gone in and not come out."""
+        """How many calls have entered and not left."""
         self.waiting = 0
-        """Calls before the closed gate."""
+        """How many calls wait before the closed gate."""
 
     @property
     def closed(self) -> bool:
@@ -32,7 +32,10 @@ class Gate:
         return not self._open.is_set()
 
     async def enter(self) -> None:
-        """Go in as soon as the gate is open; `leave` must follow. Raises Refusal (429) if that takes too long."""
+        """Enter as soon as the gate is open. `leave` must follow.
+
+        Raise Refusal (429) if the gate stays closed for longer than `wait_seconds`.
+        """
         self.waiting += 1
         try:
             async with asyncio.timeout(self._wait_seconds):
@@ -51,20 +54,20 @@ class Gate:
         self._empty.clear()
 
     def leave(self) -> None:
-        """A call is over."""
+        """Count the end of a call that had entered."""
         self.inside -= 1
         if not self.inside:
             self._empty.set()
 
     async def close(self) -> None:
-        """Let nobody in."""
+        """Hold up new calls."""
         self._open.clear()
 
     async def open(self) -> None:
-        """Let everybody in."""
+        """Let the waiting calls enter."""
         self._open.set()
 
     async def drain(self) -> None:
-        """Let nobody in, and wait until everybody is out."""
+        """Hold up new calls, and wait until every call inside has left."""
         self._open.clear()
         await self._empty.wait()

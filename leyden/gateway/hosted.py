@@ -1,8 +1,9 @@
-"""The gateway in the process of the run's engine, which it asks as a function, without HTTP.
+"""The gateway in the process of the run's engine, which it calls as a function, without HTTP.
 
-This process opens the port and serves its store to that process (`Reservation`). The engine's process runs the gateway
-there (`serve`), and this one controls it (`HostedGateway`). The port stays open while no process serves it, so that calls
-wait instead of failing. The module knows no engine: the engine's process calls `serve`.
+The main process opens the port and serves its store to the engine's process (`Reservation`). The
+engine's process runs the gateway there (`serve`), and the main process controls it
+(`HostedGateway`). The port stays open while no process serves it, so that calls wait instead of
+failing. The module knows no engine: the engine's process calls `serve`.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from leyden.store.server import LightningStoreServer
 from leyden.utils.garbage import look_for_cycles_rarely
 
 FUNCTION = f"{__name__}:serve"
-"""The function that the engine's process calls."""
+"""The import path of the function that the engine's process calls."""
 _STATUSES = TypeAdapter(list[UpstreamStatus])
 _SECONDS = 600.0
-"""How long `drain` may take."""
+"""How long a control request may take. `drain` waits for the models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The argument of `serve`."""
+    """The argument of `serve`, which is pickled for the engine's process."""
 
     store: Any
-    """Pickled, it is a client of the run's store."""
+    """A client of the run's store, once it has been pickled."""
     options: Mapping[str, Any]
     """Options of `LLMProxy`."""
     models: Sequence[UpstreamModel]
@@ -92,7 +93,7 @@ class HostedGateway(Running):
     """A gateway in another process, which this process controls over HTTP under its control key."""
 
     def __init__(self, root: str, control_key: str, end: Callable[[], Awaitable[None]]) -> None:
-        """end: ends the process."""
+        """Connect to nothing yet. end: ends the process that runs the gateway."""
         parts = urlsplit(root)
         self._host, self._port = parts.hostname or "", parts.port
         self._headers = {"Authorization": f"Bearer {control_key}"}
@@ -108,14 +109,17 @@ class HostedGateway(Running):
         self._ask("POST", "models", [_written(server) for server in servers])
 
     def set_policy_version(self, model_name: str, version: int | None) -> None:
-        """Say which weights a model has from now on."""
+        """Set the version of a model's weights."""
         self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Nothing yet: `flush`, which follows at once, says it too."""
+        """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """End the attempt, and wait until every call of it is in the store. Raise StoreError or GatewayError."""
+        """End the attempt, and wait until its calls are in the store.
+
+        Raise StoreError or GatewayError.
+        """
         await self._recorder.flush(rollout_id, attempt_id)
 
     def upstreams(self) -> list[UpstreamStatus]:
@@ -123,16 +127,19 @@ class HostedGateway(Running):
         return _STATUSES.validate_json(self._ask("GET", "upstreams"))
 
     async def gate(self, command: str) -> None:
-        """Pause, drain or resume the calls."""
+        """Carry out "pause", "drain" or "resume"."""
         await asyncio.to_thread(self._ask, "POST", command)
 
     async def end(self) -> None:
-        """End the process, and the gateway with it, after its last record."""
+        """End the process after the gateway's last record."""
         await self._end()
         await self._recorder.close()
 
     def _ask(self, verb: str, command: str, body: Any = None) -> bytes:
-        """Make a control request, blocking. Raise GatewayError if the gateway cannot be reached or refuses."""
+        """Make a control request, blocking.
+
+        Raise GatewayError if the gateway is away or refuses.
+        """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
         try:
             connection.request(verb, f"/{PREFIX}{command}", to_json(body), self._headers)
@@ -152,7 +159,7 @@ class HostedGateway(Running):
 
 
 def _written(server: UpstreamModel) -> dict[str, Any]:
-    """Return the fields of a server, its login in the endpoint, where `UpstreamModel` finds it again."""
+    """Return the fields of a server for `UpstreamModel`, with the login in the endpoint."""
     written = {each.name: getattr(server, each.name) for each in fields(server) if each.init}
     if server.login is not None:
         parts = urlsplit(server.endpoint)
@@ -168,7 +175,9 @@ def _written(server: UpstreamModel) -> dict[str, Any]:
 async def serve(settings: Settings, descriptor: int, app: Any, url: str) -> AsyncGenerator[None]:
     """Run the gateway in the running event loop, which is the engine's.
 
-    descriptor: the listening socket. app, url: the engine's endpoint, as an ASGI application and as a base URL.
+    descriptor: the listening socket.
+    app: the engine's endpoint, as an ASGI application.
+    url: the base URL of that endpoint.
     """
     look_for_cycles_rarely()
     async with settings.store as store:

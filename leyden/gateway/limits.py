@@ -14,14 +14,17 @@ from leyden.options import check_number
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """The most that one attempt may spend; None: any amount. What calls under way at once spend together may be more."""
+    """The most that one attempt may spend; None: any amount.
+
+    Calls that run at the same time may exceed a limit together.
+    """
 
     calls: int | None = None
-    """A call that the client library sends again counts once."""
+    """The number of calls. A call that its client sends again counts once."""
     tokens: int | None = None
-    """Of prompts and answers, as the servers count them."""
+    """Tokens of prompts and responses, as the servers count them."""
     cost: float | None = None
-    """In the unit of `UpstreamModel.price_per_million`, which every model needs then."""
+    """Cost, in the unit of `UpstreamModel.price_per_million`, which every model then needs."""
 
     def __post_init__(self) -> None:
         for name in ("calls", "tokens", "cost"):
@@ -29,7 +32,10 @@ class AttemptLimits:
             check_number(f"attempt_limits: {name}", limit, above=0, whole=name != "cost", or_none="no limit")
 
     def check(self, call_index: int, spent: Spent) -> None:
-        """Raises Refusal (429, not to be tried again) for a call of an attempt that has spent its share."""
+        """Raise Refusal (429) for a call of an attempt that has spent its share.
+
+        The reply tells the client not to retry.
+        """
         if self.calls is not None and call_index >= self.calls:
             raise _refusal("calls", self.calls, call_index)
         if self.tokens is not None and spent.tokens >= self.tokens:
@@ -40,13 +46,16 @@ class AttemptLimits:
 
 @dataclass(slots=True)
 class Spent:
-    """By the answered calls of one attempt."""
+    """What the answered calls of one attempt have spent."""
 
     tokens: int = 0
     cost: float = 0.0
 
     def add(self, usage: Any, cost: float | None) -> None:
-        """Add what one call took. usage: of a response in chat form; anything else has no tokens."""
+        """Add what one call used.
+
+        usage: of a response in chat form; anything else counts no tokens.
+        """
         self.tokens += sum(_tokens(usage))
         self.cost += cost or 0.0
 

@@ -1,7 +1,9 @@
-"""Servers that are asked through LiteLLM, for providers with an API of their own.
+"""Servers that are called through LiteLLM, for providers with an API of their own.
 
-The one module that imports it, on the first call: that takes seconds and 180 MB. What LiteLLM does beyond translating (retries, logging,
-a price list from the network) stays off. It records as much as the provider says, which is text.
+This is the only module that imports LiteLLM, and it does so at the first call, because the import
+takes seconds and 180 MB. Everything that LiteLLM does beyond translating (retries, logging, a
+price list from the network) stays off. Calls are recorded as text, because providers return no
+token ids.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ _OPENAIS = (
 )
 _OTHERS = "top_k min_p min_tokens repetition_penalty stop_token_ids thinking chat_template_kwargs return_token_ids"
 _ASKABLE = {*_OPENAIS.split(), *_OTHERS.split()}
-"""What an agent may say in its request. To LiteLLM another name can be about the way to the provider (`api_base`, where the operator's
-key would go, or `mock_response`), which only `litellm_params` may say."""
+"""The fields that an agent may set in its request.
+
+LiteLLM gives other names another meaning. `api_base`, for instance, would send the operator's key
+to an address of the agent's choice. Only `litellm_params` may set those.
+"""
 _FUNCTIONS = {"chat": "acompletion", "completions": "atext_completion", "embeddings": "aembedding"}
-"""By the name of a dialect."""
+"""LiteLLM's function for each dialect."""
 _BAD_REQUEST = 400
 _SERVER_ERROR = 500
 
@@ -44,7 +49,7 @@ class LitellmTransport:
         self._litellm: Any = None
 
     async def close(self) -> None:
-        """Close the connections that were opened in this event loop; LiteLLM keeps them by the loop's id."""
+        """Close the connections of this event loop, which LiteLLM keeps by the loop's id."""
         if self._litellm is None:
             return
         clients: dict[str, Any] = self._litellm.in_memory_llm_clients_cache.cache_dict
@@ -60,7 +65,7 @@ class LitellmTransport:
 
     @asynccontextmanager
     async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
-        """See Transport.ask."""
+        """Send the request through LiteLLM. See `Transport.ask`."""
         asked: dict[str, Any] = json.loads(body)
         if unaskable := sorted(asked.keys() - _ASKABLE):
             yield _not_askable(unaskable[0])
@@ -131,7 +136,7 @@ def _not_askable(name: str) -> _Whole:
 
 
 def _imported() -> tuple[Any, Any]:
-    """LiteLLM, told to leave the network alone but for calls, and `openai`."""
+    """Return `litellm`, set up to use the network only for calls, and `openai`."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read when it is imported
     litellm: Any = importlib.import_module("litellm")
     litellm.telemetry = False

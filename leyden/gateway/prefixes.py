@@ -1,13 +1,14 @@
-"""Which earlier call of its attempt each prompt goes on from, and for how many ids.
+"""Which earlier call of its attempt each prompt continues, and for how many ids.
 
-This is the one place that searches for it. The store leaves those ids out and the token graph starts there, each after
-it has compared them; what an engine's prefix cache can hold is the same number.
+No other module searches for this. The store leaves the known ids out, and the token graph
+starts from them; each compares them first. An engine's prefix cache can hold the same ids.
 
-A turn that goes on where the last one ended knows nearly all of its prompt; a rewritten context knows its beginning
-alone. The ends of an attempt's conversations are kept, four bytes a token, until the attempt ends; `LIMIT_BYTES` in
-all, the attempt that was silent longest forgotten first. Calls of an attempt that was forgotten are stored whole.
+A turn that continues the last one knows nearly all of its prompt. A rewritten context knows only
+its beginning. Until an attempt ends, the last call of each of its conversations is kept, at four
+bytes a token and `LIMIT_BYTES` in all. Beyond that the attempt that was silent longest is dropped,
+and its later calls are stored whole.
 
-It knows ids, never text, and runs in the gateway's event loop.
+The module knows ids, never text, and runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from leyden.types.tokens import common_prefix
 
 LIMIT_BYTES = 256 * 2**20
 _ENDS_KEPT = 32
-"""Of one attempt: its newest conversations."""
+"""How many conversations of one attempt are kept, newest first."""
 
 
 class Prefixes:
@@ -31,7 +32,7 @@ class Prefixes:
         self._limit_bytes = limit_bytes
         self._n_bytes = 0
         self._ends: OrderedDict[AttemptKey, dict[str, array[int]]] = OrderedDict()
-        """Of each attempt, by the span id of a conversation's last call: its prompt and response."""
+        """Prompt and response of each conversation's last call, by attempt and span id."""
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -39,9 +40,13 @@ class Prefixes:
     def add(
         self, key: AttemptKey, span_id: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
     ) -> tuple[int, str | None]:
-        """Add a call; returns how many of its prompt's first ids an earlier call has, and the span id of that one (the newest of equals).
+        """Add a call, and return how much of its prompt an earlier call has, and which one.
 
-        Shapes (P,) and (R,).
+        The number counts ids from the beginning of the prompt.
+
+        prompt_ids, response_ids: shapes (P,) and (R,).
+        The earlier call is given by its span id; of equal ones it is the newest. It is None if no
+        call begins like this one.
         """
         prompt = array("i", prompt_ids)
         ends = self._ends.setdefault(key, {})
@@ -50,9 +55,9 @@ class Prefixes:
         for name in reversed(ends):
             if (n_ids := common_prefix(ends[name], prompt)) > known:
                 known, earlier = n_ids, name
-                if known == len(prompt_ids):  # nobody knows more
+                if known == len(prompt_ids):  # no other call can know more
                     break
-        if earlier is not None and known == len(ends[earlier]):  # it goes on where that one ended
+        if earlier is not None and known == len(ends[earlier]):  # it replaces the call that it continues
             self._n_bytes -= _size(ends.pop(earlier))
         ends[span_id] = prompt + array("i", response_ids)
         self._n_bytes += _size(ends[span_id])
@@ -63,7 +68,7 @@ class Prefixes:
         return known, earlier
 
     def end(self, key: AttemptKey) -> None:
-        """Forget an attempt that is over."""
+        """Drop the conversations of an attempt that is over."""
         self._n_bytes -= sum(map(_size, self._ends.pop(key, {}).values()))
 
 

@@ -1,7 +1,8 @@
 """`LLMProxy`: the gateway's options and the life of its server.
 
-The server runs in a daemon thread with an event loop of its own, so that a busy agent or algorithm never holds a model
-call up. The routes are in `app`. To change what a call may do on its way, see there.
+The server runs in a daemon thread with an event loop of its own, so a busy agent or algorithm
+never holds up a model call. The routes are in `app`, which is also the place to change what a call
+may do on its way.
 """
 
 from __future__ import annotations
@@ -58,18 +59,27 @@ ModelList = Sequence[UpstreamModel | LLM | Mapping[str, Any]]
 _STOP_GRACE_SECONDS = 1.0
 """How long calls under way may go on after `stop`."""
 _CLIENT_KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep an idle connection (OpenAI's: 5 s), so that never both ends decide at once."""
+"""How long the gateway keeps a client's idle connection.
+
+It is longer than clients keep one (OpenAI's: 5 s). If both ends waited equally long, the gateway
+could close a connection on which a client is just sending.
+"""
 _UPSTREAM_KEEP_ALIVE_SECONDS = 3.0
-"""Shorter than servers keep one (uvicorn and vLLM: 5 s), for the same reason."""
+"""How long the gateway keeps an idle connection to a server.
+
+It is shorter than servers keep one (uvicorn and vLLM: 5 s), so that a server never closes a
+connection on which the gateway is just sending.
+"""
 _CONNECT_SECONDS = 10.0
 _MODES: tuple[str, ...] = get_args(RolloutMode)
 
 
 class LLMProxy(NamedOptions, KeepsArguments):
-    """A server of OpenAI's and Anthropic's APIs that passes calls on to models and records each in its attempt.
+    """A server of OpenAI's and Anthropic's APIs that passes calls on to models and records them.
 
-    `start` before use, `stop` after (or `async with`); both may be repeated, and a restart keeps the address. All
-    methods may be called from any thread and any event loop, `start` and `stop` from one at a time.
+    Call `start` before use and `stop` after it, or use `async with`. Both may be repeated, and a
+    restart keeps the address. All methods may be called from any thread and any event loop, but
+    `start` and `stop` from one at a time.
     """
 
     def __init__(
@@ -98,39 +108,54 @@ class LLMProxy(NamedOptions, KeepsArguments):
     ) -> None:
         """Set the options. The gateway opens its port in `start`.
 
-        port: None takes a free one.
-        launch_mode: "thread" runs the gateway in a thread of this process. "engine" lets a run that trains an `IsolatedBackend` run it
-        in that engine's process, where it asks the engine without HTTP; any other run uses a thread.
-        timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
-        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's
-        `metadata["leyden.sampling_key"]` (without one, its id), how many of its attempts have failed, and the number of the call in its
-        attempt. `PolicyGradient` sets the key to mode, step and place, so that two runs with one seed sample the same.
-        token: what clients must send as their API key; required when `host` is not a loopback address.
-        live_key: a secret that this gateway shares with serving sessions (`leyden.serving.OnlineSession`), which sign live rollouts
-        with it. Their calls are admitted before the store knows them. None: no live rollouts.
-        access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
-        addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
-        keep_alive_seconds: a stream that is silent for so long gets a comment, which clients skip and networks count as life.
-        upstream_retries: how often a call is sent again, with growing pauses, to a server that cannot be reached, or to another server
-        of the model after 429, 502, 503 or 504; only before the first byte of an answer.
-        pause_wait_seconds: how long a call waits while the gateway is paused, before it gets 429 with Retry-After.
-        attempt_limits: what each attempt may spend; a call beyond that gets 429 and is not to be tried again.
-        sampling_overrides: by mode (`train`, `val`, `test`, `live`), fields that replace those of every
-            request of such rollouts, named as the agents' API names them: {"val": {"temperature": 0}}.
-        durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
-        written behind the answer, and a crash of this process loses the last moments: hundredths of a second, and
-        a second or more when the machine is busy.
-        spool: a file for records that wait while the store is away; they are delivered once each, in
-            order, also by the next gateway with this file. None: a temporary file, which is lost if this
-            process ends before the store is back. A durable gateway keeps no spool: it answers 503.
-        spool_bytes: the largest size of that file; records beyond it are lost, and `flush` says so.
-        max_body_bytes: of one request; a larger one is refused with 413.
-        store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
-        connection_limits: how long an agent may take to send a request or fetch an answer; None:
-            the defaults of `ConnectionLimits`.
-        model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
-        too. A model that is named several times has several servers. An attempt stays with one while it is well.
-        Raises ConfigError.
+        port: None takes a free port.
+        host: the address to bind.
+        model_list: the models to serve, each an `UpstreamModel`, an `LLM`, or a mapping with the
+            fields of `UpstreamModel`. Agent Lightning's entries with `litellm_params` are accepted,
+            too. A model that is named several times has several servers; an attempt stays with one
+            while it is healthy.
+        store: where calls are recorded. A `LightningStoreServer` stands for the store that it
+            serves.
+        timeout_seconds: the longest time for one response, from the request to a stream's last
+            byte. An agent that reads slowly uses it up, too.
+        launch_mode: "thread" runs the gateway in a thread of this process. "engine" lets a run that
+            trains an `IsolatedBackend` move it into the engine's process, where it calls the engine
+            without HTTP. Any other run uses a thread.
+        deterministic_seed: add a `seed` to each request that has none. The seed depends on this
+            number, the rollout's `metadata["leyden.sampling_key"]` (or its id), how many of its
+            attempts have failed, and the number of the call. `PolicyGradient` sets the key to mode,
+            step and place, so that two runs with one seed sample the same.
+        token: the API key that clients must send. Required unless `host` is a loopback address.
+        live_key: a secret shared with serving sessions (`leyden.serving.OnlineSession`), which sign
+            live rollouts with it. Their calls are admitted before the store knows them. None: no
+            live rollouts.
+        access_host: the address under which agents reach this machine. None: `host`. If `host`
+            stands for all addresses (0.0.0.0), runners then look for the gateway on the machine of
+            the store.
+        keep_alive_seconds: after this much silence a stream gets a comment. Clients skip comments,
+            and networks then do not take the connection for dead.
+        upstream_retries: how often a call is sent again before the first byte of a response, with
+            growing pauses. It is repeated if a server cannot be reached, and sent to another server
+            of the model after 429, 502, 503 or 504.
+        pause_wait_seconds: how long a call waits while the gateway is paused. Then it gets 429 with
+            Retry-After.
+        attempt_limits: the most that one attempt may spend. A call beyond that gets 429, and the
+            client is told not to retry.
+        sampling_overrides: by mode (`train`, `val`, `test`, `live`), fields that replace those of
+            every request of such rollouts, named as in the agents' API: {"val": {"temperature":
+            0}}.
+        durable: write each call to the store before the last byte of its response, and answer 503
+            if that fails. Otherwise calls are written afterwards, and a crash of this process loses
+            the last ones: hundredths of a second, or a second and more on a busy machine.
+        spool: a file for records that wait while the store is away. They are delivered once each,
+            in order, also by the next gateway with this file. None: a temporary file, which is lost
+            if this process ends before the store is back. A durable gateway keeps no spool and
+            answers 503.
+        spool_bytes: the largest size of that file. Records beyond it are lost, and `flush` raises.
+        max_body_bytes: the largest request. A larger one is refused with 413.
+        connection_limits: how long an agent may take to send a request or to fetch a response.
+            None: the defaults of `ConnectionLimits`.
+        Raise ConfigError for an option that cannot be used.
         """
         check_choice("launch_mode", launch_mode, ("thread", "engine"))
         self.launch_mode = launch_mode
@@ -183,14 +208,14 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._token = token
         self._live_key = live_key
         self._control_key = secrets.token_urlsafe(32)
-        """What runners in other processes show when they end an attempt."""
+        """The secret that runners in other processes send when they end an attempt."""
         self._policy_versions: dict[str, int] = {}
-        """Versions of the weights by model name; written from any thread, one item at a time."""
+        """The version of the weights by model name. Any thread writes it, one item at a time."""
         self._failures: Failures = {}
         self._running: Running | None = None
         self._reservation: Reservation | None = None
         self._transports: Mapping[str, Transport] = {}
-        """How to reach servers that are asked without HTTP, by endpoint."""
+        """Transports for servers that are called without HTTP, by endpoint."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -200,19 +225,22 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await asyncio.shield(self.stop())
 
     def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
-        """In another process, a gateway is a recorder of the attempts that are made there."""
+        """Pickle the gateway as a recorder, which reports the attempts of another process to it."""
         return RemoteRecorder, (self._root, self._control_key)
 
     # ---- options -----------------------------------------------------------------------------------------------------
 
     def set_store(self, store: LightningStore | LightningStoreServer) -> None:
-        """Record calls in this store, or in the store of this server. Raise GatewayError while the gateway is running."""
+        """Record calls in this store, or in the store of this server.
+
+        Raise GatewayError while the gateway is running.
+        """
         if self._running is not None:
             raise GatewayError(f"the gateway on {self.endpoint} is running; stop it before giving it another store")
         self._store = _checked_store(store)
 
     def get_store(self) -> LightningStore | None:
-        """Where calls are recorded."""
+        """Return the store in which calls are recorded; None if none was set."""
         return self._store
 
     @property
@@ -221,18 +249,22 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return [server for servers in self._models.values() for server in servers]
 
     def update_model_list(self, model_list: ModelList) -> None:
-        """Serve these models from the next call on; no restart. Raises ConfigError, and the old list stays."""
+        """Serve these models from the next call on, without a restart.
+
+        Raise ConfigError for a model that cannot be used; the gateway then keeps its old list.
+        """
         self._models = self._checked(model_list)
         if self._running is not None:
             self._running.keep(self.served_models)
 
     def set_policy_version(self, model_name: str, version: int | None) -> None:
-        """Say which weights the servers of a model have from now on, for servers that do not say so themselves.
+        """Set the version of a model's weights, for servers that do not report it themselves.
 
-        Each call is recorded with the version at its start, and with the one at its end if that is
-        another (`leyden.policy_version`, `leyden.policy_version.at_end`). Its tokens get the version at the
-        start, the oldest that any of them can have. A server that reports versions of tokens is believed.
-        version: None for no version.
+        Each call is recorded with the version at its start (`leyden.policy_version`). If the
+        version changes during the call, the new one is recorded, too
+        (`leyden.policy_version.at_end`). Tokens get the version at the start, the oldest that any
+        of them can have. Versions of tokens that a server reports itself take precedence.
+        version: None if the model has no version.
         Raise ConfigError for a model that the gateway does not serve.
         """
         check_number("version", version, at_least=0, whole=True, or_none="no version")
@@ -258,10 +290,12 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
+        """Let runners that know `secret` end attempts, even if they were started elsewhere.
 
-        None, or an empty secret, stands for the gateway's token, which such runners find in their
-        resources. If there is no token either, every program on this machine may end attempts.
+        Such runners use `FoundGateways`.
+
+        Without a secret the gateway's token takes its place, which such runners find in their
+        resources. Without a token either, every program on this machine may end attempts.
         """
         self._control_key = control_key_of(secret or self._token)
 
@@ -272,8 +306,10 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     @property
     def endpoint(self) -> str:
-        """The base URL of the gateway itself, without an attempt, as agents are given it. Raises GatewayError before `start` if no
-        `port` was given."""
+        """The base URL of the gateway itself, without an attempt, under which agents reach it.
+
+        Raise GatewayError before `start` if no `port` was given.
+        """
         return f"http://{netloc(self._access_host, self._listening_port())}/v1"
 
     def _listening_port(self) -> int:
@@ -293,10 +329,11 @@ class LLMProxy(NamedOptions, KeepsArguments):
         model: str | None = None,
         sampling_parameters: dict[str, Any] | None = None,
     ) -> ProxyLLM | LLM:
-        """The gateway as a resource for agents: a ProxyLLM for any attempt, or with both ids the LLM of that attempt.
+        """Return the gateway as a resource for agents.
 
-        `model` may be left out if there is one only. Raises ConfigError for a model that is not served and for one id
-        without the other.
+        Without ids this is a `ProxyLLM`, which serves any attempt. With both ids it is the `LLM` of
+        that attempt. `model` may be left out if the gateway serves only one.
+        Raise ConfigError for a model that is not served, and for one id without the other.
         """
         name = self._model_name(model)
         resource = ProxyLLM(
@@ -310,18 +347,20 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return resource.with_attempted_rollout(cast(str, rollout_id), cast(str, attempt_id))
 
     def models_digest(self) -> str:
-        """Return a digest of the models that are served, without keys: it changes when the answers to equal requests may.
+        """Return a digest that changes when equal requests may get other responses.
 
-        It covers each model's name, address, name at the server and parameters, and the sampling overrides.
+        It covers each served model's name, address, name at its server and parameters, and the
+        sampling overrides. Keys are left out.
         """
         served = [server.content for server in self.served_models]
         content = [served, self._relay_options.sampling_overrides]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
     def make_key(self, rollout_id: str, attempt_id: str) -> str:
-        """The API key of one attempt, for programs whose base URL cannot carry the ids: `sk-leyden-<rollout>.<attempt>.<hmac>`.
+        """Return the API key of one attempt, for programs whose base URL cannot carry the ids.
 
-        It is made with the gateway's token, lets its holder call in this attempt only, and stays valid while the token does.
+        The key is `sk-leyden-<rollout>.<attempt>.<hmac>`. It is made with the gateway's token and
+        stays valid as long as the token does. Its holder can call in this attempt only.
         """
         return attempt_key(self._token, rollout_id, attempt_id)
 
@@ -337,17 +376,21 @@ class LLMProxy(NamedOptions, KeepsArguments):
     # ---- attempts ----------------------------------------------------------------------------------------------------
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
-        """Nothing: attempts are met when they call."""
+        """Do nothing: the gateway meets an attempt at its first call."""
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Refuse all later calls of this attempt with 410, and give up those under way. Safe to repeat."""
+        """Refuse all later calls of this attempt with 410, and cancel those under way.
+
+        Safe to repeat.
+        """
         if self._running is not None:
             self._running.end_attempt(rollout_id, attempt_id)
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """Wait until every call of this attempt is in the store; call `end_attempt` first, or it waits for those under way.
+        """Wait until every call of this attempt is in the store.
 
-        Raises StoreError, once, if one of them could not be written.
+        Call `end_attempt` first; otherwise this waits for the calls under way.
+        Raise StoreError, once, if a call could not be written.
         """
         if self._running is not None:
             await self._running.flush(rollout_id, attempt_id)
@@ -355,25 +398,27 @@ class LLMProxy(NamedOptions, KeepsArguments):
             raise failure
 
     def upstreams(self) -> list[UpstreamStatus]:
-        """Return the status of each server: requests, failures by reason, latency, and the problem
-        if unhealthy.
-
-        Servers without a request since `start` are left out.
-        """
+        """Return the status of each server that had a request since `start`."""
         return [] if self._running is None else self._running.upstreams()
 
     # ---- updates of the weights --------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Hold calls up from now on, until `resume`; those at the model go on. Raises GatewayError if the gateway is not running."""
+        """Hold up new calls until `resume`. Calls that a model is answering go on.
+
+        Raise GatewayError if the gateway is not running.
+        """
         await self._at_the_gate("pause")
 
     async def drain(self) -> None:
-        """`pause`, and wait until no call is at the model. Raises GatewayError if the gateway is not running."""
+        """Hold up new calls, and wait until no model is answering one.
+
+        Raise GatewayError if the gateway is not running.
+        """
         await self._at_the_gate("drain")
 
     async def resume(self) -> None:
-        """Let the calls that wait go on. Raises GatewayError if the gateway is not running."""
+        """Let the waiting calls go on. Raise GatewayError if the gateway is not running."""
         await self._at_the_gate("resume")
 
     async def _at_the_gate(self, command: str) -> None:
@@ -384,13 +429,13 @@ class LLMProxy(NamedOptions, KeepsArguments):
     # ---- the server --------------------------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
-        """Whether the gateway takes calls."""
+        """Return whether the gateway takes calls."""
         return self._running is not None and self._running.is_alive()
 
     async def start(self) -> None:
         """Open the port and take calls. Calling it again does nothing.
 
-        Raises ConfigError without a store, GatewayError if the port cannot be had.
+        Raise ConfigError without a store, GatewayError if the port cannot be opened.
         """
         if self.is_running():
             return
@@ -414,24 +459,26 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._running = await asyncio.wrap_future(ready)
 
     async def stop(self) -> None:
-        """Take no more calls, end those under way, write every record, close the port. Calling it again does
-        nothing."""
+        """Take no more calls, end those under way, write every record and close the port.
+
+        Calling it again does nothing.
+        """
         await self.leave()
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             await reservation.close()
 
     async def restart(self) -> None:
-        """`stop`, then `start` on the same address."""
+        """Stop the gateway, and start it again on the same address."""
         await self.stop()
         await self.start()
 
     # ---- in the process of an engine (see `hosted`) ------------------------------------------------------------------
 
     async def reserve(self) -> None:
-        """Open the port, on which calls wait until another process runs the gateway there (`run_by`). `stop` closes it.
+        """Open the port for a gateway that another process will run (`run_by`). `stop` closes it.
 
-        Raise ConfigError and GatewayError as `start` does.
+        Calls wait on the open port until then. Raise ConfigError and GatewayError as `start` does.
         """
         from leyden.gateway.hosted import Reservation
 
@@ -445,7 +492,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._reservation is not None
 
     def for_process(self) -> tuple[Settings, socket.socket]:
-        """Return what the other process needs: the argument of `hosted.serve`, and the listening socket."""
+        """Return the argument of `hosted.serve` and the listening socket, for the other process."""
         from leyden.gateway.hosted import Settings
 
         assert self._reservation is not None, "call reserve() first"
@@ -457,13 +504,16 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return settings, self._reservation.listener
 
     def run_by(self, end: Callable[[], Awaitable[None]]) -> None:
-        """Control the gateway in the other process from now on. end: ends that process; `stop` and `leave` call it."""
+        """Control the gateway in the other process from now on.
+
+        end: ends that process. `stop` and `leave` call it.
+        """
         from leyden.gateway.hosted import HostedGateway
 
         self._running = HostedGateway(self._root, self._control_key, end)
 
     async def leave(self) -> None:
-        """`stop`, but keep a port that was reserved, so that another process can run the gateway there."""
+        """Stop the gateway, but keep a reserved port for the next process that runs it."""
         running, self._running = self._running, None
         if running is not None:
             await running.end()
@@ -492,7 +542,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     @asynccontextmanager
     async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
-        """What is served, and where."""
+        """Yield the applications to serve, each with its listening socket."""
         yield [(app, listener)]
 
     async def _serve(
@@ -582,7 +632,10 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
 
 class Running(ABC):
-    """A started gateway, in this process or in another one. Its methods may be called from any thread."""
+    """A started gateway, in this process or in another.
+
+    Its methods may be called from any thread.
+    """
 
     @abstractmethod
     def is_alive(self) -> bool: ...
@@ -593,7 +646,7 @@ class Running(ABC):
 
     @abstractmethod
     def set_policy_version(self, model_name: str, version: int | None) -> None:
-        """Say which weights a model has from now on."""
+        """Set the version of a model's weights."""
 
     @abstractmethod
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None: ...
@@ -606,19 +659,19 @@ class Running(ABC):
 
     @abstractmethod
     async def gate(self, command: str) -> None:
-        """Pause, drain or resume the calls."""
+        """Carry out "pause", "drain" or "resume"."""
 
     @abstractmethod
     async def end(self) -> None:
         """Take no more calls, and return when every record is written."""
 
     def close(self) -> None:
-        """Begin the end, without waiting for it."""
+        """Begin to end, without waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningHere(Running):
-    """A gateway in an event loop of this process, and the parts that it is made of."""
+    """A gateway in an event loop of this process, and the parts that it consists of."""
 
     recorder: Recorder
     attempts: Attempts
@@ -638,7 +691,7 @@ class _RunningHere(Running):
             self.loop.call_soon_threadsafe(self.figures.keep, list(servers))
 
     def set_policy_version(self, model_name: str, version: int | None) -> None:
-        """Nothing: calls read the versions that `LLMProxy` has."""
+        """Do nothing: calls read the versions of `LLMProxy` itself."""
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         self.attempts.end(rollout_id, attempt_id)
@@ -668,7 +721,7 @@ class _RunningHere(Running):
 
 
 def _checked_store(store: Any) -> LightningStore:
-    """Return the store itself. If a server of this process is given, calls bypass HTTP."""
+    """Return the store itself, also of a server of this process, so that calls bypass HTTP."""
     store = store.store if isinstance(store, LightningStoreServer) else store
     if not isinstance(store, LightningStore):
         raise ConfigError(

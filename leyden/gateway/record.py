@@ -1,7 +1,8 @@
 """From one call to one span, and the proof of its tokens.
 
-Pure functions. Tokens are recorded only when ids, log-probabilities and the upstream's own count agree; a call that
-cannot be proven keeps its text and says why its tokens were refused. P prompt tokens, R response tokens.
+Pure functions. Tokens are recorded only if ids, log-probabilities and the upstream's own count
+agree. A call that cannot be proven keeps its text, and its span says why its tokens were refused.
+Shapes: P prompt tokens, R response tokens.
 """
 
 from __future__ import annotations
@@ -30,55 +31,55 @@ _OF_ANSWER = (
     semconv.POLICY_VERSION_AT_END,
     semconv.TOKENS_REFUSED,
 )
-"""Attributes that a recorded answer has, wherever it is served."""
+"""Attributes of a recorded answer that a replayed call takes over."""
 _RESOURCE: Attributes = {"service.name": "leyden.gateway"}
 
 
 @dataclass(slots=True)
 class ModelCall:
-    """One call, filled in as it goes. Times are Unix seconds."""
+    """One call, filled in while it is under way. Times are Unix seconds."""
 
     rollout_id: str
     attempt_id: str
     trace_id: str
     parent_id: str | None
     call_index: int | None
-    """The number of the call within its attempt, from 0; None: it came too late to have one."""
+    """The number of the call within its attempt, from 0; None for a call that came too late."""
     operation: str
     start_time: float
     live_claim: str | None = None
     """The signed claim of a live rollout, which the store may not know yet."""
     retry_of: str | None = None
-    """The span id of the failed try that this one follows."""
+    """The span id of the failed try that this call repeats."""
     sent_time: float | None = None
     """When the agent's process sent the call, by that process's clock; None if unknown."""
     end_time: float = 0.0
     request: Json = field(default_factory=dict[str, Any])
-    """The agent's request, in chat whatever it came in; the seed that the gateway added is part of it."""
+    """The agent's request in chat form, with the seed that the gateway added."""
     response: Json | None = None
-    """The upstream's answer, in chat too, put together if it was a stream; None when none came."""
+    """The upstream's response in chat form, also of a stream; None if there was none."""
     error: str | None = None
-    """Why the call failed, if it did."""
+    """Why the call failed; None if it did not."""
     cost: float | None = None
-    """What the call cost, in the unit of `UpstreamModel.price_per_million`; None if its server has no price."""
+    """The cost in the unit of `UpstreamModel.price_per_million`; None without a price."""
     policy_version: int | None = None
-    """The version of the model's weights when the server was asked (`LLMProxy.set_policy_version`)."""
+    """The version of the weights when the server was called (`LLMProxy.set_policy_version`)."""
     policy_version_at_end: int | None = None
     fields: Json = field(default_factory=dict[str, Any])
     """The fields of the agent's own request that a replay compares (`replay.compared_fields`)."""
     replayed: Span | None = None
-    """The recorded call that answers this one; None: the model does."""
+    """The recorded call that answers this one; None if the model answers it."""
     replay_diverged: str | None = None
     """What differs from the recorded request at the end of a replay, in one line."""
     span_id: str = field(default_factory=ids.span_id)
 
 
 class Refused(ValueError):
-    """The tokens of a call cannot be proven; the message says why."""
+    """Raised when the tokens of a call cannot be proven. The message says why."""
 
 
 def span_of(call: ModelCall) -> Span:
-    """The call as a span."""
+    """Return the call as a span."""
     attributes: Attributes = {semconv.GEN_AI_OPERATION: call.operation}
     if call.call_index is not None:
         attributes[semconv.CALL_INDEX] = call.call_index
@@ -133,15 +134,16 @@ def span_of(call: ModelCall) -> Span:
 
 
 def _attributes_of_replay(recorded: Span) -> Attributes:
-    """Return what a replayed call has from the recorded one: answer, usage and policy versions."""
+    """Return what a replayed call takes from the recorded one, such as answer and usage."""
     copied = {name: recorded.attributes[name] for name in _OF_ANSWER if name in recorded.attributes}
     return {**copied, semconv.REPLAYED: True, semconv.REPLAY_OF: recorded.span_id}
 
 
 def token_record(call: ModelCall) -> TokenRecord:
-    """The exact tokens of a call.
+    """Return the exact tokens of a call.
 
-    `logprobs` is None if the upstream gave none at all; any other gap, and any disagreement, raises Refused.
+    `logprobs` is None if the upstream gave none at all. Raise Unproven for any other gap, and if
+    ids, log-probabilities and usage disagree.
     """
     if call.error is not None:
         raise Refused(f"the call failed: {call.error}")
@@ -196,7 +198,7 @@ def _check_usage(usage: Any, n_prompt: int, n_response: int) -> None:
 
 
 def _logprobs(value: Any, n_response: int) -> list[float] | None:
-    """Chat answers have `content[i].logprob`, completions `token_logprobs[i]`."""
+    """Read R log-probabilities: `content[i].logprob` (chat), `token_logprobs[i]` (completions)."""
     if value is None:
         return None
     try:
@@ -226,7 +228,10 @@ def _describe_request(request: Json, attributes: Attributes) -> None:
 
 
 def input_messages(request: Json) -> Any:
-    """Return the messages of a request in chat form; a completion's prompt is one of the user's. None without any."""
+    """Return the messages of a request in chat form, or None.
+
+    The prompt of a completion becomes one message of the user's.
+    """
     messages = request.get("messages")
     for name in ("prompt", "input"):
         if messages is None and name in request:
@@ -246,7 +251,7 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
         ):
             if isinstance(count := counted.get(name), int):
                 attributes[key] = count
-    for name in ("content", "output"):  # an answer that cannot be told in chat, as it came
+    for name in ("content", "output"):  # an answer that chat cannot express is kept as it came
         if name in response:
             attributes[semconv.GEN_AI_OUTPUT_MESSAGES] = _text([{"role": "assistant", "content": response[name]}])
     choices = response.get("choices")

@@ -1,12 +1,14 @@
-"""The queue between the answer and the store.
+"""The queue between the response and the store.
 
-Calls are queued before the last byte of their answer is sent and written behind it, in batches. The queue is bounded:
-when the store cannot keep up, answers wait, and nothing is dropped. While the store is away or full, records wait in a file
-of bounded size (`spool`) and are delivered once each, in order, when it is back. It knows the store's `add_many_spans`, and
-nothing of HTTP.
+Calls are queued before the last byte of their response is sent, and written afterwards in batches.
+The queue is bounded: if the store cannot keep up, responses wait, and nothing is dropped. While
+the store is away or full, records wait in a file of bounded size (`spool`). They are delivered
+once each, in order, when the store is back. The module uses the store's `add_many_spans`, and
+knows no HTTP.
 
-All of it runs in the gateway's event loop, but for `settled`. A crash of the process loses the calls that were not
-written yet, the last few hundredths of a second, more on a busy machine.
+All methods but `settled`, `pending` and `remembers` run in the gateway's event loop. A crash of
+the process loses the calls that were not written yet: the last hundredths of a second, or more on
+a busy machine.
 """
 
 from __future__ import annotations
@@ -29,73 +31,85 @@ from leyden.utils.logs import Preview
 logger = logging.getLogger(__name__)
 
 Failures = dict[AttemptKey, StoreError]
-"""The first thing that went wrong when an attempt's calls were written, until `flush` raises it."""
+"""The first error when an attempt's calls were written, until `flush` raises it."""
 
 _BATCH = 256
 _QUEUE_LIMIT = 4096
 _LINGER_SECONDS = 0.01
-"""How long the first call of a batch waits for company when nobody asks for a flush."""
+"""How long the first call of a batch waits for others, unless someone waits for a flush."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _PROBE_SECONDS = 2.0
-"""How long a store may take to show that it is there."""
+"""How long the store may take to reply to a probe."""
 _SLOW_SECONDS = 1.0
-"""How long a write may take until the recorder asks whether the store is there."""
+"""How long a write may take before the recorder probes whether the store is there."""
 _PATIENCE_SECONDS = 30.0
-"""How long the store may be away before `flush` gives up on it."""
+"""How long the store may be away before `flush` raises."""
 _REPORTED_KEPT = 65_536
 _UNREPORTED_LIMIT = 200_000
-"""How many live rollouts may call that the store does not have yet. The gateway has nothing but a signature for them."""
+"""How many live rollouts may call before the store has them.
+
+The gateway knows nothing of such a rollout but its signature.
+"""
 _LAST_SECONDS = 5.0
-"""How long the end of the gateway waits for a store that is away."""
+"""How long the gateway waits at its end for a store that is away."""
 
 
 class Recorder:
-    """Writes calls to the store, behind their answers."""
+    """Write calls to the store, behind their responses."""
 
     def __init__(self, store: LightningStore, failures: Failures, spool: Spool[Span] | None = None) -> None:
-        """spool: where records wait while the store is away; None: they fail at once."""
+        """Set up an empty queue.
+
+        spool: where records wait while the store is away. None: their calls fail at once.
+        """
         self._store = store
         self._spool = spool
         self._delivering: asyncio.Task[None] | None = None
         self._away_since: float | None = None
-        """When the store was first found away or full, by the monotonic clock."""
+        """When the store began to refuse records, by the monotonic clock; None if it takes them."""
         self._trouble = ""
-        """Why records wait: the store is away, or its own error that says it is full."""
+        """Why records wait: the store is away, or the error in which it says that it is full."""
         self._failures = failures
         self._queue: deque[ModelCall] = deque()
         self._pending: dict[AttemptKey, int] = {}
         self._waiters: dict[AttemptKey, list[asyncio.Future[None]]] = {}
         self._awaited: dict[str, asyncio.Future[None]] = {}
-        """By span id: who waits until one call is written."""
+        """Futures of callers that wait until one call is written, by span id."""
         self._ready = asyncio.Event()
         self._space = asyncio.Event()
         self._closing = False
         self._prefixes = Prefixes()
         self._reported: dict[str, None] = {}
-        """Live rollouts that the store knows, the latest ones."""
+        """Live rollouts that the store has, newest last."""
         self._unreported: set[str] = set()
-        """Live rollouts with calls under way or waiting records that the store does not know yet."""
+        """Live rollouts with pending calls that the store does not have yet."""
         self._over: set[AttemptKey] = set()
-        """Attempts that are to be forgotten once what is pending is written."""
+        """Attempts to drop as soon as their pending calls are written."""
 
     def begin(self, key: AttemptKey, *, is_live: bool = False) -> None:
-        """From now on `flush` waits for one more call of this attempt, which must be `put` in the end.
+        """Announce one more call of this attempt, for which `flush` waits. `put` must follow.
 
-        is_live: the rollout was signed by a session, and the store may not know it.
+        is_live: a session signed the rollout, and the store may not have it yet.
         """
         self._pending[key] = self._pending.get(key, 0) + 1
         if is_live and key[0] not in self._reported:
             self._unreported.add(key[0])
 
     def has_room_for(self, rollout_id: str) -> bool:
-        """Return whether a live rollout may call: the store knows it, or does not know fewer than `_UNREPORTED_LIMIT` others."""
+        """Return whether a live rollout may call.
+
+        It may if the store has it, or if fewer than `_UNREPORTED_LIMIT` others are missing there.
+        """
         return (
             len(self._unreported) < _UNREPORTED_LIMIT or rollout_id in self._unreported or rollout_id in self._reported
         )
 
     async def put(self, call: ModelCall) -> None:
-        """Queue a call that was begun; waits while the queue is full. It is queued also if that is cancelled, as `stop` does."""
+        """Queue a call that was begun, and wait while the queue is full.
+
+        The call is queued even if the wait is cancelled, as `stop` does.
+        """
         try:
             while len(self._queue) >= _QUEUE_LIMIT:
                 self._space.clear()
@@ -111,7 +125,10 @@ class Recorder:
             asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._ready.set)
 
     async def put_durably(self, call: ModelCall) -> None:
-        """`put`, and wait until it is in the store. Raises StoreError if it cannot be written; `flush` tells of that too."""
+        """Queue a call, and wait until it is in the store.
+
+        Raise StoreError if it cannot be written. `flush` raises for it, too.
+        """
         written = self._awaited[call.span_id] = asyncio.get_running_loop().create_future()
         try:
             await self.put(call)
@@ -121,7 +138,7 @@ class Recorder:
             del self._awaited[call.span_id]
 
     def settled(self, key: AttemptKey) -> bool:
-        """Whether everything of this attempt is in the store. May be asked from any thread."""
+        """Return whether everything of this attempt is in the store. Any thread may ask."""
         return key not in self._pending and key not in self._failures
 
     @property
@@ -131,19 +148,21 @@ class Recorder:
 
     @property
     def remembers(self) -> bool:
-        """Whether `forget` may have something to do. May be asked from any thread."""
+        """Whether `forget` may have state to drop. Any thread may ask."""
         return bool(self._prefixes)
 
     def forget(self, key: AttemptKey) -> None:
-        """An attempt is over."""
+        """Drop the state of an attempt that is over, once its calls are written."""
         if key in self._pending:
             self._over.add(key)
         else:
             self._prefixes.end(key)
 
     async def flush(self, key: AttemptKey) -> None:
-        """Wait until everything begun for this attempt is in the store. Raises StoreError, once, if something could not
-        be written."""
+        """Wait until everything that was begun for this attempt is in the store.
+
+        Raise StoreError, once, if something could not be written.
+        """
         while key in self._pending:
             written = asyncio.get_running_loop().create_future()
             self._waiters.setdefault(key, []).append(written)
@@ -158,7 +177,10 @@ class Recorder:
             raise failure
 
     async def run(self) -> None:
-        """Write until `close`, then write what is left. Deliver first what an earlier process left in the spool."""
+        """Write until `close`, then write what is left.
+
+        What an earlier process left in the spool is delivered first.
+        """
         self._deliver()
         while not (self._closing and not self._queue):
             await self._ready.wait()
@@ -170,7 +192,7 @@ class Recorder:
         await self._end_delivery()
 
     def close(self) -> None:
-        """Let `run` end once everything is written."""
+        """Let `run` end as soon as everything is written."""
         self._closing = True
         self._ready.set()
 
@@ -190,7 +212,10 @@ class Recorder:
             self._settle((call.rollout_id, call.attempt_id))
 
     async def _add(self, spans: list[Span]) -> set[str]:
-        """Write spans to the store, or put them in the spool while it is away; return the ids of those that wait there."""
+        """Write spans to the store, or put them in the spool while the store is away.
+
+        Return the ids of the spans that wait in the spool.
+        """
         if self._spool is not None and len(self._spool):
             return self._put_aside(spans)
         writing = asyncio.ensure_future(self._deliver_spans(spans))
@@ -209,7 +234,10 @@ class Recorder:
         return set()
 
     async def _deliver_spans(self, spans: list[Span]) -> None:
-        """Write spans to the store, and before them the live rollouts that it may not know yet. Raise what the store raises."""
+        """Write spans to the store, and first the live rollouts that it may not have yet.
+
+        Raise what the store raises.
+        """
         claims = {
             span.rollout_id: claim
             for span in spans
@@ -228,7 +256,7 @@ class Recorder:
     # ---- while the store is away or full -----------------------------------------------------------------------------
 
     async def _takes_nothing(self, error: Exception) -> bool:
-        """Return whether a write failed because the store is away or full, not because of what was written."""
+        """Return whether a write failed because the store is away or full."""
         if isinstance(error, StoreFull):
             self._trouble = str(error)
             return True
@@ -271,7 +299,7 @@ class Recorder:
             self._delivering = asyncio.create_task(self._empty_spool(self._spool))
 
     async def _empty_spool(self, spool: Spool[Span]) -> None:
-        """Deliver what waits in the spool, in order, and let those who flush go on."""
+        """Deliver what waits in the spool, in order, and resume the callers of `flush`."""
         try:
             while spans := spool.first(_BATCH):
                 try:
@@ -294,7 +322,10 @@ class Recorder:
             self._delivering = None
 
     async def _end_delivery(self) -> None:
-        """Wait a moment for the spool to be empty. Records that are left stay in a named file, or are reported as lost."""
+        """Wait a moment until the spool is empty.
+
+        What is left stays in a named file, or is lost.
+        """
         if self._spool is None:
             return
         if self._delivering is not None:
@@ -328,7 +359,7 @@ class Recorder:
         return span
 
     async def _write_one_by_one(self, spans: list[Span]) -> None:
-        """One bad span must not take its siblings along: a batch is written whole or not at all."""
+        """Write each span by itself, so that one bad span does not take its siblings along."""
         for span in spans:
             try:
                 await self._deliver_spans([span])

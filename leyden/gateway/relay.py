@@ -1,7 +1,7 @@
 """The way of one call to a model and back.
 
-It knows dialects only through `Passage` and servers only through `Transport`; routes and admission are in `app`, what is
-written down in `record`.
+It knows dialects only through `Passage` and servers only through `Transport`. Routes and admission
+are in `app`; what is recorded is in `record`.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _TOO_BUSY = {429, 502, 503, 504}
 _OF_THE_SERVER = {
     *("upstream_unreachable", "upstream_incomplete", "upstream_timeout", "upstream_garbage", "upstream_failed")
 }
-"""Refusals that say something about the server's health."""
+"""Codes of refusals that say something about the server's health."""
 _COMMENT = b": keep-alive\n\n"
 
 
 def seed_for(deterministic_seed: int, sampling_key: str, call_index: int) -> int:
-    """Derive the sampling seed of one call, 31 bits, from its attempt's key and its number within the attempt."""
+    """Derive the sampling seed of a call (31 bits) from its attempt's key and its number there."""
     digest = sha256(f"{deterministic_seed}\x1f{sampling_key}\x1f{call_index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """What `LLMProxy` was told of each; see there."""
+    """Options of `LLMProxy` that concern the way of a call. See there for each."""
 
     deterministic_seed: int | None
     timeout_seconds: float
@@ -78,16 +78,19 @@ class RelayOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """What may still be tried if a server does not answer."""
+    """Whether a failed call may be sent again."""
 
     again: bool
-    """The call may be sent once more, if nothing of it has reached a server."""
+    """Whether the call may be sent once more if no server has begun to answer."""
     elsewhere: bool
-    """And to another server, if this one is too busy."""
+    """Whether another server may take the call if this one is too busy."""
 
 
 class Relay:
-    """Takes calls to the models and their answers back. Everything runs in the gateway's event loop."""
+    """Take calls to the models and their responses back.
+
+    Everything runs in the gateway's event loop.
+    """
 
     def __init__(
         self,
@@ -113,17 +116,20 @@ class Relay:
 
     @property
     def remembers(self) -> bool:
-        """Whether `forget` may have something to do. May be asked from any thread."""
+        """Whether `forget` may have state to drop. Any thread may ask."""
         return bool(self.kept) or bool(self.retries) or bool(self._balancer)
 
     def forget(self, key: AttemptKey) -> None:
-        """An attempt is over."""
+        """Drop the state of an attempt that is over."""
         self.kept.end(key)
         self.retries.end(key)
         self._balancer.end_attempt(key)
 
     async def take(self, exchange: Exchange) -> None:
-        """Answer a call, in whatever way, and record it. A task that is cancelled meanwhile answers that, too."""
+        """Reply to a call and record it, whatever happens.
+
+        A cancelled task replies that it was cancelled.
+        """
         call = exchange.call
         try:
             await self._take(exchange)
@@ -227,7 +233,7 @@ class Relay:
                     await asyncio.sleep(_RETRY_SECONDS * 2 ** len(tried) * random.uniform(0.5, 1.5))
 
     async def _try(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
-        """Try one server and record its health. Raise _Again if the call may be sent once more."""
+        """Try one server and record its health. Raise _Retry if the call may be sent once more."""
         exchange.status = well = failure = None
         exchange.price_per_million = model.price_per_million
         exchange.model_name = model.model_name
@@ -255,7 +261,10 @@ class Relay:
             self.figures.end(model, began, well=well, failure=failure)
 
     async def _ask(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
-        """Send the call to one server and pass its answer on. Raises _Again."""
+        """Send the call to one server and pass its response on.
+
+        Raise _Retry if it may be sent again.
+        """
         call = exchange.call
         passage = self._passage(exchange, model)
         call.request = passage.chat if passage.seed is None else {**passage.chat, "seed": passage.seed}
@@ -292,9 +301,9 @@ class Relay:
                 beat.cancel()
 
     async def _keep_alive(self, exchange: Exchange, *, early: bool) -> None:
-        """Send a comment whenever a stream has been silent for a while, so that nobody on the way takes it for dead.
+        """Send a comment whenever a stream has been silent for a while, so that no proxy closes it.
 
-        early: before the upstream has begun to answer, too.
+        early: begin the stream for it, even before the upstream has begun to answer.
         """
         loop, longest = asyncio.get_running_loop(), self._options.keep_alive_seconds
         exchange.said_at = loop.time()
@@ -419,7 +428,7 @@ class Relay:
         await exchange.say(last, more=False)
 
     def _keep(self, exchange: Exchange, passage: Passage) -> None:
-        """Keep a response whose client may refer to it."""
+        """Keep a response to which its client may refer later."""
         call, request = exchange.call, exchange.keep
         exchange.keep = None
         conversations = passage.client.conversations
@@ -451,9 +460,8 @@ class Relay:
             exchange.call.error = refusal.message
         if exchange.tried is not None:
             exchange.tried.state = "failed"
-        with contextlib.suppress(
-            StoreError
-        ):  # of a durable record: the agent is told of the failure already, and flush tells the runner
+        # The agent gets an error already, and `flush` reports a durable record that failed.
+        with contextlib.suppress(StoreError):
             await self._record(exchange)
         if exchange.disconnected:
             return
@@ -467,7 +475,7 @@ class Relay:
 
 
 class _Again(Exception):
-    """A server that did not begin to answer: the call may be sent again."""
+    """Raised when a server did not begin to answer, and the call may be sent again."""
 
     def __init__(self, why: str, status: int | None = None) -> None:
         super().__init__(why)
@@ -475,7 +483,7 @@ class _Again(Exception):
 
 
 class _EngineLost(Exception):
-    """The run's own engine has died during the call."""
+    """Raised when the run's own engine has died during the call."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -487,7 +495,7 @@ def _failure(refusal: Refusal) -> Failure:
 
 
 def _well(exchange: Exchange) -> bool | None:
-    """What an answer that has been passed on says about its server."""
+    """Return whether a response shows a healthy server; None if it does not tell."""
     if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
         return None
     return exchange.status < 500
@@ -514,7 +522,7 @@ def _unreachable(model: UpstreamModel, gone: ServerGone) -> Refusal:
 
 
 def _shown_event(stream: PassageStream, event: bytes, data: bytes) -> bytes:
-    """The event as the agent sees it."""
+    """Return the event as the agent sees it. Raise Refusal (502) if it cannot be read."""
     try:
         return stream.feed(event, data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""What a gateway is in another process: something that tells it by HTTP that an attempt is over.
+"""A gateway seen from another process, which reports to it over HTTP that an attempt is over.
 
-`RemoteRecorder` is what a gateway turns into when it leaves its process (pickle), for runners that its own process starts.
-`FoundGateways` is for runners that were started elsewhere, by hand: it finds the gateway in each attempt's resources. Both show the
-gateway's control key, which agents are not given.
+`RemoteRecorder` is what a gateway becomes when it is pickled, for runners that the gateway's own
+process starts. `FoundGateways` is for runners that were started elsewhere, by hand: it finds the
+gateway in each attempt's resources. Both send the gateway's control key, which agents do not get.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from leyden.utils.attempt_key import NO_TOKEN
 from leyden.utils.per_loop import PerLoop
 
 _SECONDS = 60.0
-"""The longest time for an attempt's calls to be written."""
+"""How long the gateway may take to write an attempt's calls."""
 
 
 def end_path(rollout_id: str, attempt_id: str) -> str:
-    """Where the gateway is told that an attempt is over; answered when its record is whole."""
+    """Return the path that ends an attempt.
+
+    The gateway replies when the attempt's record is complete.
+    """
     return f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/end"
 
 
@@ -54,21 +57,22 @@ class RemoteRecorder:
         await self._sessions.close()
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
-        """Nothing: there is one gateway."""
+        """Do nothing: there is one gateway for all attempts."""
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Nothing yet: `flush`, which follows at once, says it too."""
+        """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """End the attempt, and wait until every call of it is in the store.
 
-        Raises StoreError if one of them could not be written, GatewayError if the gateway cannot be reached.
+        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be
+        reached.
         """
         await _end(await self._sessions.get(), self._url, self._control_key, rollout_id, attempt_id)
 
 
 class FoundGateways:
-    """An `AttemptRecorder` for attempts whose gateways are named by their resources (each `ProxyLLM`)."""
+    """An `AttemptRecorder` that finds the gateways in each attempt's resources (`ProxyLLM`)."""
 
     def __init__(self, secret: str | None) -> None:
         """secret: the gateways' secret (`LLMProxy.share_control`); None: the token in each
@@ -77,7 +81,7 @@ class FoundGateways:
         self._secret = secret
         self._sessions = PerLoop(client_session)
         self._found: dict[tuple[str, str], dict[str, str]] = {}
-        """The gateways' base URLs by attempt, each with its control key."""
+        """The gateways of each attempt: control keys by base URL."""
 
     def __reduce__(self) -> tuple[Callable[..., FoundGateways], tuple[Any, ...]]:
         return FoundGateways, (self._secret,)
@@ -93,10 +97,10 @@ class FoundGateways:
             self._found[rollout_id, attempt_id] = found
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Nothing yet: `flush`, which follows at once, says it too."""
+        """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """See RemoteRecorder.flush, for each of them."""
+        """End the attempt at each of its gateways. See `RemoteRecorder.flush`."""
         for root, control_key in self._found.pop((rollout_id, attempt_id), {}).items():
             await _end(await self._sessions.get(), root, control_key, rollout_id, attempt_id)
 

@@ -1,17 +1,18 @@
-"""Recorded calls that answer an attempt in the model's place, as long as it asks what was asked then.
+"""Recorded calls that answer an attempt in the model's place while its requests are the same.
 
-A fork names an attempt and a number of calls (`ReplayFrom`). A request is equal to a recorded one if both have the same
+A fork names an attempt and a number of calls (`ReplayFrom`). A request equals a recorded one if
+both have the same
 
 - operation (`chat`, `text_completion`),
 - messages and tools, in chat form,
-- other fields of the agent's request, such as `temperature`, `stop` or `response_format`, but for `_NOT_COMPARED`.
+- other fields, such as `temperature`, `stop` or `response_format`, except `_NOT_COMPARED`.
 
-Of several recorded calls that equal a request, the one with its model's name is preferred. Otherwise the model's name is
-not compared, nor the way of sending the answer (streamed or not), nor what the gateway adds (seeds, overrides). The first
-request that differs ends the replay. Failed calls and embeddings are no part of it: the former had no answer, and the
-latter go to the model.
+If several recorded calls equal a request, the one with its model's name is preferred. Otherwise
+the model's name is not compared, nor whether the response is streamed, nor what the gateway adds
+(seeds, overrides). The first request that differs ends the replay. Failed calls and embeddings are
+left out: the former had no answer, and the latter go to the model.
 
-It knows spans and requests; `relay` sends the answers. Pure, but for `load`.
+The module knows spans and requests; `relay` sends the answers. All functions but `load` are pure.
 """
 
 from __future__ import annotations
@@ -48,22 +49,22 @@ _NOT_COMPARED: Final = frozenset(
         *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
     }
 )
-"""Fields of a request that do not change what the model says, and those that are compared in chat form."""
+"""Fields that do not change what the model says, and fields that are compared in chat form."""
 _SHOWN = 60
-"""Characters of a value that a message about a difference shows."""
+"""How many characters of a value the message about a difference shows."""
 
 
 class Diverged(ValueError):
-    """A request is not the recorded one; the message says what differs, in one line."""
+    """Raised when a request differs from the recorded one. The message says how, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of a request is compared."""
+    """The part of a request that is compared."""
 
     operation: str
     messages: Any
-    """In chat form."""
+    """The messages in chat form."""
     tools: Any
     fields: Json
 
@@ -74,35 +75,39 @@ def compared_fields(request: Json) -> Json:
 
 
 def asked(operation: str, chat: Json, fields: Json) -> Asked:
-    """Return what of a call is compared. chat: its request in chat form."""
+    """Return the part of a call that is compared. chat: its request in chat form."""
     return Asked(operation, input_messages(chat), chat.get("tools"), fields)
 
 
 class Replay:
-    """The recorded calls that one attempt has yet to repeat. Everything runs in the gateway's event loop."""
+    """The recorded calls that one attempt has yet to repeat.
+
+    It runs in the gateway's event loop.
+    """
 
     def __init__(self, calls: Sequence[Span], *, later: Sequence[Span] = ()) -> None:
-        """
+        """Begin before the first call.
+
         calls: answered model calls, in order.
-        later: calls behind the last of them, which are live. Some may have been under way at the same time.
+        later: calls after the last of them, which the model answers again. Some may have been under
+            way at the same time.
         """
         self._left = list(calls)
         self._later = list(later)
 
     @property
     def over(self) -> bool:
-        """Whether all further calls are live."""
+        """Whether the model answers all further calls."""
         return not self._left
 
     def take(self, *requests: Asked, model: str | None = None) -> Span | None:
-        """Return the recorded call that a request repeats, once; None if it repeats a call that is live.
+        """Return the recorded call that a request repeats, once; None if the model is to answer it.
 
-        That is the next one. Where the next one was under way together with others, it may be any of these, because calls
-        of one moment have no order that an agent decides.
-
-        requests: the ways in which it may have been recorded.
-        model: the model that it asks for.
-        Raise Diverged if it equals none of them.
+        A request repeats the next recorded call, or any that was under way together with that one,
+        because an agent does not decide the order of simultaneous calls.
+        requests: the forms in which the request may have been recorded.
+        model: the model that the request names.
+        Raise Diverged if no recorded call equals the request.
         """
         first = self._left[0]
         end = first.end_time or 0.0
@@ -118,14 +123,15 @@ class Replay:
         return chosen
 
     def end(self) -> None:
-        """Let all further calls be live."""
+        """Let the model answer all further calls."""
         self._left.clear()
 
 
 async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = ()) -> Replay:
-    """Return the calls that are left to repeat. own: the calls that the new attempt has made already.
+    """Return the calls that are left to repeat.
 
-    Raise Refusal if the store has no record to repeat.
+    own: the calls that the new attempt has made already.
+    Raise Refusal (404) if the store has no record to repeat.
     """
     spans: Sequence[Span] = ()
     with contextlib.suppress(UnknownRollout, UnknownAttempt):
@@ -181,7 +187,7 @@ def _recorded(span: Span, name: str) -> Any:
 
 
 def _first_difference(where: str, mine: Any, theirs: Any) -> str | None:
-    """Return the innermost place where two JSON values differ first, and both values there."""
+    """Return the innermost place where two JSON values first differ, and both values there."""
     if _canonical(mine) == _canonical(theirs):
         return None
     if isinstance(mine, dict) and isinstance(theirs, dict):
@@ -204,7 +210,7 @@ def _canonical(value: Any) -> str:
 
 
 def _excerpts(mine: Any, theirs: Any) -> tuple[str, str]:
-    """Return both values, shortened. Of two texts: from shortly before the first character that differs."""
+    """Return both values, shortened. Two texts are cut shortly before their first difference."""
     if not (isinstance(mine, str) and isinstance(theirs, str)):
         return _short(mine), _short(theirs)
     pairs = zip(mine, theirs, strict=False)
@@ -222,7 +228,7 @@ def _short(value: Any) -> str:
 
 
 class RecordedAnswer:
-    """A recorded call's answer as a server's, for `Relay`. It is a `transport.Answer`."""
+    """A recorded answer in the form of a server's response (`UpstreamResponse`), for `Relay`."""
 
     status = int(HTTPStatus.OK)
     content_type = "application/json"
@@ -241,9 +247,10 @@ class RecordedAnswer:
 
 
 def replay_passage(client: Dialect, raw: bytes, request: Json, *, whole: Json) -> Passage:
-    """Return the way between the client's API and the recorded answer, which is in chat. Raise Untranslatable, WrongType.
+    """Return the translation between the client's API and the recorded answer, which is in chat.
 
     whole: the request with its earlier turns.
+    Raise Untranslatable or WrongType.
     """
     told_in = DIALECTS["chat"] if client.translates else client
     model = str(request.get("model"))
@@ -251,10 +258,11 @@ def replay_passage(client: Dialect, raw: bytes, request: Json, *, whole: Json) -
 
 
 def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
-    """Return a recorded call's answer in chat, or as a completion.
+    """Return a recorded call's answer in chat form, or as a completion.
 
-    The tokens' texts, a server's fingerprint and the details of usage are not recorded, and so are left out.
-    with_token_ids: with the ids of prompt and response, for an agent that asked for them.
+    The tokens' texts, a server's fingerprint and the details of usage are not recorded, so they are
+    left out.
+    with_token_ids: add the ids of prompt and response, for an agent that asked for them.
     """
     said, is_completion = recorded.attributes, recorded.attributes.get(semconv.GEN_AI_OPERATION) == "text_completion"
     messages: list[Json] = _recorded(recorded, semconv.GEN_AI_OUTPUT_MESSAGES)

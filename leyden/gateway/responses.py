@@ -1,9 +1,9 @@
 """Responses that a client may continue by id, for models whose servers do not keep them.
 
-A client of OpenAI's Responses API may send its new turn only, with the id of the response before it.
-If such a request is translated, the gateway keeps the conversation: in memory, while the attempt
-lasts, `LIMIT_BYTES` in all. Beyond that the oldest responses are dropped, and a request that refers
-to one is refused, as OpenAI does after 30 days.
+A client of OpenAI's Responses API may send only its new turn, with the id of the response before
+it. If the gateway translates such a request, it keeps the conversation in memory while the attempt
+lasts, `LIMIT_BYTES` in all. Beyond that the oldest responses are dropped. A request that refers to
+a dropped response is refused, as OpenAI does after 30 days.
 
 Everything runs in the gateway's event loop. `Dialect.conversations` knows the form of the items.
 """
@@ -30,7 +30,7 @@ class _Kept:
 
 
 class KeptResponses:
-    """Responses by attempt and id."""
+    """The kept responses, by attempt and id."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -42,7 +42,11 @@ class KeptResponses:
         return len(self._kept)
 
     def whole(self, key: AttemptKey, request: Json, conversations: Conversations) -> Json:
-        """Return the request with the earlier turns in place of their id. Raise Refusal, Untranslatable."""
+        """Return the request with the earlier turns in place of their id.
+
+        Raise Refusal (404) if the response with that id is not kept, Untranslatable if the request
+        cannot be put together.
+        """
         before = conversations.previous(request)
         return request if before is None else conversations.with_history(request, self.get(key, before).items)
 
@@ -62,7 +66,11 @@ class KeptResponses:
     def keep(
         self, key: AttemptKey, request: Json, response: Json, conversations: Conversations, *, n_bytes: int
     ) -> None:
-        """Keep a response unless the client asked not to. request: with its earlier turns. n_bytes: its size in memory."""
+        """Keep a response unless the client asked not to.
+
+        request: the request with its earlier turns.
+        n_bytes: the size of the conversation in memory.
+        """
         items = conversations.items(request, response)
         if items is None:
             return
@@ -85,6 +93,6 @@ class KeptResponses:
         return True
 
     def end(self, key: AttemptKey) -> None:
-        """Drop everything of an attempt that is over."""
+        """Drop every response of an attempt that is over."""
         for response_id in list(self._ids.get(key, ())):
             self.drop(key, response_id)

@@ -1,11 +1,13 @@
-"""Calls that a client sends again, which are the same call.
+"""Recognise a call that a client sends again.
 
-OpenAI's and Anthropic's clients say so: `x-stainless-retry-count` is 0 at first and grows. A retry is of an earlier call of the
-same attempt, route and body. If that was answered, the answer never arrived: it is sent again, and the model is not asked.
-Otherwise the retry goes to the model under the number of the earlier call. Calls that are no retries are never joined, however
-equal they are.
+OpenAI's and Anthropic's clients mark retries: `x-stainless-retry-count` is 0 at first and grows. A
+retry repeats an earlier call of the same attempt, route and body. If that call was answered, the
+answer got lost on its way: the gateway sends it again, and the model is not called. Otherwise the
+retry goes to the model under the number of the earlier call. Calls that are not marked as retries
+are never joined, even if they are equal.
 
-Everything runs in the gateway's event loop: in memory, until the attempt ends, `LIMIT_BYTES` in all, oldest forgotten first.
+Everything is kept in memory until the attempt ends, `LIMIT_BYTES` in all; the oldest entries are
+dropped first. It runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from leyden.gateway.attempts import AttemptKey
 
 LIMIT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 1024
-"""What one entry takes besides its answer."""
+"""The size of one entry without its answer."""
 
 _What = bytes
-"""Of route and body."""
+"""Digest of route and body."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,11 +39,11 @@ class Try:
     """"under way", "failed" or "answered"."""
     headers: Headers | None = None
     body: bytes = b""
-    """With `headers`, the answer as the client got it; None for one that is no longer kept."""
+    """The answer as the client got it, with `headers`. Both are empty if it is no longer kept."""
 
 
 class Retries:
-    """The calls of clients that say when they retry."""
+    """The calls of clients that mark retries."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -53,12 +55,13 @@ class Retries:
         return len(self._tries)
 
     def earlier(self, key: AttemptKey, path: str, raw: bytes, scope: Scope) -> Try | None:
-        """What this request is a retry of; None for a call of its own. A try is retried once, and forgotten by that."""
+        """Return the call that this request retries, and drop it; None for a call of its own."""
         count = header(scope, b"x-stainless-retry-count")
         if count is None or not count.isdigit() or int(count) == 0:
             return None
         known = self._by_attempt.get(key, {}).get(_what(path, raw), ())
-        # A failed one is the likeliest, then one whose answer was lost; one under way has not noticed yet that its client is gone.
+        # A failed call is the likeliest, then one whose answer was lost. The gateway has not
+        # noticed yet that the client of one under way has left.
         found = next(
             (one for state in ("failed", "answered", "under way") for one in known if one.state == state), None
         )
@@ -69,7 +72,7 @@ class Retries:
     def begin(
         self, key: AttemptKey, path: str, raw: bytes, scope: Scope, *, call_index: int, span_id: str
     ) -> Try | None:
-        """Remember a call that may be retried; None if its client does not say when it retries."""
+        """Remember a call that may be retried; return None if its client does not mark retries."""
         if header(scope, b"x-stainless-retry-count") is None:
             return None
         one = Try(key, _what(path, raw), call_index, span_id)
@@ -77,7 +80,7 @@ class Retries:
         return one
 
     def answered(self, one: Try, headers: Headers, body: bytes) -> None:
-        """Keep what the client got."""
+        """Keep the answer that the client got."""
         known = one in self._tries
         if known:
             self._forget(one)
@@ -86,11 +89,11 @@ class Retries:
             self._add(one)
 
     def replayed(self, one: Try) -> None:
-        """Its answer is sent once more, which may be lost too."""
+        """Remember an answer that is sent once more, which may get lost, too."""
         self._add(one)
 
     def end(self, key: AttemptKey) -> None:
-        """Forget everything of an attempt that is over."""
+        """Drop the calls of an attempt that is over."""
         for one in [one for tries in self._by_attempt.get(key, {}).values() for one in tries]:
             self._forget(one)
 

@@ -1,9 +1,8 @@
-"""A bounded file in which records wait while the store is away.
+"""A bounded file in which records wait while the store is away, first in, first out.
 
-First in, first out. It knows a type of items and a file, no store: `recorder` and serving
-sessions fill and empty one. A spool with a name outlives
-its process: the next one finds what was not delivered, and delivers it. Delivering twice does no harm, because a store
-keeps each item once.
+The module knows the type of the items and a file, and no store: `recorder` and serving sessions
+fill and empty a spool. A spool with a name outlives its process: the next process delivers what it
+finds there. Delivering twice does no harm, because a store keeps each item once.
 """
 
 from __future__ import annotations
@@ -26,28 +25,29 @@ T = TypeVar("T")
 
 SPANS: TypeAdapter[Span] = TypeAdapter(Span)
 _COMPACT_BYTES = 4 * 2**20
-"""How many delivered bytes a file with items behind them keeps before it is written anew."""
+"""How many delivered bytes a file keeps before it is rewritten without them."""
 
 
 class Spool(Generic[T]):
     """Items as lines of JSON. One process uses a file at a time."""
 
     def __init__(self, path: Path | None = None, *, max_bytes: int, items: TypeAdapter[T]) -> None:
-        """
-        items: the type of the items, as JSON.
-        path: None for a file without a name, which is gone with this process.
+        """Open the file, and lock it if it has a name.
+
+        path: None for a file without a name, which ends with this process.
         max_bytes: the largest size of the file.
+        items: the type of the items, as JSON.
         Raise ConfigError for a file that another gateway uses, or that cannot be opened.
         """
         self.path = path
         self._items = items
         self._max_bytes = max_bytes
         self._lengths: deque[int] = deque()
-        """The bytes of each line that waits."""
+        """The length in bytes of each waiting line."""
         self._end = 0
         """The size of the file."""
         self._start = 0
-        """Where the first of them begins."""
+        """The offset of the first waiting line."""
         try:
             if path is None:
                 self._file = tempfile.TemporaryFile(prefix="leyden-spool-")  # noqa: SIM115 -- closed by `close`
@@ -62,7 +62,10 @@ class Spool(Generic[T]):
             self._claim(path)
 
     def _claim(self, path: Path) -> None:
-        """Lock the file, and find the lines that an earlier process left; one that a crash cut off is dropped."""
+        """Lock the file, and find the lines that an earlier process left.
+
+        A last line that a crash cut off is dropped.
+        """
         try:
             _lock(self._file)
         except OSError as error:
@@ -81,11 +84,11 @@ class Spool(Generic[T]):
         return len(self._lengths)
 
     def append(self, items: list[T], *, bounded: bool = True) -> int:
-        """Add items behind the others, and return how many fit.
+        """Add items at the end, and return how many fit.
 
-        bounded: False adds all of them, also beyond `max_bytes`.
-
-        Raise ConfigError for an item that is not JSON, GatewayError for a file that cannot be written; nothing is added then.
+        bounded: False adds all of them, even beyond `max_bytes`.
+        Raise ConfigError for an item that is not JSON, GatewayError for a file that cannot be
+        written. In both cases nothing is added.
         """
         lines: list[bytes] = []
         free = self._max_bytes - self._end
@@ -108,7 +111,10 @@ class Spool(Generic[T]):
         return len(lines)
 
     def first(self, n: int) -> list[T]:
-        """Return up to `n` items from the front, which stay. A line at the front that cannot be read is dropped."""
+        """Return up to `n` items from the front, and keep them.
+
+        An unreadable line there is dropped.
+        """
         items: list[T] = []
         while not items and self._lengths:
             self._file.seek(self._start)
@@ -131,7 +137,7 @@ class Spool(Generic[T]):
             self._compact()
 
     def _compact(self) -> None:
-        """Write what waits to a new file, which takes the place of this one, so that a busy spool does not grow for ever."""
+        """Move the waiting lines to a new file, so that a busy spool does not grow for ever."""
         self._file.seek(self._start)
         waiting = self._file.read(self._end - self._start)
         if self.path is None:
@@ -154,7 +160,7 @@ class Spool(Generic[T]):
         self._start, self._end = 0, len(waiting)
 
     def close(self) -> None:
-        """Close the file. What waits in one with a name stays there."""
+        """Close the file. Items that wait in a named file stay there."""
         self._file.close()
 
 

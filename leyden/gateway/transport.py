@@ -1,6 +1,6 @@
-"""How a model's server is asked, and what its answer looks like to those who pass it on.
+"""How a request reaches a model's server, and what `relay` sees of the response.
 
-To reach servers in another way, write a `Transport`. It knows neither attempts nor records.
+To reach servers in another way, write a `Transport`. The module knows neither attempts nor records.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ _IS_UP_SECONDS = 5.0
 
 
 class Answer(Protocol):
-    """A server's answer, whose head is there."""
+    """A server's response whose head has arrived."""
 
     status: int
     content_type: str
-    """In lower case, without parameters."""
+    """The content type in lower case, without parameters."""
 
     @property
     def headers(self) -> Headers:
-        """As the agent gets them."""
+        """The headers in the form for the agent."""
         ...
 
     async def read(self) -> bytes:
-        """The body, when it is whole."""
+        """Return the body when it is complete."""
         ...
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes, cut anywhere."""
+        """Yield the body as it arrives, cut anywhere."""
         ...
 
 
 class Transport(Protocol):
-    """A way to servers."""
+    """A way to reach servers."""
 
     def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
     ) -> AbstractAsyncContextManager[Answer]:
-        """Send `body` to the server. scope: the agent's request.
+        """Send `body` to the server of `model`. scope: the agent's request.
 
-        Raises ServerGone, and TimeoutError, also while the answer is read.
+        Raise ServerGone or TimeoutError, also while the response is read.
         """
         ...
 
@@ -59,24 +59,27 @@ class Transport(Protocol):
 
 
 class ServerGone(Exception):
-    """A server could not be reached, or went away in the middle of its answer; the message says what happened."""
+    """Raised when a server could not be reached, or went away during its response.
+
+    The message says what happened.
+    """
 
     def __init__(self, error: Exception, *, began: bool) -> None:
-        """began: it had begun to answer."""
+        """began: whether the server had begun to answer."""
         super().__init__(f"{type(error).__name__}: {error}".rstrip(": "))
         self.began = began
         self.timed_out = isinstance(error, TimeoutError)
 
 
 class HttpTransport:
-    """Over HTTP, with connections that are kept."""
+    """Reach servers over HTTP, with connections that are kept open."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     @asynccontextmanager
     async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
-        """See Transport.ask."""
+        """Send the request over HTTP. See `Transport.ask`."""
         began = False
         try:
             async with self._session.post(
@@ -133,14 +136,17 @@ class _HttpAnswer:
 
 
 class AppTransport:
-    """A server in this process, whose ASGI application is called as a function in the gateway's event loop."""
+    """Reach a server in this process: call its ASGI application in the gateway's event loop."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     @asynccontextmanager
     async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
-        """See Transport.ask. Leaving the context before the end of the answer cancels the call."""
+        """Call the application. See `Transport.ask`.
+
+        Leaving the context before the end of the response cancels the call.
+        """
         answer = _AppAnswer()
         headers = upstream_headers(scope, model.api_key, passage.upstream)
         request = {
@@ -167,7 +173,7 @@ class AppTransport:
             call.cancel()
 
     async def is_up(self, model: UpstreamModel) -> bool:
-        """Return True: a call of a function has no connection to lose."""
+        """Return True: calling a function needs no connection that could be lost."""
         return True
 
 
@@ -198,7 +204,10 @@ class _AppAnswer:
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """Yield the body as it comes. Raise ServerGone if the application ends before its last piece."""
+        """Yield the body as it arrives.
+
+        Raise ServerGone if the application ends before its last piece.
+        """
         more = True
         while more:
             message = await self._messages.get()

@@ -1,6 +1,6 @@
-"""The models behind the gateway, by the name that agents ask for.
+"""The models behind the gateway, by the name that agents use.
 
-It knows where a model is and what its server understands; it opens no connection.
+The module knows where a model is and what its server understands. It opens no connection.
 """
 
 from __future__ import annotations
@@ -22,41 +22,54 @@ _OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")
 _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
 """LiteLLM's names for servers that speak OpenAI's API."""
 _SECRETS = ("key", "token", "secret", "password", "credentials")
-"""Ends of the names of LiteLLM's arguments that are keys."""
+"""Endings by which LiteLLM's arguments that hold a secret are recognised."""
 
 
 @named_options
 @dataclass(frozen=True, slots=True)
 class UpstreamModel:
-    """One model that agents may ask for, and the server that answers."""
+    """One model that agents may name, and the server that answers for it."""
 
     model_name: str
     """The name that agents use."""
     endpoint: str = ""
-    """The server's base URL, as an OpenAI client takes it (it ends in `/v1`). A user and a password in it
-    (`http://user:password@host/v1`) become `login`, and the endpoint loses them."""
+    """The server's base URL, as an OpenAI client takes it (it ends in `/v1`).
+
+    A user and a password in it (`http://user:password@host/v1`) move to `login`.
+    """
     api_key: str | None = field(default=None, repr=False)
     upstream_model: str | None = None
-    """The server's name for the model, where it is another one."""
+    """The server's own name for the model; None if it is `model_name`."""
     sampling_parameters: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Suggested to agents by `LLMProxy.as_resource`; requests pass as agents send them."""
+    """Suggested to agents by `LLMProxy.as_resource`. Requests pass as agents send them."""
     record_tokens: bool | None = None
-    """Ask the server for token ids and log-probabilities (vLLM's `return_token_ids`). Switch it off for a server that
-    refuses fields it does not know, such as api.openai.com: its calls are recorded as text only. None: ask, but not LiteLLM."""
+    """Whether to ask the server for token ids and log-probabilities (vLLM's `return_token_ids`).
+
+    Switch it off for a server that refuses unknown fields, such as api.openai.com; its calls are
+    then recorded as text only. None: True, but False with `litellm_params`.
+    """
     dialects: tuple[str, ...] = ("chat", "completions", "embeddings")
-    """What the server speaks, best first. Calls in another dialect are translated. With `record_tokens`, so are those in
-    any but chat and completions where the server speaks chat: no other dialect gives token ids."""
+    """The dialects that the server speaks, best first. Calls in another dialect are translated.
+
+    With `record_tokens`, calls in any dialect but chat and completions are translated to chat if
+    the server speaks it, because other dialects return no token ids.
+    """
 
     part_of_run: bool = False
-    """The run's own engine, whose death ends the run. Calls that lose it wait for that end instead of failing, so that their
-    attempts are interrupted and a resumed run makes them again."""
+    """Whether this is the run's own engine, whose death ends the run.
+
+    Calls that lose the engine then wait for that end instead of failing. Their attempts are
+    interrupted, and a resumed run makes them again.
+    """
     price_per_million: tuple[float, float] | None = None
-    """What a million tokens of prompts and of answers cost, in any unit; for `AttemptLimits.cost`."""
+    """The price of a million tokens of prompts and of responses, in any unit."""
     litellm_params: Mapping[str, Any] | None = field(default=None, repr=False)
-    """In place of `endpoint`: ask through LiteLLM, with these arguments of `litellm.acompletion` ("model" is one). For providers that
-    have no API of OpenAI's or Anthropic's."""
+    """Arguments of `litellm.acompletion`, "model" among them, to call the server through LiteLLM.
+
+    They take the place of `endpoint`, for providers without an API of OpenAI's or Anthropic's form.
+    """
     login: tuple[str, str] | None = field(default=None, init=False, repr=False)
-    """The user and the password for HTTP's basic authentication at the server, from `endpoint`."""
+    """User and password for HTTP basic authentication at the server, from `endpoint`."""
 
     def __post_init__(self) -> None:
         if not self.model_name:
@@ -78,7 +91,7 @@ class UpstreamModel:
             )
 
     def _take_login(self) -> None:
-        """Keep the endpoint's user and password apart from it, so that no message that names the server shows them."""
+        """Move user and password out of the endpoint, so that no message shows them."""
         try:
             parts = urlsplit(self.endpoint)
         except ValueError as error:
@@ -113,7 +126,7 @@ class UpstreamModel:
 
     @property
     def address(self) -> str:
-        """Where it is: its endpoint, or LiteLLM and its name there."""
+        """The server's address: its endpoint, or LiteLLM and its name there."""
         if self.litellm_params is None:
             return self.endpoint
         base = self.litellm_params.get("api_base")
@@ -126,12 +139,12 @@ class UpstreamModel:
 
     @property
     def content(self) -> list[Any]:
-        """What its answers depend on, without keys: names, address and parameters."""
+        """What the model's responses depend on: names, address and parameters, without keys."""
         params = {name: each for name, each in (self.litellm_params or {}).items() if not name.endswith(_SECRETS)}
         return [self.model_name, self.address, self.name_there, self.sampling_parameters, params]
 
     def dialect_for(self, client: Dialect) -> Dialect | None:
-        """Return the dialect in which the server is called for a client of another one; None if no translation exists."""
+        """Return the dialect in which to call the server; None if no translation exists."""
         spoken = [DIALECTS[name] for name in self.dialects]
         if client.translates and self.record_tokens and CHAT in spoken:
             return CHAT
@@ -147,16 +160,17 @@ class UpstreamModel:
         return body
 
     def url(self, path: str) -> str:
-        """The URL of `path` (`chat/completions`) at the server."""
+        """Return the URL of `path` (such as `chat/completions`) at the server."""
         return f"{self.endpoint.rstrip('/')}/{path}"
 
 
 def upstream_models(
     model_list: Sequence[UpstreamModel | LLM | Mapping[str, Any]],
 ) -> dict[str, tuple[UpstreamModel, ...]]:
-    """The servers of each model of `model_list`, by the model's name.
+    """Return the servers of each model of `model_list`, by the model's name.
 
-    Raises ConfigError for an entry that is no model, an unknown key, and a name given twice with one endpoint.
+    Raise ConfigError for an entry that is no model, for an unknown key, and for a model that is
+    named twice with one endpoint.
     """
     models: dict[str, tuple[UpstreamModel, ...]] = {}
     for entry in model_list:
@@ -195,8 +209,11 @@ def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamM
 
 
 def _own(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """An entry for LiteLLM (as Agent Lightning's model_list has them) whose server is asked without it, so that tokens are recorded:
-    "openai/NAME" or "hosted_vllm/NAME" at an `api_base`. None for another."""
+    """Return the fields of an OpenAI-compatible server that an entry gives to LiteLLM, or None.
+
+    Agent Lightning's model_list has such entries: "openai/NAME" or "hosted_vllm/NAME" at an
+    `api_base`. They are called without LiteLLM, so that their tokens are recorded.
+    """
     params: Any = entry.get("litellm_params")
     if not isinstance(params, Mapping):
         return None

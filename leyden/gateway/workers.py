@@ -1,9 +1,10 @@
 """The gateway in several processes, behind one port.
 
-Everything that a gateway remembers of an attempt (its calls' numbers, its server, its limits, what may be retried) is in the one
-worker that the attempt belongs to, by its ids. All workers accept on the same socket; one that gets a call of another's attempt hands
-it on over a Unix socket, and the answer back as it comes. It knows processes, sockets and which attempt a request names; the rest is
-`LLMProxy`.
+Each attempt belongs to one worker, which its ids determine. That worker holds everything that the
+gateway remembers of the attempt: the numbers of its calls, its server, its limits, its retries.
+All workers accept on the same socket. A worker that gets a call of another's attempt passes it on
+over a Unix socket, and the response back as it arrives. The module knows processes, sockets and
+which attempt a request names; the rest is `LLMProxy`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from leyden.utils.garbage import look_for_cycles_rarely
 logger = logging.getLogger(__name__)
 
 _SHARED = ("http://", "https://", f"{UNIX_SCHEME}://", "postgresql://", "postgres://")
-"""Stores that several processes can open."""
+"""Schemes of stores that several processes can open."""
 _AWAY_SECONDS = 15.0
 """How long a call waits for a worker that is being restarted."""
 _RECONNECT_SECONDS = 0.05
@@ -63,14 +64,17 @@ _RESTART_SECONDS = 1.0
 
 
 class GatewayWorkers:
-    """`n_workers` processes that are one gateway, between `start` and `stop` (or in `async with`)."""
+    """Several processes that are one gateway, between `start` and `stop` (or in `async with`)."""
 
     def __init__(
         self, n_workers: int, *, store_url: str, control_secret: str | None, host: str, port: int, **options: Any
     ) -> None:
-        """store_url: where calls are recorded: of a server, or a PostgreSQL. control_secret: see `LLMProxy.share_control`.
+        """Check the options; `start` starts the processes.
 
-        options: `LLMProxy`'s. Raises ConfigError.
+        store_url: where calls are recorded: the URL of a store server, or of a PostgreSQL.
+        control_secret: see `LLMProxy.share_control`.
+        options: options of `LLMProxy`.
+        Raise ConfigError.
         """
         if n_workers < 1:
             raise ConfigError(f"n_workers is {n_workers}; it must be at least 1")
@@ -98,7 +102,10 @@ class GatewayWorkers:
         return f"http://{netloc(reachable(self._host), self._port)}/v1"
 
     async def start(self) -> None:
-        """Open the port, and return when every worker takes calls. Raises GatewayError."""
+        """Open the port, and return when every worker takes calls.
+
+        Raise GatewayError if one cannot.
+        """
         try:
             self._listener = listen(self._host, self._port)
         except OSError as error:
@@ -121,7 +128,10 @@ class GatewayWorkers:
             raise
 
     async def stop(self) -> None:
-        """Take no more calls, end those under way, write every record. Calling it again does nothing."""
+        """Take no more calls, end those under way, write every record.
+
+        Calling it again does nothing.
+        """
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
@@ -172,7 +182,7 @@ def _work(
     n_workers: int,
     given: Mapping[str, Any],
 ) -> None:
-    """Run a gateway until the parent hangs up or has gone. The function of a worker process."""
+    """Run a gateway until the parent hangs up or ends. This is the function of a worker process."""
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
@@ -203,7 +213,11 @@ async def _serve(
 
 
 class _Worker(LLMProxy):
-    """One of several: behind the common socket it takes its own attempts' calls, and at its own socket what others hand on."""
+    """The gateway of one worker.
+
+    It takes its own attempts' calls at the common socket, and at its own socket the calls that
+    other workers pass on.
+    """
 
     def __init__(self, listener: socket.socket, paths: list[Path], index: int, **options: Any) -> None:
         if options.get("spool") is not None:
@@ -229,7 +243,10 @@ class _Worker(LLMProxy):
 
 
 class _Dispatch:
-    """The ASGI application at the common socket: it serves this worker's attempts and hands on calls of the others."""
+    """The ASGI application at the common socket.
+
+    It serves its worker's attempts and passes on the rest.
+    """
 
     def __init__(
         self, app: GatewayApp, sessions: Sequence[aiohttp.ClientSession], index: int, max_body_bytes: int
@@ -255,7 +272,10 @@ class _Dispatch:
             await send_refusal(send, refusal, client_dialect(scope))
 
     async def _control_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a control request to every worker, and reply with their joint state or the first refusal."""
+        """Pass a control request to every worker.
+
+        Reply with their joint state, or with the first refusal.
+        """
         body = await read_request(scope, receive, self._max_body_bytes)
         try:
             asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
@@ -270,7 +290,10 @@ class _Dispatch:
         await send_reply(send, dump(joint))
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let another worker reply. If the client leaves, that worker's connection is closed, too."""
+        """Let another worker reply.
+
+        If the client leaves, the connection to that worker is closed, too.
+        """
         body = await read_request(scope, receive, self._max_body_bytes)
         task = cast("asyncio.Task[None]", asyncio.current_task())
         with on_disconnect(receive, task.cancel) as watcher:
@@ -328,7 +351,7 @@ def _session(path: Path) -> aiohttp.ClientSession:
 
 
 def _attempt_of(scope: Scope) -> AttemptKey | None:
-    """Return the attempt that a request names. Its owner checks the claim."""
+    """Return the attempt that a request names. The attempt's worker checks the claim."""
     match raw_path(scope).strip("/").split("/", 4):
         case ["rollout", rollout_id, "attempt", attempt_id, _]:
             return unquote(rollout_id), unquote(attempt_id)
