@@ -53,7 +53,7 @@ _REST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _SignedClaim:
     """The claim of a live rollout, and the signed text that it was read from."""
 
     claim: LiveClaim
@@ -178,7 +178,7 @@ class GatewayApp:
             f"{', '.join(self._routes)} and models",
         )
 
-    def _claim(self, scope: Scope, parts: list[str]) -> _Claim | None:
+    def _claim(self, scope: Scope, parts: list[str]) -> _SignedClaim | None:
         """Return the claim of a live rollout in the URL or in the key; None if there is none.
 
         Raise Refusal (401) for a claim that was not signed with this gateway's live key.
@@ -198,7 +198,7 @@ class GatewayApp:
                 "this live rollout was not signed with this gateway's live key; give the gateway and the sessions the same "
                 "LEYDEN_LIVE_KEY (LLMProxy's live_key, OnlineSession's live_key)",
             )
-        return _Claim(claim, text)
+        return _SignedClaim(claim, text)
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
         """Return the attempt that the client's key names; None for the token, which admits to all.
@@ -264,7 +264,7 @@ class GatewayApp:
         rollout_id: str,
         attempt_id: str,
         dialect: Dialect,
-        claim: _Claim | None,
+        claim: _SignedClaim | None,
     ) -> None:
         start_time = time.time()
         raw = await read_request(scope, receive, self._max_body_bytes)

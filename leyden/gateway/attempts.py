@@ -21,7 +21,7 @@ from http import HTTPStatus
 from leyden import semconv
 from leyden.errors import ConfigError, LeydenError, UnknownAttempt, UnknownRollout
 from leyden.gateway.limits import Spent
-from leyden.gateway.replay import Replay, load
+from leyden.gateway.replay import CallReplay, load
 from leyden.host.http import Refusal
 from leyden.store.base import LightningStore
 from leyden.types import Attempt, AttemptedRollout, LiveClaim, Rollout, Span, read_replay_from
@@ -71,7 +71,7 @@ class Admission:
     """The mode of the rollout."""
     sampling_key: str
     """The key from which the seeds of the attempt's calls are derived."""
-    replay: Replay | None
+    replay: CallReplay | None
     """The recorded calls that the attempt repeats; None if it repeats none."""
     spent: Spent
     """What the attempt has spent so far."""
@@ -86,7 +86,7 @@ class _Live:
     """How many calls an earlier gateway numbered; None until the store has been asked."""
     mode: str | None = None
     sampling_key: str = ""
-    replay: Replay | None = None
+    replay: CallReplay | None = None
     spent: Spent = field(default_factory=Spent)
     check_again_at: float = 0.0
 
@@ -317,7 +317,7 @@ class Attempts:
             failures = sum(one.sequence_id < attempt.sequence_id and not one.interrupted for one in earlier)
         return f"{rollout.metadata.get(semconv.SAMPLING_KEY, rollout.rollout_id)}\x1f{failures}"
 
-    async def _replay(self, rollout: Rollout, attempt: Attempt, calls_before: int) -> Replay | None:
+    async def _replay(self, rollout: Rollout, attempt: Attempt, calls_before: int) -> CallReplay | None:
         """Return the recorded calls that the attempt repeats.
 
         Raise Refusal if the store has none.

@@ -79,7 +79,7 @@ class Balancer:
         health.calls += 1
         health.probing = health.failures > 0
 
-    def end(self, server: UpstreamModel, *, well: bool | None) -> None:
+    def end(self, server: UpstreamModel, *, healthy: bool | None) -> None:
         """Count the end of a call.
 
         healthy: None if the call says nothing about the server, as when its client left.
@@ -87,9 +87,9 @@ class Balancer:
         health = self._of(server)
         health.calls -= 1
         health.probing = False
-        if well:
+        if healthy:
             health.failures, health.left_until = 0, 0.0
-        elif well is False:
+        elif healthy is False:
             pause = FIRST_PAUSE_SECONDS * 2 ** min(health.failures, 10)
             health.failures += 1
             health.left_until = self._clock() + min(pause, LONGEST_PAUSE_SECONDS)

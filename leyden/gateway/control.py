@@ -26,10 +26,10 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from leyden.errors import ConfigError, GatewayError
-from leyden.gateway.figures import UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.remote import client_session, control_key_of
 from leyden.gateway.upstream import UpstreamModel
+from leyden.gateway.upstream_metrics import UpstreamStatus
 from leyden.host.http import Refusal
 from leyden.utils.per_loop import PerLoop
 

@@ -14,7 +14,7 @@ from leyden.gateway.asgi import Headers, Scope, Send
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.limits import Spent
 from leyden.gateway.record import ModelCall
-from leyden.gateway.replay import Replay
+from leyden.gateway.replay import CallReplay
 from leyden.gateway.retries import Try
 
 
@@ -37,7 +37,7 @@ class Exchange:
     """The mode of the rollout."""
     sampling_key: str = ""
     """The key of the attempt, from which the seeds of its calls are derived."""
-    replay: Replay | None = None
+    replay: CallReplay | None = None
     """The recorded calls that the attempt repeats; None if it repeats none."""
     spent: Spent = field(default_factory=Spent)
     """What the attempt has spent so far."""

@@ -27,11 +27,11 @@ from pydantic_core import from_json, to_json
 
 from leyden.errors import GatewayError
 from leyden.gateway.control import PREFIX
-from leyden.gateway.figures import UpstreamStatus
-from leyden.gateway.proxy import LLMProxy, Running
+from leyden.gateway.proxy import LLMProxy, RunningGateway
 from leyden.gateway.remote import RemoteRecorder
 from leyden.gateway.transport import AppTransport, Transport
 from leyden.gateway.upstream import UpstreamModel
+from leyden.gateway.upstream_metrics import UpstreamStatus
 from leyden.store.base import LightningStore
 from leyden.store.client import LightningStoreClient
 from leyden.store.postgres import PostgresLightningStore
@@ -89,7 +89,7 @@ class Reservation:
         return self._server or self._store
 
 
-class HostedGateway(Running):
+class HostedGateway(RunningGateway):
     """A gateway in another process, which this process controls over HTTP under its control key."""
 
     def __init__(self, root: str, control_key: str, end: Callable[[], Awaitable[None]]) -> None:
@@ -181,13 +181,13 @@ async def serve(settings: Settings, descriptor: int, app: Any, url: str) -> Asyn
     """
     look_for_cycles_rarely()
     async with settings.store as store:
-        proxy = _Here(socket.socket(fileno=descriptor), {url: AppTransport(app)}, settings)
+        proxy = _HostedProxy(socket.socket(fileno=descriptor), {url: AppTransport(app)}, settings)
         proxy.set_store(store)
         async with proxy:
             yield
 
 
-class _Here(LLMProxy):
+class _HostedProxy(LLMProxy):
     """A gateway in the running event loop, on a socket that is open already."""
 
     def __init__(self, listener: socket.socket, transports: Mapping[str, Transport], settings: Settings) -> None:
@@ -203,7 +203,7 @@ class _Here(LLMProxy):
 
     async def start(self) -> None:
         assert self._store is not None
-        ready: Future[Running] = Future()
+        ready: Future[RunningGateway] = Future()
         self._serving = asyncio.create_task(self._serve(self._store, self._listen(), ready, Future()))
         started = asyncio.ensure_future(asyncio.wrap_future(ready))
         await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)

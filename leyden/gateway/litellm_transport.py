@@ -19,7 +19,7 @@ from typing import Any
 
 from leyden.dialects import CHAT, DONE, Passage, sse_event
 from leyden.gateway.asgi import Headers, Scope
-from leyden.gateway.transport import Answer, ServerGone
+from leyden.gateway.transport import ServerGone, UpstreamResponse
 from leyden.gateway.upstream import UpstreamModel
 
 _OPENAIS = (
@@ -64,7 +64,9 @@ class LitellmTransport:
         return True
 
     @asynccontextmanager
-    async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
+    async def ask(
+        self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
+    ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request through LiteLLM. See `Transport.ask`."""
         asked: dict[str, Any] = json.loads(body)
         if unaskable := sorted(asked.keys() - _ASKABLE):
@@ -80,7 +82,7 @@ class LitellmTransport:
                     result = await function(**given, timeout=self._timeout_seconds, max_retries=0, num_retries=0)
                 except openai.APIStatusError as error:
                     status = int(getattr(error, "status_code", None) or _SERVER_ERROR)
-                    answer: Answer = _Whole(CHAT.error(status, str(error)), status=status)
+                    answer: UpstreamResponse = _Whole(CHAT.error(status, str(error)), status=status)
                 else:
                     answer = _Streamed(result) if given.get("stream") is True else _Whole(_json(result))
                 began = True

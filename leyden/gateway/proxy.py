@@ -29,7 +29,6 @@ from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.control import Control
-from leyden.gateway.figures import UpstreamFigures, UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
@@ -39,6 +38,7 @@ from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.spool import SPANS, Spool
 from leyden.gateway.transport import HttpTransport, Transport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
+from leyden.gateway.upstream_metrics import UpstreamMetrics, UpstreamStatus
 from leyden.host.asgi import AsgiServer, ConnectionLimits
 from leyden.host.http import MAX_BODY_BYTES, SiteGuard
 from leyden.host.listening import check_token, is_loopback, listen, loop_factory, netloc, reachable
@@ -164,7 +164,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         check_number("deterministic_seed", deterministic_seed, whole=True, or_none="seeds of the agents' own")
         check_number("keep_alive_seconds", keep_alive_seconds, above=0)
         check_number("upstream_retries", upstream_retries, at_least=0, whole=True)
-        check_number("pause_wait_seconds", pause_wait_seconds, at_least=0)
+        check_number("pause_wait_seconds", pause_wait_seconds, above=0)
         check_token("token", token, host=host)
         if token is not None and token.startswith(PREFIX):
             raise ConfigError(
@@ -185,8 +185,6 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 raise ConfigError(
                     f"sampling_overrides of mode {mode!r} are not JSON, which requests are: {error}"
                 ) from error
-        if not pause_wait_seconds > 0:
-            raise ConfigError(f"pause_wait_seconds is {pause_wait_seconds}; it must be above 0")
         self._pause_wait_seconds = pause_wait_seconds
         self._relay_options = RelayOptions(
             deterministic_seed=deterministic_seed,
@@ -212,7 +210,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._policy_versions: dict[str, int] = {}
         """The version of the weights by model name. Any thread writes it, one item at a time."""
         self._failures: Failures = {}
-        self._running: Running | None = None
+        self._running: RunningGateway | None = None
         self._reservation: Reservation | None = None
         self._transports: Mapping[str, Transport] = {}
         """Transports for servers that are called without HTTP, by endpoint."""
@@ -440,7 +438,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         if self.is_running():
             return
         store, listener = self._given_store(), self._listen()
-        ready: concurrent.futures.Future[Running] = concurrent.futures.Future()
+        ready: concurrent.futures.Future[RunningGateway] = concurrent.futures.Future()
         stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def run() -> None:
@@ -549,7 +547,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self,
         store: LightningStore,
         listener: socket.socket,
-        ready: concurrent.futures.Future[Running],
+        ready: concurrent.futures.Future[RunningGateway],
         stopped: concurrent.futures.Future[None],
     ) -> None:
         attempts = Attempts(store)
@@ -580,7 +578,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 records_pending=lambda: recorder.pending,
                 update_models=self.update_model_list,
                 set_policy_version=self.set_policy_version,
-                upstreams=lambda: relay.figures.statuses(),
+                upstreams=lambda: relay.upstream_metrics.statuses(),
             )
             app = GatewayApp(
                 attempts=attempts,
@@ -602,18 +600,20 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
             reporting = asyncio.create_task(
-                relay.figures.report(store, self._reported_as, lambda: sum(server.connections for server in servers))
+                relay.upstream_metrics.report(
+                    store, self._reported_as, lambda: sum(server.connections for server in servers)
+                )
             )
             following = asyncio.create_task(attempts.follow_news(app.end_attempt))
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
-                _RunningHere(
+                _GatewayHere(
                     recorder=recorder,
                     attempts=attempts,
                     app=app,
                     control=control,
-                    figures=relay.figures,
+                    upstream_metrics=relay.upstream_metrics,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -631,7 +631,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             await through_litellm.close()
 
 
-class Running(ABC):
+class RunningGateway(ABC):
     """A started gateway, in this process or in another.
 
     Its methods may be called from any thread.
@@ -670,14 +670,14 @@ class Running(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class _RunningHere(Running):
+class _GatewayHere(RunningGateway):
     """A gateway in an event loop of this process, and the parts that it consists of."""
 
     recorder: Recorder
     attempts: Attempts
     app: GatewayApp
     control: Control
-    figures: UpstreamFigures
+    upstream_metrics: UpstreamMetrics
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]
@@ -688,7 +688,7 @@ class _RunningHere(Running):
 
     def keep(self, servers: Sequence[UpstreamModel]) -> None:
         with contextlib.suppress(RuntimeError):  # stopped this very moment
-            self.loop.call_soon_threadsafe(self.figures.keep, list(servers))
+            self.loop.call_soon_threadsafe(self.upstream_metrics.keep, list(servers))
 
     def set_policy_version(self, model_name: str, version: int | None) -> None:
         """Do nothing: calls read the versions of `LLMProxy` itself."""
@@ -705,7 +705,7 @@ class _RunningHere(Running):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.recorder.flush(key), self.loop))
 
     def upstreams(self) -> list[UpstreamStatus]:
-        return self.figures.statuses()
+        return self.upstream_metrics.statuses()
 
     async def gate(self, command: str) -> None:
         act = self.control.handle(command, "POST", b"")

@@ -74,7 +74,7 @@ class ModelCall:
     span_id: str = field(default_factory=ids.span_id)
 
 
-class Refused(ValueError):
+class Unproven(ValueError):
     """Raised when the tokens of a call cannot be proven. The message says why."""
 
 
@@ -111,7 +111,7 @@ def span_of(call: ModelCall) -> Span:
     else:
         try:
             tokens = token_record(call)
-        except Refused as refused:
+        except Unproven as refused:
             attributes[semconv.TOKENS_REFUSED] = str(refused)
     status = (
         SpanStatus(status_code="OK") if call.error is None else SpanStatus(status_code="ERROR", description=call.error)
@@ -146,9 +146,9 @@ def token_record(call: ModelCall) -> TokenRecord:
     ids, log-probabilities and usage disagree.
     """
     if call.error is not None:
-        raise Refused(f"the call failed: {call.error}")
+        raise Unproven(f"the call failed: {call.error}")
     if echoes(call.request):
-        raise Refused("the completion echoes its prompt, which answers with token ids leave out; ask without `echo`")
+        raise Unproven("the completion echoes its prompt, which answers with token ids leave out; ask without `echo`")
     response = call.response or {}
     choice = _only_choice(response)
     prompt_ids = _ids("prompt_token_ids", choice.get("prompt_token_ids") or response.get("prompt_token_ids"))
@@ -159,7 +159,7 @@ def token_record(call: ModelCall) -> TokenRecord:
     if versions is not None:
         versions = _ids("policy_versions", versions)
         if len(versions) != len(response_ids):
-            raise Refused(f"{len(versions)} policy_versions for {len(response_ids)} response tokens")
+            raise Unproven(f"{len(versions)} policy_versions for {len(response_ids)} response tokens")
     elif call.policy_version is not None:
         versions = [call.policy_version] * len(response_ids)
     return TokenRecord.model_construct(
@@ -170,31 +170,33 @@ def token_record(call: ModelCall) -> TokenRecord:
 def _only_choice(response: Json) -> Json:
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices:
-        raise Refused("the answer has no choices")
+        raise Unproven("the answer has no choices")
     found = cast(list[Any], choices)
     if len(found) != 1:
-        raise Refused(f"the answer has {len(found)} choices; a record holds one response (ask with n=1, once for each)")
+        raise Unproven(
+            f"the answer has {len(found)} choices; a record holds one response (ask with n=1, once for each)"
+        )
     if not isinstance(found[0], dict):
-        raise Refused(f"the choice is a {type(found[0]).__name__}, not an object")
+        raise Unproven(f"the choice is a {type(found[0]).__name__}, not an object")
     return cast(Json, found[0])
 
 
 def _ids(name: str, value: Any) -> list[int]:
     if not isinstance(value, list):
-        raise Refused(f"the upstream gave no {name}; it must honour return_token_ids (vLLM 0.10.2 and later do)")
+        raise Unproven(f"the upstream gave no {name}; it must honour return_token_ids (vLLM 0.10.2 and later do)")
     ids_ = cast(list[Any], value)
     if ids_ and not ({*map(type, ids_)} == {int} and 0 <= min(ids_) <= max(ids_) <= _LARGEST_ID):
-        raise Refused(f"{name} holds something that is no token id")
+        raise Unproven(f"{name} holds something that is no token id")
     return ids_
 
 
 def _check_usage(usage: Any, n_prompt: int, n_response: int) -> None:
     if not isinstance(usage, dict):
-        raise Refused("the upstream gave no usage to check the ids against")
+        raise Unproven("the upstream gave no usage to check the ids against")
     counted = cast(Json, usage)
     for name, n_ids in (("prompt_tokens", n_prompt), ("completion_tokens", n_response)):
         if counted.get(name) != n_ids:
-            raise Refused(f"usage counts {counted.get(name)!r} {name}, but the upstream gave {n_ids} ids")
+            raise Unproven(f"usage counts {counted.get(name)!r} {name}, but the upstream gave {n_ids} ids")
 
 
 def _logprobs(value: Any, n_response: int) -> list[float] | None:
@@ -207,11 +209,11 @@ def _logprobs(value: Any, n_response: int) -> list[float] | None:
             given = [entry["logprob"] for entry in value.get("content") or ()]
         logprobs = [float(item) for item in given]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Refused(f"logprobs cannot be read: {type(error).__name__}: {error}") from error
+        raise Unproven(f"logprobs cannot be read: {type(error).__name__}: {error}") from error
     if len(logprobs) != n_response:
-        raise Refused(f"{len(logprobs)} logprobs for {n_response} response tokens")
+        raise Unproven(f"{len(logprobs)} logprobs for {n_response} response tokens")
     if not all(map(math.isfinite, logprobs)):
-        raise Refused("logprobs holds a value that is not finite")
+        raise Unproven("logprobs holds a value that is not finite")
     return logprobs
 
 

@@ -32,15 +32,15 @@ from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.balance import Balancer
 from leyden.gateway.buffering import Buffering
 from leyden.gateway.exchange import Exchange
-from leyden.gateway.figures import Failure, UpstreamFigures
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits, cost_of
 from leyden.gateway.recorder import Recorder
-from leyden.gateway.replay import Diverged, RecordedAnswer, asked, compared_fields, replay_passage
+from leyden.gateway.replay import Diverged, RecordedAnswer, compared_fields, compared_request, replay_passage
 from leyden.gateway.responses import KeptResponses
 from leyden.gateway.retries import Retries
-from leyden.gateway.transport import Answer, ServerGone, Transport
+from leyden.gateway.transport import ServerGone, Transport, UpstreamResponse
 from leyden.gateway.upstream import UpstreamModel
+from leyden.gateway.upstream_metrics import UpstreamFailure, UpstreamMetrics
 from leyden.host.http import Refusal, send_reply
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class RelayOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chances:
+class _RetryOptions:
     """Whether a failed call may be sent again."""
 
     again: bool
@@ -110,7 +110,7 @@ class Relay:
         self._policy_version = policy_version
         self._balancer = Balancer()
         self._buffering = Buffering()
-        self.figures = UpstreamFigures()
+        self.upstream_metrics = UpstreamMetrics()
         self.kept = KeptResponses()
         self.retries = Retries()
 
@@ -185,9 +185,9 @@ class Relay:
                 with contextlib.suppress(Refusal):  # the model's server may keep what the gateway does not
                     whole = self.kept.whole(exchange.key, whole, client.conversations)
             passage = replay_passage(client, exchange.raw, exchange.request, whole=whole)
-            requests = [asked(call.operation, passage.chat, call.fields)]
+            requests = [compared_request(call.operation, passage.chat, call.fields)]
             if whole is not exchange.request:  # a server that keeps responses got the new turn alone, as it came
-                requests.append(asked(call.operation, exchange.request, call.fields))
+                requests.append(compared_request(call.operation, exchange.request, call.fields))
             model = exchange.request.get("model")
             recorded = exchange.replay.take(*requests, model=model if isinstance(model, str) else None)
         except (Diverged, Untranslatable, WrongType) as difference:
@@ -226,41 +226,44 @@ class Relay:
             left = self._options.upstream_retries - len(tried) + 1
             others = [server for server in servers if server not in tried]
             try:
-                return await self._try(exchange, model, _Chances(left > 0, left > 0 and bool(others)))
-            except _Again as again:
+                return await self._try(exchange, model, _RetryOptions(left > 0, left > 0 and bool(others)))
+            except _Retry as again:
                 logger.info("call %d of attempt %r is tried again: %s", call.call_index, call.attempt_id, again)
                 if not others:
                     await asyncio.sleep(_RETRY_SECONDS * 2 ** len(tried) * random.uniform(0.5, 1.5))
 
-    async def _try(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
+    async def _try(self, exchange: Exchange, model: UpstreamModel, retry: _RetryOptions) -> None:
         """Try one server and record its health. Raise _Retry if the call may be sent once more."""
-        exchange.status = well = failure = None
+        exchange.status = healthy = failure = None
         exchange.price_per_million = model.price_per_million
         exchange.model_name = model.model_name
         exchange.call.policy_version = self._policy_version(model.model_name)
         self._balancer.begin(model)
-        began = self.figures.begin(model)
+        began = self.upstream_metrics.begin(model)
         try:
-            await self._ask(exchange, model, chances)
-            well = _well(exchange)
-            if well is False:
-                failure = Failure("failed", exchange.call.error or f"it answered {exchange.status}")
-        except _Again as again:
+            await self._ask(exchange, model, retry)
+            healthy = _is_healthy(exchange)
+            if healthy is False:
+                failure = UpstreamFailure("failed", exchange.call.error or f"it answered {exchange.status}")
+        except _Retry as again:
             if again.status != HTTPStatus.TOO_MANY_REQUESTS:
-                well, failure = False, Failure("unreachable" if again.status is None else "failed", str(again))
+                healthy, failure = (
+                    False,
+                    UpstreamFailure("unreachable" if again.status is None else "failed", str(again)),
+                )
             raise
         except _EngineLost as lost:
-            well, failure = False, _failure(lost.refusal)
+            healthy, failure = False, _failure(lost.refusal)
             raise
         except Refusal as refusal:
             if refusal.code in _OF_THE_SERVER:
-                well, failure = False, _failure(refusal)
+                healthy, failure = False, _failure(refusal)
             raise
         finally:
-            self._balancer.end(model, well=well)
-            self.figures.end(model, began, well=well, failure=failure)
+            self._balancer.end(model, healthy=healthy)
+            self.upstream_metrics.end(model, began, healthy=healthy, failure=failure)
 
-    async def _ask(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
+    async def _ask(self, exchange: Exchange, model: UpstreamModel, retry: _RetryOptions) -> None:
         """Send the call to one server and pass its response on.
 
         Raise _Retry if it may be sent again.
@@ -278,14 +281,14 @@ class Relay:
                 self._transport(model).ask(model, passage, body, exchange.scope) as answer,
             ):
                 exchange.status = answer.status
-                if chances.elsewhere and answer.status in _TOO_BUSY and not exchange.streaming:
-                    raise _Again(f"{model.address} answered {answer.status}", answer.status)
+                if retry.elsewhere and answer.status in _TOO_BUSY and not exchange.streaming:
+                    raise _Retry(f"{model.address} answered {answer.status}", answer.status)
                 await self._relay(exchange, model, passage, answer)
             if passage.asks_for_tokens and not call.error and call.response:
                 self._buffering.learn(model, call.response, streamed=passage.streams and not buffered)
         except ServerGone as gone:
-            if chances.again and not gone.began and (chances.elsewhere or not gone.timed_out):
-                raise _Again(_unreachable(model, gone).message) from gone
+            if retry.again and not gone.began and (retry.elsewhere or not gone.timed_out):
+                raise _Retry(_unreachable(model, gone).message) from gone
             if model.part_of_run and not await self._transport(model).is_up(model):
                 raise _EngineLost(_unreachable(model, gone)) from gone
             raise _unreachable(model, gone) from gone
@@ -356,7 +359,9 @@ class Relay:
 
     # ---- the answer --------------------------------------------------------------------------------------------------
 
-    async def _relay(self, exchange: Exchange, model: UpstreamModel, passage: Passage, answer: Answer) -> None:
+    async def _relay(
+        self, exchange: Exchange, model: UpstreamModel, passage: Passage, answer: UpstreamResponse
+    ) -> None:
         if answer.status != 200 or answer.content_type != "text/event-stream":
             return await self._relay_whole(exchange, passage, answer)
         if not passage.streams:
@@ -365,7 +370,7 @@ class Relay:
             )
         await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
 
-    async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: Answer) -> None:
+    async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:
         raw = await answer.read()
         call = exchange.call
         if answer.status == 200 and passage.streams and (events := passage.events_of(raw)):
@@ -474,7 +479,7 @@ class Relay:
             await send_refusal(exchange.send, refusal, exchange.dialect)
 
 
-class _Again(Exception):
+class _Retry(Exception):
     """Raised when a server did not begin to answer, and the call may be sent again."""
 
     def __init__(self, why: str, status: int | None = None) -> None:
@@ -490,11 +495,11 @@ class _EngineLost(Exception):
         self.refusal = refusal
 
 
-def _failure(refusal: Refusal) -> Failure:
-    return Failure(refusal.code.removeprefix("upstream_"), refusal.message)
+def _failure(refusal: Refusal) -> UpstreamFailure:
+    return UpstreamFailure(refusal.code.removeprefix("upstream_"), refusal.message)
 
 
-def _well(exchange: Exchange) -> bool | None:
+def _is_healthy(exchange: Exchange) -> bool | None:
     """Return whether a response shows a healthy server; None if it does not tell."""
     if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
         return None

@@ -59,7 +59,7 @@ class Diverged(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ComparedRequest:
     """The part of a request that is compared."""
 
     operation: str
@@ -74,12 +74,12 @@ def compared_fields(request: Json) -> Json:
     return {name: value for name, value in request.items() if name not in _NOT_COMPARED}
 
 
-def asked(operation: str, chat: Json, fields: Json) -> Asked:
+def compared_request(operation: str, chat: Json, fields: Json) -> ComparedRequest:
     """Return the part of a call that is compared. chat: its request in chat form."""
-    return Asked(operation, input_messages(chat), chat.get("tools"), fields)
+    return ComparedRequest(operation, input_messages(chat), chat.get("tools"), fields)
 
 
-class Replay:
+class CallReplay:
     """The recorded calls that one attempt has yet to repeat.
 
     It runs in the gateway's event loop.
@@ -100,7 +100,7 @@ class Replay:
         """Whether the model answers all further calls."""
         return not self._left
 
-    def take(self, *requests: Asked, model: str | None = None) -> Span | None:
+    def take(self, *requests: ComparedRequest, model: str | None = None) -> Span | None:
         """Return the recorded call that a request repeats, once; None if the model is to answer it.
 
         A request repeats the next recorded call, or any that was under way together with that one,
@@ -127,7 +127,7 @@ class Replay:
         self._left.clear()
 
 
-async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = ()) -> Replay:
+async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = ()) -> CallReplay:
     """Return the calls that are left to repeat.
 
     own: the calls that the new attempt has made already.
@@ -146,9 +146,9 @@ async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = 
         )
     served = {str(span.attributes.get(semconv.REPLAY_OF)) for span in own}
     if any(semconv.REPLAYED not in span.attributes for span in own):
-        return Replay([])
+        return CallReplay([])
     left = [span for span in calls if _call_index(span) < source.n_calls and span.span_id not in served]
-    return Replay(left, later=[span for span in calls if _call_index(span) >= source.n_calls])
+    return CallReplay(left, later=[span for span in calls if _call_index(span) >= source.n_calls])
 
 
 def _can_answer(span: Span) -> bool:
@@ -164,7 +164,7 @@ def _call_index(span: Span) -> int:
 # ---- what differs ------------------------------------------------------------------------------------------------------
 
 
-def difference(recorded: Span, request: Asked) -> str | None:
+def difference(recorded: Span, request: ComparedRequest) -> str | None:
     """Return in one line how a request differs from a recorded one; None if they are equal."""
     said = recorded.attributes
     if request.fields.get("logprobs") not in (None, False):

@@ -22,7 +22,7 @@ LIMIT_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptResponse:
     items: list[Json]
     """The conversation, from its first turn to this response."""
     response: Json
@@ -35,7 +35,7 @@ class KeptResponses:
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._n_bytes = 0
-        self._kept: OrderedDict[tuple[AttemptKey, str], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[AttemptKey, str], _KeptResponse] = OrderedDict()
         self._ids: dict[AttemptKey, set[str]] = {}
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class KeptResponses:
         before = conversations.previous(request)
         return request if before is None else conversations.with_history(request, self.get(key, before).items)
 
-    def get(self, key: AttemptKey, response_id: str) -> _Kept:
+    def get(self, key: AttemptKey, response_id: str) -> _KeptResponse:
         """Return a kept response. Raise Refusal if there is none."""
         found = self._kept.get((key, response_id))
         if found is None:
@@ -75,7 +75,7 @@ class KeptResponses:
         if items is None:
             return
         self.drop(key, response["id"])
-        self._kept[key, response["id"]] = _Kept(items, response, n_bytes)
+        self._kept[key, response["id"]] = _KeptResponse(items, response, n_bytes)
         self._ids.setdefault(key, set()).add(response["id"])
         self._n_bytes += n_bytes
         while self._n_bytes > self._limit_bytes:

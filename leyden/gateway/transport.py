@@ -20,7 +20,7 @@ from leyden.host.http import Message, Scope
 _IS_UP_SECONDS = 5.0
 
 
-class Answer(Protocol):
+class UpstreamResponse(Protocol):
     """A server's response whose head has arrived."""
 
     status: int
@@ -46,7 +46,7 @@ class Transport(Protocol):
 
     def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
-    ) -> AbstractAsyncContextManager[Answer]:
+    ) -> AbstractAsyncContextManager[UpstreamResponse]:
         """Send `body` to the server of `model`. scope: the agent's request.
 
         Raise ServerGone or TimeoutError, also while the response is read.
@@ -78,7 +78,9 @@ class HttpTransport:
         self._session = session
 
     @asynccontextmanager
-    async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
+    async def ask(
+        self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
+    ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request over HTTP. See `Transport.ask`."""
         began = False
         try:
@@ -90,7 +92,7 @@ class HttpTransport:
                 allow_redirects=False,
             ) as response:
                 began = True
-                yield _HttpAnswer(response, model)
+                yield _HttpResponse(response, model)
         except aiohttp.ClientError as error:
             raise ServerGone(error, began=began) from error
         except TimeoutError:
@@ -112,7 +114,7 @@ class HttpTransport:
             return False
 
 
-class _HttpAnswer:
+class _HttpResponse:
     def __init__(self, response: aiohttp.ClientResponse, model: UpstreamModel) -> None:
         self._response = response
         self._model = model
@@ -142,12 +144,14 @@ class AppTransport:
         self._app = app
 
     @asynccontextmanager
-    async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
+    async def ask(
+        self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
+    ) -> AsyncGenerator[UpstreamResponse]:
         """Call the application. See `Transport.ask`.
 
         Leaving the context before the end of the response cancels the call.
         """
-        answer = _AppAnswer()
+        answer = _AppResponse()
         headers = upstream_headers(scope, model.api_key, passage.upstream)
         request = {
             "type": "http",
@@ -177,7 +181,7 @@ class AppTransport:
         return True
 
 
-class _AppAnswer:
+class _AppResponse:
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self.status = 0

@@ -203,7 +203,7 @@ async def _serve(
     given: Mapping[str, Any],
 ) -> None:
     paths = [folder / f"{number}.sock" for number in range(n_workers)]
-    proxy = _Worker(listener, paths, index, **given["options"])
+    proxy = _WorkerGateway(listener, paths, index, **given["options"])
     proxy.share_control(given["control_secret"])
     async with open_store(given["store_url"]) as store:
         proxy.set_store(store)
@@ -212,7 +212,7 @@ async def _serve(
             await parent.gone()
 
 
-class _Worker(LLMProxy):
+class _WorkerGateway(LLMProxy):
     """The gateway of one worker.
 
     It takes its own attempts' calls at the common socket, and at its own socket the calls that

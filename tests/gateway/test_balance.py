@@ -54,7 +54,7 @@ def test_a_failed_server_is_left_for_longer_each_time_and_then_tried_by_one_call
     pause = FIRST_PAUSE_SECONDS
     for _ in range(8):
         balancer.begin(A)
-        balancer.end(A, well=False)
+        balancer.end(A, healthy=False)
         clock.now += pause * 0.99
         assert balancer.choose([A, B], ("ro", "new")) is B
         balancer.end_attempt(("ro", "new"))
@@ -65,11 +65,11 @@ def test_a_failed_server_is_left_for_longer_each_time_and_then_tried_by_one_call
         balancer.begin(A)
         assert balancer.choose([A, B], ("ro", "meanwhile")) is B, "one probe at a time"
         balancer.end_attempt(("ro", "meanwhile"))
-        balancer.end(A, well=None)
-        balancer.end(B, well=True)
+        balancer.end(A, healthy=None)
+        balancer.end(B, healthy=True)
         pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
     balancer.begin(A)
-    balancer.end(A, well=True)
+    balancer.end(A, healthy=True)
     balancer.end_attempt(KEY)
     assert balancer.choose(SERVERS, ("ro", "last")) is A
 
@@ -79,7 +79,7 @@ def test_where_all_are_ill_the_one_that_may_be_back_first_is_tried() -> None:
     balancer = Balancer(clock)
     for server in (B, A, C):
         balancer.begin(server)
-        balancer.end(server, well=False)
+        balancer.end(server, healthy=False)
         clock.now += 0.1
     assert balancer.choose(SERVERS, KEY) is B
     assert balancer.choose(SERVERS, KEY, but=[B]) is A

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leyden.gateway.record import ModelCall, Refused, token_record
+from leyden.gateway.record import ModelCall, Unproven, token_record
 
 
 def call_with(response: dict[str, Any], error: str | None = None) -> ModelCall:
@@ -79,10 +79,10 @@ def at_top(**fields: Any) -> Callable[[dict[str, Any]], None]:
 def test_whatever_disagrees_is_refused_with_its_reason(damage: Callable[[dict[str, Any]], None], reason: str) -> None:
     response = copy.deepcopy(good())
     damage(response)
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(Unproven, match=reason):
         token_record(call_with(response))
 
 
 def test_a_failed_call_has_no_tokens() -> None:
-    with pytest.raises(Refused, match="boom"):
+    with pytest.raises(Unproven, match="boom"):
         token_record(call_with(good(), error="boom"))

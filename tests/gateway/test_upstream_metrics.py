@@ -8,8 +8,8 @@ import time
 import openai
 import pytest
 
-from leyden.gateway import LLMProxy, UpstreamModel, figures
-from leyden.gateway.figures import Failure, UpstreamFigures
+from leyden.gateway import LLMProxy, UpstreamModel, upstream_metrics
+from leyden.gateway.upstream_metrics import UpstreamFailure, UpstreamMetrics
 from leyden.monitor import DEFAULT_RULES, AlertRule, Monitor
 from leyden.monitor.metrics import UPSTREAM_METRICS, base_name
 from leyden.monitor.monitor import Watch
@@ -75,10 +75,10 @@ async def test_a_request_under_way_is_in_flight(upstream: FakeUpstream, store: I
 
 
 def test_a_password_in_an_address_is_in_no_figure() -> None:
-    counted = UpstreamFigures()
+    counted = UpstreamMetrics()
     model = UpstreamModel(model_name="m", endpoint="http://user:SECRET@host/v1")
     began = counted.begin(model)
-    counted.end(model, began, well=False, failure=Failure("timeout", "too slow"))
+    counted.end(model, began, healthy=False, failure=UpstreamFailure("timeout", "too slow"))
     samples = counted.samples("here:1", 3)
     assert "SECRET" not in f"{samples} {counted.statuses()}"
     assert {sample.worker_id for sample in samples} == {"m at http://host/v1 behind here:1", "here:1"}
@@ -87,11 +87,11 @@ def test_a_password_in_an_address_is_in_no_figure() -> None:
 
 
 def test_a_server_at_rest_is_reported_no_more_and_one_that_is_ill_always() -> None:
-    counted = UpstreamFigures()
+    counted = UpstreamMetrics()
     models = [UpstreamModel(model_name="m", endpoint=f"http://{name}/v1") for name in ("well", "ill")]
     for model, well in zip(models, (True, False), strict=True):
         began = counted.begin(model)
-        counted.end(model, began, well=well, failure=None if well else Failure("timeout", "too slow"))
+        counted.end(model, began, healthy=well, failure=None if well else UpstreamFailure("timeout", "too slow"))
     reported = [{sample.worker_id for sample in counted.samples("g", 0)} - {"g"} for _ in range(2)]
     assert reported == [
         {"m at http://well/v1 behind g", "m at http://ill/v1 behind g"},
@@ -113,22 +113,22 @@ async def test_a_server_that_left_the_list_is_reported_no_more(
 
 
 def test_a_server_that_leaves_the_list_during_a_request_is_forgotten_after_it() -> None:
-    counted, model = UpstreamFigures(), UpstreamModel("m", "http://gpu:8000/v1")
+    counted, model = UpstreamMetrics(), UpstreamModel("m", "http://gpu:8000/v1")
     began = counted.begin(model)
     counted.keep([])
     assert [status.in_flight for status in counted.statuses()] == [1]
-    counted.end(model, began, well=False, failure=Failure("timeout", "it was silent"))
+    counted.end(model, began, healthy=False, failure=UpstreamFailure("timeout", "it was silent"))
     assert counted.statuses() == []
 
 
 def test_a_server_that_is_well_again_is_reported_once_more() -> None:
-    counted = UpstreamFigures()
+    counted = UpstreamMetrics()
     model = UpstreamModel(model_name="m", endpoint="http://host/v1")
     began = counted.begin(model)
-    counted.end(model, began, well=False, failure=Failure("timeout", "too slow"))
+    counted.end(model, began, healthy=False, failure=UpstreamFailure("timeout", "too slow"))
     began = counted.begin(model)
     told = [sample.value for sample in counted.samples("g", 0) if sample.name == "upstream_healthy"]
-    counted.end(model, began, well=True, failure=None)
+    counted.end(model, began, healthy=True, failure=None)
     told += [sample.value for sample in counted.samples("g", 0) if sample.name == "upstream_healthy"]
     assert told == [0, 1]
     assert not counted.samples("g", 0)
@@ -136,13 +136,13 @@ def test_a_server_that_is_well_again_is_reported_once_more() -> None:
 
 def test_latencies_are_those_of_the_last_minute() -> None:
     now = [0.0]
-    counted = UpstreamFigures(lambda: now[0])
+    counted = UpstreamMetrics(lambda: now[0])
     model = UpstreamModel(model_name="m", endpoint="http://host/v1")
     for start in range(100):
         now[0] = float(start)
         began = counted.begin(model)
         now[0] = start + (0.1 if start < 50 else start / 100)
-        counted.end(model, began, well=True, failure=None)
+        counted.end(model, began, healthy=True, failure=None)
     [status] = counted.statuses()
     assert status.latency_p50_seconds == pytest.approx(0.69)
     assert status.latency_p95_seconds == pytest.approx(0.96)
@@ -153,7 +153,7 @@ def test_latencies_are_those_of_the_last_minute() -> None:
 async def test_a_server_that_is_down_raises_an_alert_and_is_shown_to_prometheus(
     upstream: FakeUpstream, store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(upstream_metrics, "REPORT_SECONDS", 0.05)
     port = int(upstream.endpoint.rsplit(":", 1)[1].partition("/")[0])
     down = AlertRule(name="down", metric="upstream_healthy", comparison="<", threshold=0.5, window_seconds=0.0)
     heard = Heard()

@@ -29,7 +29,7 @@ _MOST_RECENT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class UpstreamFailure:
     """The reason why a server failed a request."""
 
     reason: str
@@ -74,7 +74,7 @@ class _Server:
     """Whether the gateway still has the server in its list."""
 
 
-class UpstreamFigures:
+class UpstreamMetrics:
     """Count the requests to each server and their outcomes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,23 +82,25 @@ class UpstreamFigures:
         self._servers: dict[tuple[str, str], _Server] = {}
 
     def begin(self, model: UpstreamModel) -> float:
-        """Count a request; return when it began, for `end`, which must follow."""
+        """Count a request, and return when it began. Pass that time to `end`, which must follow."""
         server = self._servers.setdefault((model.model_name, redact(model.address)), _Server())
         server.requests += 1
         server.in_flight += 1
         server.changed = True
         return self._clock()
 
-    def end(self, model: UpstreamModel, began: float, *, well: bool | None, failure: Failure | None) -> None:
-        """Count how a request ended. well: None if the end says nothing about the server. failure:
-        the reason if `well` is False.
+    def end(self, model: UpstreamModel, began: float, *, healthy: bool | None, failure: UpstreamFailure | None) -> None:
+        """Count how a request ended.
+
+        healthy: None if the end says nothing about the server.
+        failure: the reason if `healthy` is False.
         """
         server = self._servers[model.model_name, redact(model.address)]
         server.in_flight -= 1
         server.changed = True
         if not server.serves and not server.in_flight:
             del self._servers[model.model_name, redact(model.address)]
-        if well:
+        if healthy:
             now = self._clock()
             server.seconds.append((now, now - began))
             server.problem = None
@@ -107,9 +109,10 @@ class UpstreamFigures:
             server.problem = failure.message
 
     def keep(self, models: Iterable[UpstreamModel]) -> None:
-        """Drop every other server; one with a request in flight is dropped when that has ended.
+        """Drop all servers but these. One with a request in flight is dropped after that request.
 
-        Otherwise the gateway would report a server as ill for ever that it no longer uses.
+        Otherwise the gateway would report the last failure of a server for ever that it no longer
+        uses.
         """
         keys = {(model.model_name, redact(model.address)) for model in models}
         for key, server in list(self._servers.items()):
@@ -124,7 +127,11 @@ class UpstreamFigures:
         return [_status(*key, server, self._clock()) for key, server in list(self._servers.items())]
 
     async def report(self, store: LightningStore, gateway: str, connections: Callable[[], int]) -> None:
-        """Write samples until cancelled, whenever there is something new. gateway: its name in the samples."""
+        """Write samples until cancelled, whenever a number has changed.
+
+        gateway: the gateway's name in the samples.
+        connections: returns how many connections are open.
+        """
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             if samples := self.samples(gateway, connections()):
@@ -142,9 +149,9 @@ class UpstreamFigures:
             if server.changed or server.in_flight or server.problem is not None:
                 server.changed = False
                 subject = upstream_subject(*key, gateway)
-                figures = _figures(_status(*key, server, self._clock()))
+                metrics = _metrics_of(_status(*key, server, self._clock()))
                 found += [
-                    Sample(name=name, time=now, value=value, worker_id=subject) for name, value in figures.items()
+                    Sample(name=name, time=now, value=value, worker_id=subject) for name, value in metrics.items()
                 ]
         if found or connections:
             found.append(Sample(name="gateway_connections", time=now, value=connections, worker_id=gateway))
@@ -166,18 +173,18 @@ def _status(model_name: str, address: str, server: _Server, now: float) -> Upstr
     )
 
 
-def _figures(status: UpstreamStatus) -> dict[str, float]:
-    figures: dict[str, float] = {
+def _metrics_of(status: UpstreamStatus) -> dict[str, float]:
+    metrics: dict[str, float] = {
         "upstream_healthy": float(status.healthy),
         "upstream_requests": float(status.requests),
         "upstream_errors": float(sum(status.errors.values())),
         "upstream_in_flight": float(status.in_flight),
     }
-    figures |= {f"upstream_failures:{reason}": float(count) for reason, count in status.errors.items()}
+    metrics |= {f"upstream_failures:{reason}": float(count) for reason, count in status.errors.items()}
     if status.latency_p50_seconds is not None and status.latency_p95_seconds is not None:
-        figures["upstream_latency_p50_seconds"] = status.latency_p50_seconds
-        figures["upstream_latency_p95_seconds"] = status.latency_p95_seconds
-    return figures
+        metrics["upstream_latency_p50_seconds"] = status.latency_p50_seconds
+        metrics["upstream_latency_p95_seconds"] = status.latency_p95_seconds
+    return metrics
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
