@@ -2,7 +2,9 @@
 
 A record is in a file when `put` returns, so it survives the death of the process, and is delivered
 behind the request: once each, in order, also by the next process with this file. While the store is
-away or full, records wait. It knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
+away or full, records wait. A record on which the store itself fails (status 500) is set aside in a
+file of its own, so that it holds up no other, and is tried again from there. It knows feedback and
+live rollouts, and nothing of labels, gateways or HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError, UnknownRollout
+from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError, StoreFull, UnknownRollout
 from leyden.gateway.spool import Spool
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, LiveRollout
@@ -32,6 +34,12 @@ _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _UNKNOWN_SECONDS = 900.0
 """How long feedback waits for its rollout, which another process may still have to report."""
+_TRIES = 5
+"""How often a batch is tried again on which the store fails as a whole, after pauses that double."""
+_PROBE_SECONDS = 2.0
+"""How long a store may take to show that it is there."""
+_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS = 60.0, 3600.0
+"""The first and the longest pause before records that were set aside are tried again."""
 
 
 class Outbox:
@@ -46,6 +54,10 @@ class Outbox:
         """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
+        aside = None if path is None else path.with_name(f"{path.name}-aside")
+        self._aside: Spool[OutboxRecord] = Spool(aside, max_bytes=max_bytes, items=_RECORDS)
+        """Records on which the store fails."""
+        self._any_aside = asyncio.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
@@ -58,6 +70,11 @@ class Outbox:
     def __len__(self) -> int:
         """Return the number of records that are not in the store yet."""
         return len(self._spool)
+
+    @property
+    def set_aside(self) -> int:
+        """Return the number of records on which the store fails."""
+        return len(self._aside)
 
     def put(self, record: OutboxRecord) -> None:
         """Append a record to the spool, from which it is sent to the store.
@@ -84,6 +101,7 @@ class Outbox:
     async def deliver(self) -> None:
         """Bring records to the store as they come."""
         self._loop = asyncio.get_running_loop()
+        failures = 0
         while True:
             with self._lock:
                 batch = self._spool.first(_BATCH)
@@ -96,25 +114,85 @@ class Outbox:
                     await asyncio.sleep(_LINGER_SECONDS)
                 continue
             try:
-                later = await self._write(batch)
+                later, failed = await self._write(batch)
             except StoreClosed:
                 raise
-            except StoreError as error:
-                if self.store_error is None:
-                    logger.warning("records of live rollouts and feedback wait for %s: %s", self._store.url, error)
-                self.store_error = str(error)
+            except Exception as error:  # noqa: BLE001 -- whatever it is, records wait until the store takes them
+                self._wait_for_store(error)
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
-            self.store_error = None
+            if len(failed) == len(batch) and failures < _TRIES:  # perhaps the store is at fault, not its records
+                self._wait_for_store(failed[0][1])
+                await asyncio.sleep(_AGAIN_SECONDS * 2**failures)
+                failures += 1
+                continue
+            self.store_error, failures = None, 0
             with self._lock:
+                later += self._set_aside(failed)
                 moved = self._move_back(later, len(batch))
             if len(later) == len(batch) or not moved:
                 await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def deliver_set_aside(self) -> None:
+        """Try the records that were set aside again and again, the first time at once.
+
+        Run it in the event loop of `deliver`, until it is cancelled.
+        """
+        pause = 0.0
+        while True:
+            if not len(self._aside):
+                pause = _ASIDE_SECONDS
+                self._any_aside.clear()
+                await self._any_aside.wait()
+            await asyncio.sleep(pause)
+            await self._try_set_aside()
+            pause = min(max(2 * pause, _ASIDE_SECONDS), _LONGEST_ASIDE_SECONDS)
 
     def close(self) -> None:
         """Close the file. What waits in one with a name stays there."""
         with self._lock:
             self._spool.close()
+            self._aside.close()
+
+    def _wait_for_store(self, error: Exception) -> None:
+        if self.store_error is None:
+            logger.warning("records of live rollouts and feedback wait for %s: %s", self._store.url, error)
+        self.store_error = str(error) or type(error).__name__
+
+    def _set_aside(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
+        """Move records to the file for those on which the store fails; return the ones without room there."""
+        records = [record for record, _ in failed]
+        if not records:
+            return []
+        try:
+            kept = self._aside.append(records)
+        except GatewayError as error:
+            logger.warning("records on which %s fails stay among the others: %s", self._store.url, error)
+            return records
+        logger.error(
+            "%s fails on %d records, such as one of rollout %r, which are set aside in %s and tried again: %s",
+            *(self._store.url, kept, records[0].rollout_id, self._aside.path or "a temporary file", failed[0][1]),
+        )
+        self._any_aside.set()
+        return records[kept:]
+
+    async def _try_set_aside(self) -> None:
+        """Try each record that was set aside once, or none if the store is away or full."""
+        for _ in range(len(self._aside)):
+            for record in self._aside.first(1):
+                try:
+                    stays = await self._is_to_wait(record)
+                except StoreClosed:
+                    raise
+                except Exception as error:  # noqa: BLE001 -- it stays, whatever it is
+                    if await self._takes_nothing(error):
+                        return
+                    stays = True
+                try:
+                    self._aside.append([record] if stays else [], bounded=False)
+                except GatewayError:
+                    return
+                self._aside.drop(1)
 
     def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
         """Replace the first `count` records by `later` behind the others; False if the disk
@@ -130,18 +208,45 @@ class Outbox:
         self._spool.drop(count)
         return True
 
-    async def _write(self, batch: list[OutboxRecord]) -> list[OutboxRecord]:
-        """Write records, and return the ones to retry later.
+    async def _write(
+        self, batch: list[OutboxRecord]
+    ) -> tuple[list[OutboxRecord], list[tuple[OutboxRecord, Exception]]]:
+        """Write records. Return the ones to retry later, and the ones on which the store fails.
 
-        Raise StoreError if the store is away.
+        Raise what the store raises if it is away or full.
         """
         try:
             await self._add(batch)
-        except StoreError:
-            raise
-        except LeydenError:  # one bad record must not take its siblings along
-            return [record for record in batch if await self._is_to_wait(record)]
-        return []
+            return [], []
+        except Exception as error:
+            if await self._takes_nothing(error):
+                raise
+        later: list[OutboxRecord] = []
+        failed: list[tuple[OutboxRecord, Exception]] = []
+        for record in batch:  # one bad record must not take its siblings along
+            try:
+                if await self._is_to_wait(record):
+                    later.append(record)
+            except Exception as error:
+                if await self._takes_nothing(error):
+                    raise
+                failed.append((record, error))
+        return later, failed
+
+    async def _takes_nothing(self, error: Exception) -> bool:
+        """Return whether a write failed because the store is closed, away or full, not because of
+        what was written.
+        """
+        if isinstance(error, StoreClosed | StoreFull):
+            return True
+        if isinstance(error, LeydenError) and not isinstance(error, StoreError):
+            return False
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await self._store.statistics()
+        except (StoreError, TimeoutError):
+            return True
+        return False
 
     async def _is_to_wait(self, record: OutboxRecord) -> bool:
         try:

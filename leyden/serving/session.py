@@ -101,6 +101,8 @@ class SessionStatus:
     """Beginnings and ends of rollouts for which the spool had no room."""
     refused: int
     """Records that the store refused; the log says why."""
+    set_aside: int
+    """Records on which the store fails. They are in `outbox-aside` in the folder, and tried again."""
 
 
 class OnlineSession:
@@ -213,9 +215,9 @@ class OnlineSession:
             self._outbox.wait_until_empty(within_seconds)
         self._thread.stop()
         self._thread, self._tasks = None, []
-        if len(self._outbox):
+        if left := len(self._outbox) + self._outbox.set_aside:
             where = "in this session's folder" if self._folder is not None else "in no file, and are lost"
-            logger.warning("%d records have not reached %s; they are %s", len(self._outbox), self._store.url, where)
+            logger.warning("%d records have not reached %s; they are %s", left, self._store.url, where)
         self._outbox.close()
 
     # ---- requests --------------------------------------------------------------------------------
@@ -349,6 +351,7 @@ class OnlineSession:
             unrecorded=self._unrecorded,
             lost=self._lost,
             refused=0 if outbox is None else outbox.refused,
+            set_aside=0 if outbox is None else outbox.set_aside,
         )
 
     def refresh(self) -> None:
@@ -366,7 +369,10 @@ class OnlineSession:
         await self._released.begin(_START_SECONDS)
         await self._addresses.check()
         pause_seconds = self._refresh_seconds
-        background = (outbox.deliver(), self._released.follow(pause_seconds), self._addresses.watch(pause_seconds))
+        background = (
+            *(outbox.deliver(), outbox.deliver_set_aside()),
+            *(self._released.follow(pause_seconds), self._addresses.watch(pause_seconds)),
+        )
         self._tasks = [asyncio.create_task(work) for work in background]
 
     def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
