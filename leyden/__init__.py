@@ -1,6 +1,9 @@
-"""Leyden trains agents: it records what an agent does, keeps it in a durable store, and turns it into better agents.
+"""Leyden trains agents.
 
-Public names are resolved when they are first used, so that `import leyden` costs nothing: no torch, no web framework, no model library.
+It records what an agent does, keeps the record in a durable store, and turns it into better agents.
+
+Public names are resolved when they are first used, so that `import leyden` loads no torch, no web
+framework and no model library.
 """
 
 from leyden.extras import lazy_package

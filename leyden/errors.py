@@ -29,7 +29,10 @@ class InvalidArgument(ConfigError, TypeError):
 
 
 class MissingExtra(ConfigError, ImportError):
-    """A package that only some users need is not installed; the message says which extra brings it."""
+    """A package that only some users need is not installed.
+
+    The message names the extra to install.
+    """
 
 
 class MissingResource(LeydenError, LookupError):
@@ -47,7 +50,7 @@ class StoreClosed(StoreError):
 
 
 class StoreFull(StoreError):
-    """The store has no room for what was to be written. The call may be repeated when there is room again."""
+    """The store has no room for the write. Repeat the call when there is room again."""
 
 
 class UnknownRollout(LeydenError, ValueError):
@@ -125,7 +128,7 @@ class GatewayError(LeydenError, RuntimeError):
 
 
 class ChildDied(LeydenError, RuntimeError):
-    """A child process ended by itself, or did not come up in time; the message has its last lines."""
+    """A child process ended by itself, or did not start in time. The message has its last lines."""
 
 
 class EngineError(LeydenError, RuntimeError):
@@ -141,7 +144,7 @@ class NoTrainingData(LeydenError, RuntimeError):
 
 
 class BudgetExceeded(LeydenError, RuntimeError):
-    """An algorithm requested more than is left of its budget; nothing of the request was enqueued."""
+    """An algorithm requested more than its budget has left. Nothing of the request was enqueued."""
 
 
 class ReflectionFailed(LeydenError, RuntimeError):
@@ -162,7 +165,12 @@ class SimulatorError(LeydenError, RuntimeError):
     def __init__(
         self, message: str, *, env_id: int | None = None, seed_index: int | None = None, step: int | None = None
     ) -> None:
-        """seed_index: of the episode's seed in the data set. step: steps that the episode had made."""
+        """Name the episode that failed.
+
+        env_id: the environment's place in its vector.
+        seed_index: the place of the episode's seed in the data set.
+        step: how many steps the episode had made.
+        """
         super().__init__(message)
         self.env_id = env_id
         self.seed_index = seed_index

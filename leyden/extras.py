@@ -30,9 +30,9 @@ def install_extra(extra: str) -> str:
 
 
 def require_packages(*packages: str, extra: str, needed_by: str) -> None:
-    """Raise MissingExtra, which names the extra to install, if one of the packages is not installed.
+    """Raise MissingExtra, which names the extra to install, if one of the packages is missing.
 
-    None of them is imported.
+    No package is imported.
     """
     if missing := [package for package in packages if find_spec(package) is None]:
         raise MissingExtra(f"{needed_by} needs {', '.join(missing)}; {install_extra(extra)}")

@@ -2,15 +2,16 @@
 
 | dialect | recognised by | written by |
 |---|---|---|
-| `leyden` | the name `leyden.model_call` | Leyden's gateway; the only one with proven tokens |
-| `agentlightning` | `agentlightning.operation.output.*`; the name `raw_gen_ai_request` | Agent Lightning's Weave tracer and proxy |
-| `openinference` | `openinference.span.kind` = `LLM`, `llm.input_messages.N.message.*` | Arize's instrumentors |
-| `gen_ai` | `gen_ai.input.messages`, a JSON text, or `gen_ai.operation.name` | OpenTelemetry's conventions today, OpenLLMetry |
-| `gen_ai_indexed` | `gen_ai.prompt.N.*`, `gen_ai.completion.N.*` | the conventions up to 1.36, AgentOps, older Traceloop |
+| `leyden` | the name `leyden.model_call` | Leyden's gateway, the only one that proves tokens |
+| `agentlightning` | `agentlightning.operation.output.*`, `raw_gen_ai_request` | Agent Lightning |
+| `openinference` | `openinference.span.kind` = `LLM`, `llm.input_messages.*` | Arize's
+instrumentors | | `gen_ai` | `gen_ai.input.messages`, `gen_ai.operation.name` | OpenTelemetry today,
+OpenLLMetry | | `gen_ai_indexed` | `gen_ai.prompt.N.*` | conventions up to 1.36, AgentOps, older
+Traceloop |
 
-It reads one span at a time and knows nothing of the others; `calls` finds that two spans belong to
-one call. A span of none of these dialects is no model call. To add a dialect, add a line to
-`_DIALECTS`; messages of a new shape belong in `chat`.
+The module reads one span at a time and knows nothing of the others; `calls` finds that two spans
+belong to one call. A span in none of these dialects is no model call. To add a dialect, add a line
+to `_DIALECTS`; messages of a new shape belong in `chat`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ after 0.01 s."""
 
 
 def in_order(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans by start time on the agent's clock. Of spans with one id the first is kept."""
+    """Return the spans by start time on the agent's clock.
+
+    If several spans have one id, the first is kept.
+    """
     first: dict[str, Span] = {}
     for span in sorted(on_agents_clock(spans), key=moment):
         first.setdefault(span.span_id, span)

@@ -64,7 +64,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     _store: LightningStore | None = None
     _adapter: TraceAdapter[Any] | None = None
     moves_gateway: bool = False
-    """Whether the algorithm can run a gateway that is reserved for it (`LLMProxy.reserve`) in its engine's process."""
+    """Whether the algorithm can run the gateway in its engine's process (`LLMProxy.reserve`)."""
     _llm_proxy: LLMProxy | None = None
     _initial_resources: NamedResources | None = None
     _run: Run | None = None

@@ -1,7 +1,7 @@
-"""Which agent the workers of a store run, as their heartbeats report it.
+"""Find out which agent the workers of a store run, from their heartbeats.
 
-An algorithm whose agent runs elsewhere learns the agent's version here. It knows workers, and nothing
-of scores or resources.
+An algorithm whose agent runs elsewhere learns the agent's version here. The module knows workers,
+and no scores or resources.
 """
 
 from __future__ import annotations

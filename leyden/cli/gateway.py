@@ -67,9 +67,10 @@ def gateway(
     \b
     Examples:
       leyden gateway --model policy=http://127.0.0.1:8000/v1
-      leyden gateway --store .leyden/store.db --model a=http://gpu-1:8000/v1 --model a=http://gpu-2:8000/v1
-      leyden gateway --store http://127.0.0.1:4747 --model policy=http://127.0.0.1:8000/v1 --num-workers 4
-      LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1 --durable
+      leyden gateway --model a=http://gpu-1:8000/v1 --model a=http://gpu-2:8000/v1
+      leyden gateway --store http://127.0.0.1:4747 --model policy=http://gpu-1:8000/v1 --num-workers
+      4 LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model
+      policy=http://gpu-1:8000/v1
     """
     import asyncio
 

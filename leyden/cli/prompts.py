@@ -168,10 +168,11 @@ def apply_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")] = False,
     run_id: _RunId = None,
 ) -> None:
-    """Put the best prompts of a run into a file, in the place of the prompts with which the run began.
+    """Put the best prompts of a run into a file, in place of the prompts with which the run began.
 
-    The first text of each prompt that the run has changed must be in the file once: in Python source and
-    in JSON as one string, in other files as it is. The changes are printed line by line.
+    The file must hold the first text of each prompt that the run has changed exactly once: in
+    Python source and in JSON as one string, in other files as it is. The changes are printed line
+    by line.
 
     \b
     Examples:
@@ -213,9 +214,9 @@ def extract(
 ) -> None:
     """Find the prompts that an agent has hard-coded, in the model calls of its rollouts.
 
-    Text that the calls share becomes a template, what differs becomes a placeholder, and the inputs of
-    the rollouts become tasks. `leyden eval` records an agent as it is. Nothing is changed: read the
-    prompts, and write them to files with --out.
+    Text that the calls share becomes a template, text that differs becomes a placeholder, and the
+    inputs of the rollouts become tasks. `leyden eval` records an agent as it is. Nothing is
+    changed: read the prompts, and write them to files with --out.
 
     \b
     Examples:

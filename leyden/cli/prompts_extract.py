@@ -95,7 +95,10 @@ class Recorded:
             yield folder / name
 
     def shown(self, folder: Path | None) -> str:
-        """Return everything for a person. folder: where the files are; None: they were not written."""
+        """Return the whole result as text for a person.
+
+        folder: where the files were written; None if they were not.
+        """
         lines: list[str] = []
         for prompt in self.prompts:
             lines += [*self._shown_prompt(prompt), ""]

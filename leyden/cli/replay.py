@@ -54,19 +54,18 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Run a recorded rollout again: its model calls are answered from the record, and your code runs
-    anew.
+    """Run a recorded rollout again. The record answers its model calls, and your code runs anew.
 
     Debug a failed rollout without a model, or change the agent and see at which call it leaves the
-    record. With --from K the calls from K on are live. A request that differs from the recorded one
-    ends the replay: that call and all later ones are live. The replay is kept as a run of its own,
-    with a copy of the record; the recorded run is only read.
+    record. With --from K the model answers the calls from K on. A request that differs from the
+    recorded one ends the replay: the model answers that call and all later ones. The replay is kept
+    as a run of its own, with a copy of the record; the recorded run is only read.
 
     \b
     Examples:
       leyden replay ro-1f2e3d --agent agent.py:agent
       leyden replay ro-1f2e3d --agent agent.py:agent --run .leyden/20260102-101500-ab12 --from 2
-      leyden replay ro-1f2e3d --agent my.agents:qa --from 0 --model gpt-4.1-mini=https://api.openai.com/v1
+      leyden replay ro-1f2e3d --agent my.agents:qa --model gpt-4.1-mini=https://api.openai.com/v1
       leyden replay ro-1f2e3d --agent my.agents:qa --from 2 --model policy=./model --json
     """
     import asyncio
@@ -98,7 +97,10 @@ def replay(
 
 
 def _opened(source: str, run_id: str | None) -> RecordedRun:
-    """Return the run that holds the rollout; "latest" is the newest one that is no replay itself."""
+    """Return the run that holds the rollout.
+
+    "latest" is the newest run that is no replay itself.
+    """
     from leyden.runs import list_runs, open_run
 
     if source == "latest":

@@ -1,4 +1,4 @@
-"""`leyden resources`: versions and their labels: list, show, diff, add, promote, roll back, freeze."""
+"""`leyden resources`: list, show, compare, add, promote, roll back and freeze versions."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def add(
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
 ) -> None:
-    """Write the next version, or the first one of a new id. No request gets it until it is promoted.
+    """Write the next version, or the first one of a new id. Promote it to give it to requests.
 
     \b
     Examples:
-      echo '{"prompt": {"resource_type": "prompt_template", "template": "Answer: {question}"}}' > first.json
+      echo '{"prompt": {"resource_type": "prompt_template", "template": "{question}"}}' > first.json
       leyden resources add helpdesk first.json
       leyden resources promote helpdesk 1 --why "first release"
     """

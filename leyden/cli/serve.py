@@ -51,15 +51,16 @@ def serve(
 ) -> None:
     """Serve released resources to applications, until Ctrl-C or SIGTERM.
 
-    An application posts to /v1/serving/begin and gets resources and a model address for one request,
-    posts to /v1/serving/end when it is done, and to /v1/serving/feedback whenever an opinion comes.
+    An application posts to /v1/serving/begin and gets resources and a model address for one
+    request. It posts to /v1/serving/end when it is done, and to /v1/serving/feedback when an
+    opinion arrives.
 
     \b
     Examples:
       leyden serve --live-key secret
-      LEYDEN_LIVE_KEY=secret leyden serve --canary-percent 10 --model policy=http://127.0.0.1:8000/v1
+      leyden serve --live-key secret --canary-percent 10 --model policy=http://127.0.0.1:8000/v1
       curl localhost:4749/v1/serving/begin -d '{"input": "hello", "user": "ada"}'
-      curl localhost:4749/v1/serving/feedback -d '{"rollout": "ro-...", "source": "user", "value": 1}'
+      curl localhost:4749/v1/serving/feedback -d '{"rollout": "ro-1", "source": "user", "value": 1}'
     """
     import asyncio
 

@@ -1,4 +1,4 @@
-"""`leyden store`: serve a store to other processes and machines. `leyden store upgrade`: bring an older file up to date."""
+"""`leyden store`: serve a store to other processes and machines, and upgrade an older file."""
 
 from __future__ import annotations
 

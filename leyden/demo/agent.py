@@ -1,6 +1,6 @@
 """The demo's agent: an ordinary program that plays the game through the official `openai` client.
 
-It knows nothing of training. All that Leyden asks of it is the decorator, and to return how the game went.
+It knows nothing of training. Leyden asks only for the decorator, and for the reward of the game.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from leyden.types import LLM
 
 @llm_rollout
 async def play(task: dict[str, int], llm: LLM) -> float:
-    """Play one game for the secret in `task`; 1.0 when it was found, 0.0 when not."""
+    """Play one game for the secret in `task`. Return 1.0 if the secret was found, else 0.0."""
     completions: AsyncCompletions = llm.openai().chat.completions
     game = Game(task["secret"])
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": game.prompt()}]

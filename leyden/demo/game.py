@@ -1,11 +1,13 @@
-"""Guess the number: the demo's multi-turn game.
+"""Guess the number: the demo's game of several turns.
 
-The game picks a number from 0 to 9 and the player has four turns. Each answer says whether the number is higher or
-lower, and which range is still open, in few tokens: `guess 0..9`, `higher 6..9`, `lower 6..7`, `right`. Perfect play
-(halve the range) always wins; a player who ignores the answers wins one game in three.
+The game picks a number from 0 to 9, and the player has four turns. Each reply says in few tokens
+whether the number is higher or lower, and which range is still open: `guess 0..9`, `higher 6..9`,
+`lower 6..7`, `right`. Halving the range always wins. A player who ignores the replies wins one game
+in three.
 
-This module knows neither models nor Leyden's store and gateway; an agent is whatever turns the last message into a
-reply. To change the difficulty, change `NUMBERS` and `TURNS` and make the starting weights again (`make_weights`).
+The module knows neither models nor Leyden's store and gateway: any function from the last message
+to a reply can play. To change the difficulty, change `NUMBERS` and `TURNS`, and make the starting
+weights again (`make_weights`).
 """
 
 from __future__ import annotations
@@ -18,35 +20,34 @@ from leyden.errors import ConfigError
 NUMBERS = 10
 """The secret is one of 0 .. NUMBERS - 1; each is a single digit, hence a single token."""
 TURNS = 4
-"""Guesses in one game: the fewest with which halving the range always finds one of 10 numbers."""
+"""Guesses in one game. With four, halving the range always finds one of 10 numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the game answers to one guess."""
+    """The game's reply to one guess."""
 
     text: str
-    """What the player reads next; after the last guess, how the game ended."""
+    """The player's next message; after the last guess, how the game ended."""
     done: bool
-    """No further guess is taken."""
+    """Whether the game is over and takes no further guess."""
     won: bool
-    """The guess was the secret; implies `done`."""
+    """Whether the guess was the secret. Implies `done`."""
 
 
 @dataclass(slots=True)
 class Game:
     """One game, from its first prompt to its end.
 
-    secret: the number to find, 0 .. NUMBERS - 1; ConfigError otherwise.
-
-    At every moment `0 <= low <= secret <= high < NUMBERS`.
+    `0 <= low <= secret <= high < NUMBERS` always holds.
+    secret: the number to find, 0 .. NUMBERS - 1. Raise ConfigError for any other.
     """
 
     secret: int
     low: int = field(default=0, init=False)
-    """The smallest number that the answers so far leave open."""
+    """The smallest number that the replies so far leave open."""
     high: int = field(default=NUMBERS - 1, init=False)
-    """The largest number that the answers so far leave open."""
+    """The largest number that the replies so far leave open."""
     turns: int = field(default=0, init=False)
     """Guesses taken so far, at most TURNS."""
     done: bool = field(default=False, init=False)
@@ -57,15 +58,15 @@ class Game:
             raise ConfigError(f"the secret is {self.secret}; it must be one of 0 to {NUMBERS - 1}")
 
     def prompt(self) -> str:
-        """The player's first message: the range of all numbers, whatever the secret is."""
+        """Return the player's first message: the range of all numbers, whatever the secret is."""
         return f"guess 0..{NUMBERS - 1}"
 
     def guess(self, text: str) -> Feedback:
         """Take the player's reply as the next guess.
 
-        text: anything at all. A whole number is a guess, even one outside the open range (it teaches nothing); every
-        other text loses the game at once.
-        Raises ConfigError when the game is over: start another one.
+        text: any text. A whole number is a guess, even outside the open range, where it teaches
+            nothing. Any other text loses the game at once.
+        Raise ConfigError if the game is over.
         """
         if self.done:
             raise ConfigError(f"this game ended after {self.turns} turns; start a new Game to play on")
@@ -89,10 +90,12 @@ class Game:
 
 
 def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:
-    """One reply of a player who knows the rules and seldom listens: the teacher of the starting weights.
+    """Return one reply of the player whom the starting weights imitate, who seldom listens.
 
-    attention: the share of turns, 0 to 1, in which it picks from the range still open; in the others, any number.
-    The same `rng` state gives the same reply. With attention 0 it wins 34 % of its games, with 0.25 45 %, with 1 76 %.
+    attention: the share of turns, 0 to 1, in which the player picks a number from the open range.
+        In the other turns it picks any number.
+    The reply depends on the state of `rng` alone. The player wins 34 % of its games with attention
+    0, 45 % with 0.25, and 76 % with 1.
     """
     if rng.random() < attention:
         return str(rng.randint(game.low, game.high))
@@ -100,7 +103,7 @@ def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:
 
 
 def sloppy_probability(game: Game, reply: str, *, attention: float) -> float:
-    """Return the probability with which `sloppy_reply` gives a reply: a number from 0 to NUMBERS - 1."""
+    """Return the probability of a reply of `sloppy_reply`, a number from 0 to NUMBERS - 1."""
     listening = 1 / (game.high - game.low + 1) if game.low <= int(reply) <= game.high else 0.0
     return attention * listening + (1 - attention) / NUMBERS
 

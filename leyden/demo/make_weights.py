@@ -1,15 +1,17 @@
-"""Make the demo's starting policy: a tokenizer and a tiny Qwen2 that imitates a sloppy player of the game.
+"""Make the demo's starting policy: a tokenizer and a tiny Qwen2 that imitates a sloppy player.
 
     python -m leyden.demo.make_weights --out FOLDER --seed 0
 
-The player's games are recorded in a store, with the tokens of each reply, and `SFT` learns from the store. To start
-from another task, give `conversation` and `record_games` another game and teacher.
+The player's games are recorded in a store, with the tokens of each reply, and `SFT` learns from the
+store. To start from another task, give `conversation` and `record_games` another game and teacher.
 
-The result is an ordinary Hugging Face folder, read by `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer`'s.
-The policy knows the form of the game (one digit, end of turn) and listens to the answers as seldom as its teacher does:
-it wins 43 % of its games and leaves the rest to reinforcement learning. The same seed, machine and versions of torch
-and transformers give the same bytes. The files in `weights/` are the reference for every other run: a new folder plays
-as well, and has other bytes.
+The result is an ordinary Hugging Face folder for `AutoModelForCausalLM` and `AutoTokenizer`. The
+policy knows the form of the game (one digit, end of turn), and uses the replies as seldom as its
+teacher. It wins 43 % of its games and leaves the rest to reinforcement learning.
+
+One seed, on one machine with one version of torch and transformers, gives the same bytes each time.
+All other runs are compared with the files in `weights/`: a new folder plays as well, but its bytes
+differ.
 """
 
 # torch and transformers leave some parameters of their public functions without a type:
@@ -51,22 +53,25 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""ChatML. The model itself says END, so the next turn's prompt begins with exactly the tokens of the last prompt and
-reply, and a whole game is one sequence."""
+"""ChatML. The model itself says END.
+
+The next turn's prompt therefore begins with exactly the tokens of the last prompt and reply, and a
+whole game is one sequence.
+"""
 
 ATTENTION = 0.25
-"""How often the teacher listens; it then wins 45 % of its games."""
+"""How often the teacher listens, of all turns. It then wins 45 % of its games."""
 MAX_TOKENS = 4
-"""The longest reply of a player: a digit, the end of the turn, and room for mistakes."""
+"""The longest reply of a player, in tokens: a digit, the end of the turn, and room for mistakes."""
 
 MAX_LENGTH = 512
-"""Tokens in one sequence; a game of four turns has about 70."""
+"""The longest sequence, in tokens. A game of four turns has about 70."""
 
 Message = dict[str, str]
 
 
 def conversation(secret: int, rng: random.Random) -> list[Message]:
-    """Return one game of the sloppy player as chat messages, from the first prompt to the player's last reply."""
+    """Return one game of the sloppy player as chat messages, up to the player's last reply."""
     game = Game(secret)
     messages: list[Message] = []
     text = game.prompt()
@@ -78,10 +83,11 @@ def conversation(secret: int, rng: random.Random) -> list[Message]:
 
 
 def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
-    """Qwen2's byte-level BPE with merges learnt from `texts`, and a chat template.
+    """Return Qwen2's byte-level BPE with merges learnt from `texts`, and a chat template.
 
-    Every digit is a token by itself and every byte has a token, so any text can be said, only at greater length. It has
-    to be Qwen2's own class: `AutoTokenizer` makes one of the folder of a Qwen2 model, whatever class the folder names.
+    Every digit is one token, and every byte has a token, so that any text can be written. The class
+    is Qwen2's own, because `AutoTokenizer` makes one for the folder of a Qwen2 model, whichever
+    class the folder names.
     """
     empty = Qwen2Tokenizer(unk_token=PAD, pad_token=PAD, eos_token=END)
     bpe = Tokenizer(models.BPE())
@@ -111,13 +117,13 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
 
 
 def prompt_ids(tokenizer: Qwen2Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The tokens after which the model replies to `messages`."""
+    """Return the ids of the prompt after which the model replies to `messages`."""
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(cast(str, text), add_special_tokens=False)
 
 
 def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 of about 100,000 parameters in float32, with random weights drawn from `seed`."""
+    """Return a Qwen2 of about 100,000 float32 parameters with random weights drawn from `seed`."""
     hidden_size = 64
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -152,9 +158,9 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
 async def record_games(
     store: LightningStore, tokenizer: Qwen2Tokenizer, games: Iterable[tuple[int, Sequence[Message]]]
 ) -> None:
-    """Record games of the teacher as rollouts: the tokens of each reply, and the reward 1.0 of a game that was won.
+    """Record games of the teacher as rollouts, with the tokens of each reply and a reward.
 
-    games: the secret and the conversation of each.
+    games: the secret and the conversation of each. A game that was won has the reward 1.0.
     """
     for secret, messages in games:
         game = Game(secret)
@@ -175,7 +181,7 @@ async def record_games(
 
 
 async def record_rollout(store: LightningStore, task: Any, calls: Sequence[TokenRecord], *, reward: float) -> None:
-    """Record a finished rollout: its task, the tokens of its model calls in order, and its reward."""
+    """Record a finished rollout: its task, its reward, and the tokens of each model call."""
     rollout = await store.start_rollout(task, mode="train")
     spans = [_span(rollout, semconv.MODEL_CALL, tokens=tokens) for tokens in calls]
     spans.append(_span(rollout, semconv.REWARD, reward_attributes({semconv.PRIMARY_REWARD: reward})))
@@ -186,9 +192,9 @@ async def record_rollout(store: LightningStore, task: Any, calls: Sequence[Token
 async def imitate(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, store: LightningStore, *, steps: int, seed: int
 ) -> float:
-    """Teach the model what was said in all rollouts of the store, such as games won and lost.
+    """Train the model on all replies in the rollouts of the store, of games won and lost.
 
-    Returns the last step's loss, in nats a token.
+    Return the last step's loss, in nats a token.
     """
     losses = _Losses()
     backend = EmbeddedBackend(
@@ -228,7 +234,7 @@ def _span(
 
 
 class _Losses(LogWriter):
-    """Keeps the loss of the newest step."""
+    """Keep the loss of the newest step."""
 
     newest = math.nan
 
@@ -238,9 +244,9 @@ class _Losses(LogWriter):
 
 
 def success_rate(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, *, games: int, seed: int) -> float:
-    """The share of games that the model wins, sampled at temperature 1; secrets are balanced over all numbers.
+    """Return the share of games that the model wins, sampled at temperature 1.
 
-    Sets torch's global seed.
+    The secrets are balanced over all numbers. It sets torch's global seed.
     """
     torch.manual_seed(seed)
     played = [Game(index % NUMBERS) for index in range(games)]
@@ -255,14 +261,14 @@ def success_rate(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, *, games: i
 
 @torch.inference_mode()
 def sample_replies(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, prompts: Sequence[list[int]]) -> list[str]:
-    """One sampled reply for each prompt, without its end token."""
+    """Return one sampled reply for each prompt, without its end token."""
     batch = tokenizer.pad({"input_ids": list(prompts)}, padding_side="left", return_tensors="pt")
     output_BT = cast(Any, model).generate(**batch)
     return tokenizer.batch_decode(output_BT[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make the folder; see `--help`."""
+    """Make the folder. See `--help` for the options."""
     parser = argparse.ArgumentParser(description="Make the demo's starting policy.")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--seed", type=int, default=0)

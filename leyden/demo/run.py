@@ -1,7 +1,8 @@
-"""Train the demo's agent: the same parts as in production, small enough for a laptop.
+"""Train the demo's agent with the parts that production uses, small enough for a laptop.
 
-The starting weights, the policy backend in a process of its own, the gateway, a durable store and `PolicyGradient`; then the figures, the
-curve and a game from before and after. The recipe is one setting for every seed.
+A run has the starting weights, a policy backend in a process of its own, the gateway, a durable
+store and `PolicyGradient`. Afterwards this module reads the metrics, draws the curve, and shows a
+game from before and after. All seeds use one setting.
 """
 
 # matplotlib leaves some parameters of its public functions without a type:
@@ -42,32 +43,38 @@ _METRICS = "metrics.csv"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The user's choices, kept in the run directory, so that a resumed run is the same run."""
+    """The user's choices.
+
+    They are kept in the run directory, so that a resumed run has the same.
+    """
 
     seed: int = 0
     steps: int = 40
     games: int = 1000
-    """Games that success is measured on, before and after."""
+    """How many games success is measured on, before and after training."""
     deterministic: bool = False
-    """Responses depend on weights, prompt and seed alone (slower): two runs end with the same weights, to the bit."""
+    """Whether responses depend on weights, prompt and seed alone.
+
+    Two such runs end with the same weights, to the bit. They are slower.
+    """
     engine: str = "embedded"
-    """Samples the policy: "embedded", or "vllm" for a vLLM server on the CPU."""
+    """The engine that samples: "embedded", or "vllm" for a vLLM server on the CPU."""
     vllm_python: str | None = None
-    """The interpreter that has vLLM; None: this one."""
+    """The Python interpreter that has vLLM; None: this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What came of it."""
+    """The result of a run."""
 
     success_before: float
     success_after: float
     train_seconds: float
-    """Spent in training steps, measuring excluded."""
+    """Seconds in training steps, without measuring."""
     rollouts: int
-    """Games played to train."""
+    """How many games were played to train."""
     model_calls: int
-    """Model calls in those games."""
+    """How many model calls those games made."""
     run: str
     """The run directory."""
     rewards: list[float] = field(default_factory=list[float])
@@ -75,7 +82,10 @@ class DemoResult:
 
 
 def start_run(directory: Path, options: DemoOptions) -> None:
-    """Note what was chosen, for `run_demo`. Raises ConfigError for a directory that holds a run, or cannot hold one."""
+    """Write the user's choices into the run directory, where `run_demo` reads them.
+
+    Raise ConfigError for a directory that holds a run already, or cannot hold one.
+    """
     if any((directory / name).exists() for name in (_OPTIONS_FILE, MANIFEST)):
         raise ConfigError(
             f"{directory} holds a run already: continue it with leyden demo --resume {directory}, or choose another --run-dir"
@@ -93,9 +103,10 @@ def start_run(directory: Path, options: DemoOptions) -> None:
 
 
 def set_steps(directory: Path, steps: int) -> None:
-    """Let the run in `directory` end after `steps` steps in all.
+    """Set the total number of steps after which the run in `directory` ends.
 
-    Raises ConfigError for a directory without a run of the demo, and for a run that has done more steps.
+    Raise ConfigError for a directory without a run of the demo, and for a run that has done more
+    steps.
     """
     options = _chosen(directory)
     done = len(read_metrics(directory, "train")) if (directory / _METRICS).exists() else 0
@@ -105,11 +116,13 @@ def set_steps(directory: Path, steps: int) -> None:
 
 
 def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
-    """Train in `directory`, from wherever the run there has got to, with the options of its `demo.json`."""
+    """Train in `directory` with the options of its `demo.json`.
+
+    Continue a run that was begun there.
+    """
     options = _chosen(directory)
-    import_module(
-        "openai.resources.chat.completions"
-    )  # now, so that no game waits while the agent's first call imports it
+    # Imported now, so that no game waits while the agent's first call imports it.
+    import_module("openai.resources.chat.completions")
     secrets = random.Random(f"demo/{options.seed}")
     train = [{"secret": secret} for secret in range(NUMBERS)]
     games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(options.games)]
@@ -176,7 +189,7 @@ def _chosen(directory: Path) -> DemoOptions:
 
 
 def read_metrics(directory: Path, stage: str) -> list[dict[str, float]]:
-    """The rows of `metrics.csv` of one stage (`train`, `val`), without the cells that are empty."""
+    """Return the rows of `metrics.csv` of one stage (`train`, `val`), without empty cells."""
     with (directory / _METRICS).open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.pop("stage") == stage]
     return [{name: float(cell) for name, cell in row.items() if cell} for row in rows]
@@ -196,7 +209,7 @@ def _result(directory: Path) -> DemoResult:
 
 
 def draw_curve(directory: Path) -> Path:
-    """The share of games won in each step, as `curve.png` in the run directory."""
+    """Draw the share of games won in each step. Return the path of `curve.png` in `directory`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -221,7 +234,10 @@ def draw_curve(directory: Path) -> Path:
 
 
 async def games_before_and_after(directory: Path) -> tuple[list[str], list[str]]:
-    """One measured game as it was played before and after training: the first that was lost before, line by line."""
+    """Return one measured game as it was played before and after training, line by line.
+
+    It is the first game that was lost before training.
+    """
     async with SqliteLightningStore(store_path(directory)) as store:
         measured = [rollout for rollout in await store.query_rollouts(mode_in=["val"]) if rollout.status == "succeeded"]
         steps = [rollout.metadata["step"] for rollout in measured]  # more than two if the run was lengthened
@@ -256,12 +272,12 @@ def _content(messages: Any) -> str:
 
 
 def python_line(directory: Path) -> str:
-    """The line of Python that uses the trained agent."""
+    """Return the shell command that plays a game with the trained agent."""
     return f'{_python()} -c "from leyden.demo import watch; watch({str(directory / "model")!r}, secret=7)"'
 
 
 def _python() -> str:
-    """This Python as a shell finds it: by its name where that means this one, else by the shortest path."""
+    """Return the command for this Python: its name if a shell finds it, else the shortest path."""
     this, name = Path(sys.executable), Path(sys.executable).name
     found = shutil.which(name)
     if found is not None and Path(found) == this:

@@ -1,4 +1,4 @@
-"""Use the trained agent, without Leyden's help: load the model folder and play one game."""
+"""Use the trained agent without Leyden's help: load the model folder and play one game."""
 
 # transformers leaves most of its public functions without types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportAttributeAccessIssue=false
@@ -13,7 +13,10 @@ from leyden.demo.game import Game
 
 
 def watch(model: str | Path, *, secret: int, show: Callable[[str], Any] = print) -> bool:
-    """Let the model in the folder `model` look for `secret` (0 to 9), taking its likeliest reply; True when it found it."""
+    """Let the model in the folder `model` look for `secret` (0 to 9). Return whether it found it.
+
+    It takes its likeliest reply each time.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging

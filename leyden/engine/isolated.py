@@ -69,8 +69,10 @@ class Visitor:
     """A server that is to run in the engine's process, beside the endpoint."""
 
     function: str
-    """`module:function`. In the process it is called with the argument, the descriptor, the endpoint
-    and its base URL, and returns the server's context (`embedded.Companion`)."""
+    """`module:function` of an asynchronous context manager (`embedded.Companion`).
+
+    The process calls it with the argument, the descriptor, the endpoint and its base URL.
+    """
     argument: Any
     """Any value that can be pickled."""
     listener: socket.socket

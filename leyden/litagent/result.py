@@ -2,14 +2,15 @@
 
 | returned | recorded |
 |---|---|
-| None | nothing more than was recorded on the way |
+| None | nothing more |
 | a finite number, a bool | the final reward |
-| a dict of finite numbers by name | the final rewards; the one called `primary` (or the only one) is the primary one |
-| a Span or a list of them, of this attempt or made with `propagate=False` | those spans, each once |
-| an ended OpenTelemetry span, or a list of them | those spans, unless they were collected already |
+| a dict of finite numbers by name | the final rewards; `primary` (or the only one) is the primary
+one | | a Span or a list of them, of this attempt or made with `propagate=False` | those spans, once
+each | | an ended OpenTelemetry span, or a list of them | those spans, unless they were collected
+before |
 
-Anything else is InvalidReturn. It knows traces and the store's protocol; to allow another kind, add
-a case to `result_spans`.
+Any other value raises InvalidReturn. The module knows traces and the store's protocol. To allow
+another kind of value, add a case to `result_spans`.
 """
 
 from __future__ import annotations

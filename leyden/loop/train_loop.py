@@ -1,22 +1,21 @@
-"""`TrainLoop`: the order of stages, hooks and counters, the same for every vessel, synchronous or
-not.
+"""`TrainLoop`: the order of stages, hooks and counters, for every vessel, synchronous or not.
 
-It does no I/O itself.
-The order is written once, as a generator that yields whatever may have to be awaited; `run` and
-`arun` are two thin drivers of it (the pattern of httpx's `_auth.py`). What is trained is a
-`Vessel`; what is saved, printed or plotted is a callback's or a writer's affair.
+The loop does no I/O itself. Its order is written once, as a generator that yields whatever may
+have to be awaited. `run` and `arun` are two thin drivers of it (the pattern of httpx's `_auth.py`).
+A `Vessel` is what is trained; callbacks and writers save, print and plot.
 
     on_fit_start
-      [on_validate_start .. on_validate_end]      validate_first, or a validation that a stop had left due
+      [on_validate_start .. on_validate_end]   validate_first, or a validation that a stop left due
       on_iter_start
         on_train_start     vessel.step; count; write the row     on_train_end
-        on_validate_start  vessel.validate; write the row        on_validate_end    every val_every_n_iters
-      on_iter_end                                  Checkpoint saves here, after all others
-    on_fit_end                                     on_exception instead, when anything raised
+        on_validate_start  vessel.validate; write the row        on_validate_end
+                                                                 every val_every_n_iters
+      on_iter_end                              Checkpoint saves here, after all others
+    on_fit_end                                 on_exception instead, when anything raised
 
-A step is *finished* when its checkpoint exists. Whatever happened after the last checkpoint (a
-step, rows, a validation) is undone by resuming from it: counters, callbacks, writers and random
-states go back to it together.
+A step is *finished* when its checkpoint exists. Resuming from a checkpoint undoes whatever happened
+after it (a step, rows, a validation): counters, callbacks, writers and random states go back to it
+together.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-"""Carry the current trace into threads and processes: while a trace is open, what starts them takes
-it along.
+"""Carry the current trace into threads and processes.
+
+While a trace is open, whatever starts a thread or a process takes the trace along.
 
 | started by | takes along |
 |---|---|
 | `threading.Thread`, `ThreadPoolExecutor`, `multiprocessing.pool.ThreadPool` | the context |
 | `multiprocessing.Process`, by any start method | the trace, for the life of the process |
 | `ProcessPoolExecutor`, `multiprocessing.Pool` | the trace, for each piece of work |
-| `subprocess`, `asyncio.create_subprocess_*` | variables (`Trace.environment`); what the call's own `env` says otherwise counts |
+| `subprocess`, `asyncio.create_subprocess_*` | variables (`Trace.environment`) |
 
-`asyncio` tasks and `asyncio.to_thread` carry context variables by themselves. The methods are
-replaced while at least one trace is open and put back with the last one; code that runs outside a
-trace is not touched. A worker of a pool is not marked by the trace in which it happened to be
-started: each piece of work brings its own. A child of a bare `os.fork()` is in no trace, so what it
-emits is refused, not lost.
+A variable in the call's own `env` takes precedence. `asyncio` tasks and `asyncio.to_thread` carry
+context variables by themselves. The methods are replaced while at least one trace is open, and
+restored with the last one; code outside a trace is not touched. A worker of a pool does not belong
+to the trace in which it was started: each piece of work brings its own. A child of a bare
+`os.fork()` is in no trace, so what it emits is refused, not lost.
 
-It knows these starters and the current trace. To carry it in another way (a new kind of executor),
-add its method to `_patches`.
+The module knows these starters and the current trace. To carry it in another way (a new kind of
+executor), add its method to `_patches`.
 """
 
 from __future__ import annotations

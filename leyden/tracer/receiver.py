@@ -1,14 +1,15 @@
-"""Receive the spans of a trace from other processes: one HTTP server on the loopback address for
-this process, with one secret path for each receiver.
+"""Receive the spans of a trace from other processes.
+
+This process has one HTTP server on the loopback address, with one secret path for each receiver.
 
 | request | does |
 |---|---|
 | `POST /<secret>/v1/traces` | records spans, OTLP/HTTP in protobuf or JSON |
-| `POST /<secret>/spans` | records spans as JSON, in the form of Leyden's own processes (`remote.py`) |
+| `POST /<secret>/spans` | records spans as JSON, from processes of Leyden (`remote.py`) |
 
 A path is served while its receiver is open. Its spans go into the trace with the attempt's other
 spans, so that they are in the store when the attempt is reported. The server starts with the first
-receiver and ends with the process. It knows one trace for each path and not the sender. To serve
+receiver and ends with the process. It knows one trace for each path, and not the sender. To serve
 more below a secret path, give the receiver handlers.
 """
 

@@ -53,7 +53,7 @@ class LiveRollout(BaseModel):
 
 
 class LiveClaim(NamedTuple):
-    """The content of a signed key: the rollout that may call, and the resources that it runs with."""
+    """The content of a signed key: the rollout that may call, and the resources of that rollout."""
 
     rollout_id: str
     attempt_id: str

@@ -80,7 +80,7 @@ def _client_classes() -> tuple[type[AsyncOpenAI], type[OpenAI]]:
 
     class SharedOpenAI(OpenAI):
         def close(self) -> None:
-            """Do nothing: other rollouts use the connections, which the end of the process closes."""
+            """Do nothing: other rollouts use the connections, which end with the process."""
 
     return SharedAsyncOpenAI, SharedOpenAI
 
@@ -90,7 +90,7 @@ _POOLS: PerLoop[Any] = PerLoop(lambda: aclosing(importlib.import_module("openai"
 
 @functools.cache
 def _sync_pool(pid: int) -> Any:
-    """Return the pool of process `pid`: a forked child must not write to its parent's connections."""
+    """Return the pool of process `pid`, because a child must not use its parent's connections."""
     pool = importlib.import_module("openai").DefaultHttpxClient()
     atexit.register(pool.close)
     return pool

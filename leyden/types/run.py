@@ -49,7 +49,10 @@ class RunRecord(BaseModel):
 
 
 class MetricPoint(BaseModel):
-    """One number that a stage of a run ended with. (stage, iteration, name) is unique within a run."""
+    """One number that a stage of a run ended with.
+
+    Stage, iteration and name together are unique within a run.
+    """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 

@@ -1,4 +1,4 @@
-"""Spans: recorded steps inside an attempt, in OpenTelemetry's meaning, and the rewards written in them."""
+"""Spans: recorded steps inside an attempt (OpenTelemetry's meaning), and the rewards in them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from leyden.types.tokens import TokenRecord
 
 
 class _TextFirst:
-    """Text before the other kinds, because nearly all values are text, and of JSON pydantic tries every kind of a union.
+    """A schema of attribute values that tries text first.
 
-    One fault for a value of no kind, where pydantic has one for each kind and element: a small body of nonsense would make gigabytes of
-    them.
+    Nearly all values are text, and for JSON pydantic would try every kind of a union. A value of no
+    kind gives one error here; pydantic gives one for each kind and element, so that a small body of
+    nonsense would make gigabytes of errors.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -65,7 +66,10 @@ class Span(BaseModel):
     rollout_id: str
     attempt_id: str
     sequence_id: int = Field(ge=0)
-    """The order in which the store's counter was drawn: strictly increasing within an attempt. 0: the store draws it."""
+    """The number that the store's counter gave, increasing within an attempt.
+
+    0: the store gives one.
+    """
     trace_id: str
     """32 hexadecimal digits."""
     span_id: str
@@ -101,10 +105,11 @@ def reward_attributes(rewards: Mapping[str, float]) -> Attributes:
 
 
 def get_rewards_from_span(span: Span) -> dict[str, float]:
-    """All reward dimensions of a span by name, the primary one first; empty when it is not a reward span.
+    """Return the rewards of a span by dimension, the primary one first; empty without any.
 
-    Agent Lightning's spans are read too: `agentlightning.reward.*`, the annotation of its version 0.2, and what its `@reward` left in
-    AgentOps' attributes. A value that is no finite number is no reward.
+    Agent Lightning's forms are read, too: `agentlightning.reward.*`, the annotation of its version
+    0.2, and the attributes that its `@reward` left for AgentOps. A value that is no finite number
+    is no reward.
     """
     for prefix in (semconv.REWARD_PREFIX, semconv.AGL_REWARD):
         if f"{prefix}.0.value" in span.attributes:
@@ -114,7 +119,10 @@ def get_rewards_from_span(span: Span) -> dict[str, float]:
 
 
 def get_reward_value(span: Span) -> float | None:
-    """The primary reward of a span, None when it is not a reward span. Reads what `get_rewards_from_span` reads."""
+    """Return the primary reward of a span; None without one.
+
+    See `get_rewards_from_span` for the forms.
+    """
     attributes = span.attributes
     value = attributes.get(_REWARD)
     if value is None:
@@ -123,7 +131,7 @@ def get_reward_value(span: Span) -> float | None:
 
 
 def get_known_prefix(span: Span) -> tuple[str, int] | None:
-    """Return which earlier call a prompt goes on from, and for how many ids: its span id and the number.
+    """Return the span id of the earlier call that a prompt continues, and for how many ids.
 
     The gateway found the pair, or another recorder claims it: compare the ids before you use it.
     None if the span names no call, or the number is not a positive integer.

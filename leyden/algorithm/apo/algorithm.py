@@ -224,8 +224,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return metrics
 
     async def validate(self, iteration: int) -> Metrics:
-        """Return the reward of the best prompts on the tasks on which all are compared; without any,
-        measure the first ones, on the whole validation set.
+        """Return the reward of the best prompts on the tasks on which all prompts are compared.
+
+        Before any prompts were compared, measure the first ones on the whole validation set.
         """
         search = self._search
         if search.best is None and await self._try_to_measure(search.first, range(len(self._val)), iteration):

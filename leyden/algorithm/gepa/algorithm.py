@@ -431,7 +431,7 @@ class GEPA(PromptOptimiser):
         return list(race.rewards)
 
     async def _complete(self, candidate: Candidate, tasks: Sequence[int]) -> list[Score]:
-        """Have the rewards of a candidate in the pool on these validation tasks, and return the new scores."""
+        """Measure a candidate of the pool on these validation tasks, and return the new scores."""
         rewards = self._rewards[candidate.key]
         missing = [task for task in tasks if task not in rewards]
         scores = await self._scores(candidate, [Item("val", task) for task in missing]) if missing else []

@@ -173,14 +173,18 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self._resources_id = await self._publish_policy("policy", self._llm)
 
     async def teardown(self) -> None:
-        """Stop the policy. One whose process runs the gateway too goes on until the gateway stops, after the last runner."""
+        """Stop the policy.
+
+        If the policy's process runs the gateway, too, it goes on until the gateway stops, after the
+        last runner.
+        """
         proxy = self.get_llm_proxy()
         if proxy is None or not (proxy.is_reserved and proxy.is_running()):
             await self.backend.stop()
 
     @property
     def moves_gateway(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] -- it depends on the engine
-        """Whether the policy has a process of its own, in which the gateway asks it without HTTP."""
+        """Whether the policy's process can run the gateway, which then needs no HTTP."""
         return isinstance(self.backend, IsolatedBackend)
 
     async def _start_backend(self, proxy: LLMProxy) -> None:

@@ -48,9 +48,10 @@ def group_metrics(groups: Sequence[Group], *, size: int, success_reward: float) 
 
 
 def gpu_use() -> Metrics:
-    """Return how busy and how full the GPUs of this process were in the last moments; empty without a GPU.
+    """Return how busy and how full the GPUs of this process were recently; empty without a GPU.
 
-    The driver averages over up to a second, so after an update this is the update's use.
+    The driver averages over up to a second. Read right after an update, the numbers are the
+    update's.
     """
     metrics = gpu_metrics()
     return {name: metrics[name] for name in ("gpu_percent", "gpu_memory_percent") if name in metrics}

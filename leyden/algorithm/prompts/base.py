@@ -106,7 +106,7 @@ class PromptOptimiser(Algorithm):
         return prompts
 
     def _note_agent(self, version: str | None) -> None:
-        """Keep the agent's version in the journal, and warn if an earlier process had another one."""
+        """Write the agent's version to the journal. Warn if an earlier process had another one."""
         before = self._journal.get(_AGENT)
         if version is None or before == version:
             return

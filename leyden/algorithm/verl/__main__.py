@@ -1,4 +1,7 @@
-"""`python -m leyden.algorithm.verl`: train with verl, for runners that connect to the store that it serves."""
+"""`python -m leyden.algorithm.verl`: train with verl.
+
+It serves its store, and runners connect to it.
+"""
 
 from __future__ import annotations
 

@@ -19,16 +19,19 @@ from leyden.types import NamedResources, ProxyLLM
 
 
 class VERL(Algorithm):
-    """Train a policy with verl (https://github.com/verl-project/verl): FSDP, vLLM and Ray, on one or many GPUs.
+    """Train a policy with verl (https://github.com/verl-project/verl): FSDP, vLLM and Ray.
 
-    The agent and its record are those of `PolicyGradient`; verl's trainer takes the rows of its rollouts. Needs the
-    extra `verl` in an environment that verl supports.
+    It trains on one GPU or many. The agent and its record are those of `PolicyGradient`, and verl's
+    trainer takes the rows of its rollouts. It needs the extra `verl`, in an environment that verl
+    supports.
 
-    config: changes of the configuration: a mapping, nested or with dotted keys, or a YAML file. See `make_config`.
-    trainer_cls: in place of `AgentLightningTrainer`, a subclass of verl's `PPOTrainer` called with `(config, report=...)`.
-    daemon_cls: in place of `AgentModeDaemon`.
-    overrides: Hydra's command-line syntax, applied after `config`.
-    Raise ConfigError for a key that verl does not know and a value that it refuses.
+    config: changes of the configuration: a YAML file or a mapping, nested or with dotted keys. See
+        `make_config`.
+    trainer_cls: a subclass of verl's `PPOTrainer` to use in place of `AgentLightningTrainer`. It is
+        called with `(config, report=...)`.
+    daemon_cls: a class to use in place of `AgentModeDaemon`.
+    overrides: changes in Hydra's command-line syntax, applied after `config`.
+    Raise ConfigError for a key that verl does not know, and for a value that it refuses.
     """
 
     uses_gateway = True
@@ -56,9 +59,10 @@ class VERL(Algorithm):
         return str(self.config.actor_rollout_ref.model.path)
 
     def get_client(self) -> AgentLightningClient:
-        """Return a client of the task server of mode v0, as a worker of Agent Lightning 0.1 uses it.
+        """Return a client of mode v0's task server, as a worker of Agent Lightning 0.1 uses it.
 
-        Raise ConfigError in mode v1, whose runners take tasks from the store, and for port 0.
+        Raise ConfigError in mode v1, whose runners take tasks from the store, and if `leyden.port`
+        is 0.
         """
         own = self.config.leyden
         if own.mode != "v0":
@@ -73,10 +77,11 @@ class VERL(Algorithm):
         return AgentLightningClient(f"http://127.0.0.1:{own.port}")
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """Train with verl. Its checkpoints lie in the run's folder, and a resumed run continues from the newest.
+        """Train with verl. Its checkpoints lie in the run's folder.
 
-        Without data sets, verl reads `data.train_files` and `data.val_files`. Without a validation set, the training set
-        is validated on where `trainer.val_before_train` or `trainer.test_freq` say so.
+        A resumed run continues from the newest checkpoint. Without data sets, verl reads
+        `data.train_files` and `data.val_files`. Without a validation set, verl validates on the
+        training set if `trainer.val_before_train` or `trainer.test_freq` demand a validation.
         """
         from leyden.algorithm.verl.running import run_ppo
 

@@ -1,7 +1,7 @@
-"""`run_ppo`: a whole run of verl's trainer in the calling thread, with Ray and TransferQueue around it.
+"""`run_ppo`: a whole run of verl's trainer in the calling thread, with Ray and TransferQueue.
 
-The driver is this process, so that the store, the gateway and the run's record are at hand under every strategy; verl's
-workers and servers are processes of Ray.
+The driver is this process, because the store, the gateway and the run's record are here under
+every strategy. verl's workers and servers are processes of Ray.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -27,7 +27,10 @@ logger = logging.getLogger(__name__)
 
 PLUGIN = "leyden.algorithm.verl.plugin"
 _SLOW_START = "timed out during startup"
-"""What Ray says when its agent took more than 15 seconds, a limit that has no setting (ray-project/ray#65983)."""
+"""Text of Ray's error when its agent took more than 15 seconds to start.
+
+No setting changes that limit (ray-project/ray#65983).
+"""
 _RAY_STARTS = 3
 _CONNECT_SECONDS = 10.0
 DATASET = "pkg://leyden.algorithm.verl.dataset"
@@ -41,15 +44,19 @@ def run_ppo(
     loop_manager_cls: Any = None,
     report: Any = None,
 ) -> None:
-    """Train, and return when the last step is done. It blocks: call it in a thread, not on the daemon's event loop.
+    """Train, and return when the last step is done.
 
-    config: of `make_config`; `data.train_files` and `data.val_files` name JSONL or Parquet files with tasks.
-    trainer_cls: in place of `AgentLightningTrainer`.
-    loop_manager_cls: in place of `DaemonLoopManager`, called with the daemon and the configuration.
+    It blocks: call it in a thread, and not in the thread of the daemon's event loop.
+
+    config: a configuration of `make_config`. `data.train_files` and `data.val_files` name JSONL or
+        Parquet files with tasks.
+    trainer_cls: the trainer to use in place of `AgentLightningTrainer`.
+    loop_manager_cls: a class to use in place of `DaemonLoopManager`. It is called with the daemon
+        and the configuration.
     report: called with metrics, "train" or "val", and the step.
-    Raise ConfigError for a configuration, a model or a cluster that cannot work, before anything is
-    trained, and EngineError for a process of Ray that failed, with its last lines. The trainer's
-    own errors pass unchanged.
+    Raise ConfigError before training for a configuration, a model or a cluster that cannot work.
+    Raise EngineError with the last lines of a process of Ray that failed. The trainer's own errors
+    pass unchanged.
     """
     if trainer_cls is None and (mode := config.trainer.v1.trainer_mode) != "sync":
         raise ConfigError(
@@ -93,7 +100,7 @@ def _step_of(trainer: Any) -> int | None:
 
 
 def use_platform(config: Any) -> None:
-    """Have verl use CPUs if `trainer.device=cpu`. It must run before verl is imported for the first time."""
+    """Make verl use CPUs if `trainer.device=cpu`. Call it before the first import of verl."""
     if config.trainer.device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
         os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", "leyden.algorithm.verl.cpu")
@@ -172,7 +179,7 @@ def _folder_of_logs(context: Any) -> Path | None:
 
 
 def _check_address(address: str) -> None:
-    """Raise ConfigError if nothing listens at a cluster's HOST:PORT: Ray itself would try for minutes."""
+    """Raise ConfigError if nothing listens at HOST:PORT. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         return  # "auto", "local", or a URL of Ray's client
@@ -186,7 +193,10 @@ def _check_address(address: str) -> None:
 
 
 def _start_ray(options: dict[str, Any]) -> None:
-    """Call `ray.init`, several times if Ray's own processes start too slowly for Ray. Raise ConfigError if it fails."""
+    """Call `ray.init`, and repeat it if Ray's own processes start too slowly for Ray.
+
+    Raise ConfigError if Ray cannot be started.
+    """
     import ray
 
     for left in reversed(range(_RAY_STARTS)):
@@ -208,7 +218,10 @@ def _start_ray(options: dict[str, Any]) -> None:
 
 @contextmanager
 def _bytecode() -> Generator[None]:
-    """Let processes that start meanwhile keep bytecode: without, each of Ray's would compile verl and torch anew."""
+    """Let processes that start in this context write bytecode.
+
+    Otherwise each of Ray's processes would compile verl and torch anew.
+    """
     value = os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         yield

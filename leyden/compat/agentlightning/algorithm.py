@@ -14,7 +14,7 @@ from leyden.store.base import LightningStore
 
 
 class _OnTheNativeStore(native.Algorithm):
-    """An algorithm of Leyden, which reads its store without Agent Lightning's answers: an unknown id raises an error."""
+    """An algorithm of Leyden, for which an unknown id raises an error, as in Leyden's store."""
 
     def set_store(self, store: LightningStore) -> None:
         """Set the store that `get_store` returns."""

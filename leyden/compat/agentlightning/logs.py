@@ -14,7 +14,7 @@ DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %
 
 
 class _ToOldNames(logging.Handler):
-    """Passes the log of `leyden.x` on to handlers of the logger `agentlightning.x` and of those above it."""
+    """Pass the log of `leyden.x` to the handlers of `agentlightning.x` and of its parents."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger: logging.Logger | None = logging.getLogger(f"agentlightning{record.name.removeprefix('leyden')}")

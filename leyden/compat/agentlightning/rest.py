@@ -182,4 +182,4 @@ _BODIES: Final[Mapping[str, Callable[[Any], Any]]] = {
     "add_many_spans": _native_span,
     "get_many_span_sequence_ids": lambda body: {"rollout_attempt_ids": [[body["rollout_id"], body["attempt_id"]]]},
 }
-"""For each method of the store: the function that turns a request body of Agent Lightning's client into Leyden's."""
+"""Functions that turn a request body of Agent Lightning's client into Leyden's, by store method."""

@@ -131,7 +131,7 @@ def load_orders(order_path: str | Path, start_time: Any = None, end_time: Any = 
 
 
 def _order_class() -> Any:
-    """Return the class that programs import as `qlib.backtest.Order`: Qlib's own if it is installed."""
+    """Return the class to import as `qlib.backtest.Order`: Qlib's own if it is installed."""
     return importlib.import_module("qlib.backtest.decision").Order
 
 
@@ -186,7 +186,10 @@ class SimpleIntradayBacktestData(DataframeIntradayBacktestData):
         self.order_dir = order_dir
 
     def get_deal_price(self) -> Any:
-        """Return the price of each tick, by time. Raise ValueError if the order's side is needed and unknown."""
+        """Return the price of each tick, by time.
+
+        Raise ValueError if the price depends on the order's side, and the side is unknown.
+        """
         if self.deal_price_type == "close":
             return self.df["$close0"]
         if self.deal_price_type not in ("bid_or_ask", "bid_or_ask_fill"):
@@ -207,7 +210,9 @@ def load_simple_intraday_backtest_data(
 
 
 class PickleIntradayProcessedData:
-    """The features of a day, `today` and `yesterday`, from the pickled table `<data_dir>/<stock_id>.pkl`.
+    """The features of a day, `today` and `yesterday`.
+
+    They are read from the pickled table `<data_dir>/<stock_id>.pkl`.
 
     Raise ConfigError for a table with other features, or with another number of ticks.
     """
@@ -282,7 +287,10 @@ def _read_table(stem: Path) -> Any:
 
 
 class _State:
-    """The fields of `SAOEState`, with timestamps, indices and data frames of pandas, each made when it is read."""
+    """The fields of `SAOEState` as timestamps, indices and data frames of pandas.
+
+    Each is made when it is first read.
+    """
 
     def __init__(self, state: SAOEState, simulator: SingleAssetOrderExecutionSimple) -> None:
         self.native = state
@@ -316,8 +324,10 @@ def _frame(history: History) -> Any:
 class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
     """Execute one order on the bars of one asset.
 
-    data_dir: a directory with `<stock_id>.parquet` or `.csv`, or with pickled tables in `backtest/`.
-    feature_columns_today, feature_columns_yesterday: of no effect; `backtest_data` has all columns.
+    data_dir: a directory with `<stock_id>.parquet` or `.csv`, or with pickled tables in
+        `backtest/`.
+    feature_columns_today, feature_columns_yesterday: ignored, because `backtest_data` has all
+        columns.
     data_granularity: the minutes in a bar.
     ticks_per_step: the minutes in a step.
     vol_threshold: the greatest share of the market's volume; None: no limit.

@@ -77,7 +77,10 @@ class Observations:
 
 
 class NonLearnablePolicy(native.NonLearnablePolicy):
-    """Base of policies that learn nothing. Write `forward(batch, state)`, which returns the actions as `act`."""
+    """Base class of policies that learn nothing.
+
+    Write `forward(batch, state)`, which returns the actions as `act`.
+    """
 
     def __init__(self, obs_space: Any, action_space: Any) -> None:
         super().__init__(as_gymnasium(obs_space), as_gymnasium(action_space))

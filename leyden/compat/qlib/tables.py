@@ -1,4 +1,4 @@
-"""Pickled tables of pandas, read without executing anything but pandas' and NumPy's own constructors.
+"""Read pickled tables of pandas, and execute nothing but constructors of pandas and NumPy.
 
 A pickle can name any function to call. `read_pickle` looks each name up in a list of the parts of
 tables, and refuses a file that names anything else.

@@ -66,8 +66,11 @@ class StartedServer:
         self._lines: deque[str] = deque(maxlen=40)
         """The last lines of the log that are no request, newest last."""
         self._first_error: str | None = None
-        """The first exception that the log shows before the server is healthy: one of vLLM's processes
-        names the cause, and the tracebacks of the others push it out of the last lines."""
+        """The first exception in the log before the server is healthy; None if there is none.
+
+        The vLLM process that raised it names the cause. Tracebacks of the other processes follow,
+        and push the cause out of the last lines.
+        """
         self._is_ready = False
         self._obituary: str | None = None
         self._died = threading.Event()

@@ -44,23 +44,23 @@ class _RunningEpisode:
 class LogWriter(NamedOptions):
     """Write the rows of one run: [load_state_dict], open, write ..., close.
 
-    Then it may serve another run.
+    After `close` it may serve another run.
 
     loglevel: take the values that a step logged at this level or above.
     rows: which rows it takes: "stage" (a row for each training and validation stage), "episode" or
         "step".
 
-    To add one, subclass and override at least one of the following (a class that overrides none
-    cannot be made: TypeError)
+    To add a writer, subclass and override at least one of the following methods. A class that
+    overrides none cannot be made (TypeError).
         write(row)                a row of the writer's kind
-        log_episode(episode)      an `EpisodeStats`; or Qlib's log_episode(length, rewards, contents)
-        log_step(reward, contents)
+        log_episode(episode)      an `EpisodeStats`; or Qlib's log_episode(length, rewards,
+        contents) log_step(reward, contents)
                                   contents: name -> value, of this writer's level and above
         on_env_step(env_id, obs, reward, done, info)
                                   everything; call super() to keep the counters
         on_env_all_ready(), on_env_reset(env_id, obs), on_env_all_done()
-    Overriding one that needs steps makes the writer want steps: its environments then send them,
-    which costs time.
+    A writer that overrides a method for steps makes its environments send every step, which costs
+    time.
     """
 
     row_kind: RowKind = "stage"

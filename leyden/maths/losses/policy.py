@@ -88,14 +88,17 @@ def token_entropies(logprobs_NV: Tensor) -> Tensor:
 def policy_terms(
     batch: TokenBatch, constants: PolicyLoss, objective_N: Tensor, sums: Mapping[str, Tensor] | None = None
 ) -> LossTerms:
-    """Return the terms of a policy loss: the weighted objective, less KL penalty, plus
-    entropy, with metrics.
+    """Return the terms of a policy loss: the weighted objective, less KL penalty, plus entropy.
 
-    w_t objective_t - kl_coefficient KL_t + entropy_coefficient H_t, where w_t is 1 without `importance_cap`.
-    Metrics: `kl`, the divergence of the proximal from the trained policy (k3); `ratio` and `max_ratio`, the
-    mean and the largest trained / proximal probability of a token; `max_logprob_difference`, the largest
-    |logp - sampler's logp|, about 0 right after sampling; `importance_weight`, the mean of w_t;
-    `reference_kl`, the penalty's estimate.
+    w_t objective_t - kl_coefficient KL_t + entropy_coefficient H_t
+
+    w_t is 1 without `importance_cap`. The metrics are
+
+    - `kl`: the divergence of the proximal from the trained policy (k3);
+    - `ratio`, `max_ratio`: the mean and the largest trained / proximal probability of a token;
+    - `max_logprob_difference`: the largest |logp - sampler's logp|, about 0 right after sampling;
+    - `importance_weight`: the mean of w_t;
+    - `reference_kl`: the penalty's estimate.
     """
     found = dict(sums or {})
     difference_N = proximal_logprobs(batch, constants) - batch.logprobs_N.detach()

@@ -1,6 +1,6 @@
 """Configuration files of `leyden rl`: YAML or JSON, with sections as in Qlib's.
 
-    _base_: common.yaml      # or a list; this file's values come first, then those of the first base
+    _base_: common.yaml      # or a list; this file's values come before those of the first base
     policy:
       _delete_: true         # replaces the base's `policy` instead of being merged into it
       class: PPO

@@ -357,7 +357,10 @@ def _forget(directory: str) -> None:
 
 
 def main(spec_path: str) -> None:
-    """Run what the file says, which is deleted: it holds the program's environment, with its keys."""
+    """Run the program that the file describes.
+
+    Delete the file, because it holds the program's keys.
+    """
     if _LINUX:
         _prctl(_SUBREAPER, 1)
         _drop_mark()
