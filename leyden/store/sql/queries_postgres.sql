@@ -1,17 +1,17 @@
--- The statements that PostgreSQL says in another way, by the names of `queries.sql`, and those that only its driver runs (the last ones).
--- `{name}` stands for the shared one of that name. A rollout that an operation will change is locked before it is read:
--- see `postgres.py`.
+-- The statements that PostgreSQL writes differently, by the names of `queries.sql`, and at the end
+-- those that only its driver runs. `{name}` stands for the shared query of that name. A rollout that an
+-- operation will change is locked before it is read: see `postgres.py`.
 
 -- name: insert_rollout
--- Answers its key.
+-- Return the key of the new rollout.
 {insert_rollout} RETURNING seq
 
 -- name: insert_feedback
--- Answers its key.
+-- Return the key of the new opinion.
 {insert_feedback} RETURNING key
 
 -- name: get_totals
--- PostgreSQL's rollout numbers have gaps, so rollouts are counted when they are made.
+-- PostgreSQL numbers rollouts with gaps, so rollouts are counted when they are added.
 SELECT sum(enqueued), sum(forgotten), sum(succeeded), sum(failed), sum(cancelled), sum(attempts), sum(spans), sum(bytes), sum(resources)
 FROM totals
 
@@ -32,34 +32,35 @@ SELECT r.seq FROM rollouts r WHERE r.replay_from = :replay_from
 rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_reward
--- PostgreSQL rounds where it casts.
+-- A cast to integer rounds in PostgreSQL, so the value is rounded down first.
 SELECT string_agg(chr(1 + floor((r.reward - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_tokens
--- PostgreSQL rounds where it casts.
+-- A cast to integer rounds in PostgreSQL, so the value is rounded down first.
 SELECT string_agg(chr(1 + floor((r.tokens - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_cost
--- PostgreSQL rounds where it casts.
+-- A cast to integer rounds in PostgreSQL, so the value is rounded down first.
 SELECT string_agg(chr(1 + floor((r.cost - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: histogram_of_seconds
--- PostgreSQL rounds where it casts.
+-- A cast to integer rounds in PostgreSQL, so the value is rounded down first.
 SELECT string_agg(chr(1 + floor((r.seconds - :lowest) * :bins_per_unit)::int), '') FROM rollouts r WHERE r.end_time IS NOT NULL
 
 -- name: next_in_queue
--- Those that wait, by priority and age, but not those that somebody is just taking.
+-- The waiting rollouts by priority and age, without those that another claim is taking.
 SELECT {rollout_columns}
 FROM rollouts r
 WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq - r.priority * 1000, r.seq LIMIT :limit
 FOR UPDATE OF r SKIP LOCKED
 
 -- name: select_unfinished
--- Both rows are locked, so both are read as they are then.
+-- Lock both rows, so that both are read in the same state.
 {select_unfinished} ORDER BY r.seq, a.sequence_id FOR UPDATE OF r, a
 
 -- name: select_overdue
--- Only one store sweeps at a time. What somebody is just changing is left to the next sweep.
+-- Only one store sweeps at a time. Rows that another operation is changing are left to the next
+-- sweep.
 {select_unfinished}
   AND (a.start_time + r.timeout_seconds <= :now
        OR a.status <> 'unresponsive' AND coalesce(a.last_heartbeat_time, a.start_time) + r.unresponsive_seconds <= :now)
@@ -67,39 +68,42 @@ FOR UPDATE OF r SKIP LOCKED
 ORDER BY a.start_time, a.rollout, a.sequence_id FOR UPDATE OF r, a SKIP LOCKED
 
 -- name: select_rollouts_at
--- PostgreSQL's name for the rows of a JSON list.
+-- PostgreSQL has its own function for the rows of a JSON list.
 {select_rollouts} WHERE r.seq IN (SELECT value::bigint FROM jsonb_array_elements_text(:seqs::jsonb))
 
 -- name: select_spans_at
--- PostgreSQL's name for the rows of a JSON list.
+-- PostgreSQL has its own function for the rows of a JSON list.
 {select_spans_of_all} WHERE s.key IN (SELECT value::bigint FROM jsonb_array_elements_text(:keys::jsonb))
 
 -- name: select_new_positions
--- Keys are drawn before the commit, so arrival is (transaction, key).
+-- Keys are drawn before the commit, so the order of arrival is (transaction, key).
 SELECT s.txid, s.key FROM spans s WHERE (s.txid, s.key) > (:txid, :key) AND (s.txid, s.key) <= (:last_txid, :last_key)
 
 -- name: get_last_span
--- What is not older than every transaction that is still under way has to wait: something may yet arrive before it. So the last one that
--- can be shown; never a transaction's number alone, which may be given again after a crash. A cursor from before the
--- database was restored elsewhere names a transaction that is yet to come here: see `forget_transactions`.
+-- The last span that may be shown. A span whose transaction is newer than one that is still under
+-- way has to wait, because that one may yet commit a span before it. The result is never a
+-- transaction's number alone, because a crash may let PostgreSQL assign that number again. A cursor
+-- from before a restore may name a transaction that this server has not reached: see
+-- `forget_transactions`.
 SELECT txid, key, CASE WHEN :txid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint THEN :txid ELSE 0 END
 FROM spans WHERE txid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
 ORDER BY txid DESC, key DESC LIMIT 1
 
 -- name: rollout_of_newest_span
--- By arrival, which is not the order of keys.
+-- The newest span by arrival, which is not the order of keys.
 SELECT rollout FROM spans ORDER BY txid DESC, key DESC LIMIT 1
 
 -- name: get_highest_key
--- It may have been forgotten.
+-- The highest key that was ever drawn, also if its span has been deleted.
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('spans', 'key')), 0)
 
 -- name: insert_new_span
--- A span; one that the attempt has already is refused.
+-- Add a span. Refuse one that the attempt has already.
 {insert_span_row}
 
 -- name: expect_span_target
--- Fails, by a division by zero, unless `get_span_target` would find just this. With the same locks.
+-- Fail, by a division by zero, unless `get_span_target` would return exactly these values. Take the
+-- same locks.
 SELECT 1 / count(*)
 FROM rollouts r JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id AND r.seq = :rollout AND r.status = :rollout_status AND r.attempts = :attempts
@@ -115,75 +119,83 @@ UPDATE attempts SET last_span = ?, bytes = bytes + ?, spans = spans + ?,
 WHERE rollout = ? AND sequence_id = ?
 
 -- name: lock_span_writers
--- From here on until the commit, no index of an attribute begins: whether there is one can be read before spans are inserted.
+-- Prevent a new attribute index from beginning until the commit, so that the indexes can be read
+-- before spans are inserted.
 LOCK TABLE spans IN ROW EXCLUSIVE MODE
 
 -- name: await_span_writers
--- Who adds spans and has not committed is waited for; who adds some later sees the index.
+-- Wait for transactions that have added spans and not committed. Later ones see the index.
 LOCK TABLE spans IN SHARE MODE
 
 -- name: lock_rollouts
--- Nobody else changes them, their attempts or their spans until the commit. Always in the same order, so that two who lock several never wait for each other.
--- A statement of its own: the next one reads what is there once the lock is held.
+-- Prevent others from changing these rollouts, their attempts and their spans until the commit. The
+-- order is always the same, so that two transactions that lock several never wait for each other.
+-- It is a statement of its own, because the next one must read the state under the lock.
 SELECT 1 FROM rollouts WHERE rollout_id = ANY(:rollout_ids) ORDER BY seq FOR UPDATE
 
 -- name: lock_rollout
--- The same for one.
+-- Lock one rollout by its id. See `lock_rollouts`.
 SELECT 1 FROM rollouts WHERE rollout_id = :rollout_id FOR UPDATE
 
 -- name: lock_new_rollouts
--- Rows that are not there yet cannot be locked in order, so who makes several under given ids is alone in it.
+-- Let one transaction at a time add several rollouts under given ids, because rows that do not
+-- exist yet cannot be locked in order.
 SELECT pg_advisory_xact_lock(hashtextextended('leyden new rollouts ' || current_schema(), 0))
 
 -- name: lock_rollout_of_seq
--- The same for one, by its place.
+-- Lock one rollout by its number. See `lock_rollouts`.
 SELECT 1 FROM rollouts WHERE seq = :seq FOR UPDATE
 
 -- name: lock_run
--- One operation at a time reads a run and changes it.
+-- Let one operation at a time read and change a run.
 SELECT 1 FROM runs WHERE run_id = :run_id FOR UPDATE
 
 -- name: lock_pin
--- What a name pins is said by one at a time.
+-- Let one operation at a time set the pins of a name.
 SELECT pg_advisory_xact_lock(hashtextextended('leyden pin ' || current_schema() || ' ' || :name, 0))
 
 -- name: lock_claim_id
--- A claim that is repeated while the first one is under way waits for it.
+-- Let a repeated claim wait for the first one.
 SELECT pg_advisory_xact_lock(hashtextextended('leyden claim ' || current_schema() || ' ' || :claim_id, 0))
 
 -- name: lock_resources
--- Versions are written one after the other, so that the latest key is the latest commit.
+-- Let one operation at a time write versions, so that the latest key belongs to the latest commit.
 LOCK TABLE resources IN SHARE ROW EXCLUSIVE MODE
 
 -- name: lock_feedback
--- Feedback is added by one at a time, so that whoever reads on from the last one it saw misses none.
+-- Let one operation at a time add feedback, so that a reader that continues after the last opinion
+-- it saw misses none.
 SELECT pg_advisory_xact_lock(hashtextextended('leyden feedback ' || current_schema(), 0))
 
 -- name: is_anything_queued
--- Whether a claim that found nothing stepped over something: it may be given back, and nobody would say so.
+-- Whether a claim that found nothing skipped a rollout under lock. If that one is returned to the
+-- queue, no notification follows.
 SELECT 1 FROM rollouts WHERE status IN ('queuing', 'requeuing') LIMIT 1
 
 -- name: are_spans_hidden
--- Whether `get_last_span` passed over spans that it may not show yet.
+-- Whether `get_last_span` skipped spans that may not be shown yet.
 SELECT 1 FROM spans WHERE txid >= pg_snapshot_xmin(pg_current_snapshot())::text::bigint LIMIT 1
 
 -- name: open_connection
--- A connection that will write, and the number by which its commits are known.
+-- Register a connection that will write. Return the number by which its commits are counted.
 INSERT INTO connections DEFAULT VALUES RETURNING connection
 
 -- name: close_connection
--- It will commit nothing more, and nobody will ask.
+-- Unregister a connection that will commit nothing more.
 DELETE FROM connections WHERE connection = :connection
 
 -- name: forget_connections
--- Those that nobody closed; one that is alive after all is told at its next commit, and begins again.
+-- Delete connections that were never closed. One that is still alive learns it at its next commit,
+-- and registers again.
 DELETE FROM connections WHERE last_commit < now() - interval '1 day'
 
 -- name: count_commits
--- How many of a connection's transactions were committed, for sure: one that is committing now is waited for, and none will be from now on.
+-- How many transactions of a connection were committed. It waits for one that is committing now,
+-- and prevents any later one.
 UPDATE connections SET fenced = true WHERE connection = :connection RETURNING commits
 
 -- name: forget_transactions
--- A database that was restored into another server holds numbers of transactions that are yet to come there. Those spans arrived before
--- any that will, in the order of their keys.
+-- Reset transaction numbers that this server has not reached, which a database has after it was
+-- restored into another server. The spans of those transactions keep the order of their keys, and
+-- precede all new ones.
 UPDATE spans SET txid = 0 WHERE txid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
