@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from leyden.errors import ConfigError, StoreError
@@ -166,9 +166,12 @@ class LitAgentRunner(Runner[T]):
             # Nothing is awaited between a claim and its attempts, or a stop in between would leave claims that nobody reports.
             versions = {(rollout.resources_id, rollout.resources_version) for rollout in rollouts}
             reading = {version: asyncio.ensure_future(_read_resources(store, *version)) for version in versions}
+            if not rollouts:
+                continue
+            all_read = asyncio.ensure_future(asyncio.wait(reading.values()))
             for rollout in rollouts:
                 version = rollout.resources_id, rollout.resources_version
-                resources = asyncio.shield(reading[version])  # its siblings read the same
+                resources = _Read(reading[version], all_read)
                 running.start(attempts.run(rollout, resources), InFlight(attempts.agent_name, rollout, store))
 
     async def step(
@@ -242,6 +245,17 @@ async def _read_resources(
     else:
         update = await store.get_resources_by_id(resources_id, version=version)
     return None if update is None else update.resources
+
+
+class _Read:
+    """Resources that are being read, together with all others of a claim, so that its attempts begin in their order."""
+
+    def __init__(self, own: asyncio.Future[NamedResources | None], all_read: asyncio.Future[Any]) -> None:
+        self._own, self._all_read = own, all_read
+
+    def __await__(self) -> Generator[Any, None, NamedResources | None]:
+        yield from asyncio.shield(self._all_read).__await__()
+        return self._own.result()
 
 
 class _Pause:

@@ -55,8 +55,10 @@ class GateSettings:
     sure: require a difference that is proven on these tasks (95 % interval above
         0, and a sign test).
     max_more_failures: how much higher the share of failed tasks may be.
-    max_slowdown, max_cost_rise: how often as large the mean duration and the mean cost may be;
-        None: no limit. A mean cost that was not recorded is not compared.
+    max_slowdown, max_cost_rise: how often as large the mean duration and the mean cost may be, over
+        the tasks that both have done; None: no limit. A slowdown counts only if it is proven, as
+        with `sure`, because one slow moment of the machine is none. A cost that was not recorded
+        is not compared.
     """
 
     tasks: Sequence[Any] | None = None
@@ -109,12 +111,16 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
         faults += [fault] if fault else []
     limits: dict[Amount, float | None] = {"seconds": settings.max_slowdown, "cost": settings.max_cost_rise}
     for amount, limit in limits.items():
-        ratio = _ratio(old, new, amount)
-        if ratio is not None:
-            numbers[f"{amount}_ratio"] = ratio
-            if limit is not None and ratio > limit:
-                name = "duration" if amount == "seconds" else "cost"
-                faults.append(f"its mean {name} is {figure(ratio, 3)} times as large, and {limit:g} is the limit")
+        before_by_task, after_by_task = _of_both(_amounts(old, amount), _amounts(new, amount))
+        if sum(before_by_task.values()) <= 0:
+            continue
+        ratio = numbers[f"{amount}_ratio"] = sum(after_by_task.values()) / sum(before_by_task.values())
+        if limit is None or ratio <= limit:
+            continue
+        at_limit = {task: limit * value for task, value in before_by_task.items()}
+        if amount == "cost" or compare(at_limit, after_by_task).is_sure:  # a machine may stumble, prices do not
+            name = "duration" if amount == "seconds" else "cost"
+            faults.append(f"its mean {name} is {figure(ratio, 3)} times as large, and {limit:g} is the limit")
     return GateReport(not faults, faults[0] if faults else gained, numbers)
 
 
@@ -149,14 +155,17 @@ def _failures(outcomes: Sequence[TaskOutcome]) -> float:
     return sum(outcome.failed for outcome in outcomes) / max(1, len(outcomes))
 
 
-def _ratio(old: Sequence[TaskOutcome], new: Sequence[TaskOutcome], amount: Amount) -> float | None:
-    """Return the ratio of the new mean to the old one over tasks that did not fail, or None if
-    a mean is unknown.
-    """
-    before, after = (
-        [value for outcome in each if not outcome.failed and (value := getattr(outcome, amount)) is not None]
-        for each in (old, new)
-    )
-    if not before or not after or statistics.fmean(before) <= 0:
-        return None
-    return statistics.fmean(after) / statistics.fmean(before)
+def _amounts(outcomes: Sequence[TaskOutcome], amount: Amount) -> dict[int, float]:
+    """Return the mean amount by task, over the runs that did not fail and have one."""
+    found: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        value = getattr(outcome, amount)
+        if value is not None and not outcome.failed:
+            found.setdefault(outcome.task, []).append(value)
+    return {task: statistics.fmean(values) for task, values in found.items()}
+
+
+def _of_both(first: dict[int, float], second: dict[int, float]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return both without the tasks that only one has."""
+    tasks = sorted(first.keys() & second.keys())
+    return {task: first[task] for task in tasks}, {task: second[task] for task in tasks}

@@ -152,7 +152,9 @@ class MeasureJob(_TrainerJob):
 
 
 class _Measure(Algorithm):
-    """Run each task with both versions, in turns, so that a slow minute slows both."""
+    """Run each task with both versions, which take turns at being the first, so that a slow minute and
+    the place in the queue slow both alike.
+    """
 
     run_kind = "eval"
     resumable = True
@@ -170,6 +172,7 @@ class _Measure(Algorithm):
             await store.update_resources(ids.derived_id("rs", run_id, side), await self._served(resources))
         for replica in range(self.replicas):
             for task in range(len(tasks)):
+                first = 1 if (task + replica) % 2 == 0 else -1
                 requests += [
                     EnqueueRolloutRequest(
                         rollout_id=rollout_id_at(run_id, side, task, replica),
@@ -179,7 +182,7 @@ class _Measure(Algorithm):
                         config=RolloutConfig(max_attempts=1),
                         metadata={"side": side, "task": task},
                     )
-                    for side in self.versions
+                    for side in list(self.versions)[::first]
                 ]
         found: dict[str, list[TaskOutcome]] = {side: [] for side in self.versions}
         async for result in self.collector.collect(requests):

@@ -6,10 +6,12 @@ import random
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import leyden as ly
 from leyden.errors import ConfigError
 from leyden.serving.continual import (
     DataSettings,
@@ -21,16 +23,21 @@ from leyden.serving.continual import (
     check,
     drop_at,
 )
+from leyden.serving.continual.jobs import MeasureJob
 from leyden.serving.continual.recorded import read_data
 from leyden.store import InMemoryLightningStore, LightningStore
-from leyden.types import Feedback
+from leyden.types import Feedback, NamedResources, PromptTemplate
 from tests.serving.continual import world
 
 
-def outcomes(*rewards: float | None, seconds: float = 1.0, cost: float | None = None, failed: int = 0) -> Any:
-    """Return one outcome for each reward; the first `failed` ones have failed."""
+def outcomes(
+    *rewards: float | None, seconds: float = 1.0, stumble: float = 0.0, cost: float | None = None, failed: int = 0
+) -> Any:
+    """Return one outcome for each reward; the first `failed` ones have failed, the first takes `stumble` longer."""
     return [
-        TaskOutcome(task=place, reward=reward, failed=place < failed, seconds=seconds, cost=cost)
+        TaskOutcome(
+            task=place, reward=reward, failed=place < failed, seconds=seconds + stumble * (place == 0), cost=cost
+        )
         for place, reward in enumerate(rewards)
     ]
 
@@ -51,6 +58,7 @@ HALF = [1.0, 0.0] * 5
         (outcomes(*[1.0] * 10, failed=1), {"max_more_failures": 0.1}, True, "differs by 0.4"),
         (outcomes(*[1.0] * 10, seconds=2.0), {}, False, "its mean duration is 2 times as large, and 1.5 is the limit"),
         (outcomes(*[1.0] * 10, seconds=2.0), {"max_slowdown": None}, True, "differs by 0.5"),
+        (outcomes(*[1.0] * 10, stumble=100.0), {}, True, "differs by 0.5"),
         (outcomes(*[1.0] * 10, cost=0.04), {}, False, "its mean cost is 4 times as large"),
         (outcomes(*[None] * 10), {}, False, "no task has a reward for both versions"),
         (outcomes(*[None] * 10), {"min_gain": None}, True, "its rewards were not compared"),
@@ -151,3 +159,18 @@ async def test_older_requests_are_replayed_as_a_part_of_all(store: LightningStor
     assert {each.rollout_id for each in other.train} != {each.rollout_id for each in data.train}
     few = await read(store, replace(settings, new_tasks=8), since)
     assert len(few.train) == 10
+
+
+async def test_both_versions_take_turns_so_that_the_place_in_the_queue_slows_neither(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    @ly.rollout
+    async def agent(task: int, prompt_template: PromptTemplate) -> float:
+        order.append(world.tone_of(prompt_template))
+        return 1.0
+
+    versions: list[NamedResources] = [{"prompt": world.prompt(tone)} for tone in ("plain", "kind")]
+    job = MeasureJob(agent, {}, tmp_path / "gate", *versions, tasks=list(range(16)), replicas=1)
+    measured = Measurement.model_validate(await job.run())
+    assert len(measured.production) == len(measured.candidate) == 16
+    assert order == ["plain", "kind", "kind", "plain"] * 8
