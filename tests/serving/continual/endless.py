@@ -46,8 +46,8 @@ def next_candidate(*, train_dataset: RecordedTasks) -> NamedResources:
     return {"prompt": PromptTemplate(template=f"candidate {train_dataset.records[0].rollout_id}")}
 
 
-async def learn(url: str, folder: str) -> None:
-    """Learn until killed."""
+async def learn(url: str, folder: str, deadline_seconds: str = "20") -> None:
+    """Learn until killed. deadline_seconds: how long a canary may be without a verdict."""
     async with LightningStoreClient(url, retry_seconds=0.2) as store:
         await ContinualLearning(
             next_candidate,
@@ -59,7 +59,7 @@ async def learn(url: str, folder: str) -> None:
                 share=0.5,
                 guard=GuardSettings(metrics=(REWARD,)),
                 waiting_seconds=60,
-                deadline_seconds=20,
+                deadline_seconds=float(deadline_seconds),
                 settle_seconds=0.3,
                 lag_seconds=0.3,
             ),
