@@ -48,6 +48,8 @@ class Answer:
 
     instead: str
     """One sentence that says what to write instead."""
+    module: str | None = None
+    """The module of the original package that has the name, if an installed one is to be used instead."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Finder(MetaPathFinder, Loader):
         foreign = self.module(fullname)
         if foreign is None:
             return None
-        if foreign.only_if_missing and (installed := _installed(fullname, path)) is not None:
+        if foreign.only_if_missing and (installed := _installed(fullname)) is not None:
             return installed
         if foreign.instead is not None:
             raise ForeignNameError(f"{fullname} has no counterpart in Leyden: {foreign.instead}")
@@ -124,9 +126,11 @@ class _Module(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         target = self._leyden_entry.names.get(name)
-        if isinstance(target, Answer):
+        if isinstance(target, Answer) and target.module and _installed(target.module):
+            value = getattr(importlib.import_module(target.module), name)
+        elif isinstance(target, Answer):
             raise ForeignNameError(f"{self.__name__}.{name} has no counterpart in Leyden: {target.instead}")
-        if target is not None:
+        elif target is not None:
             value = load(target)
         elif self._leyden_finder.module(f"{self.__name__}.{name}") is not None:
             value = importlib.import_module(f"{self.__name__}.{name}")
@@ -199,7 +203,16 @@ def _is_a_stub(module: ModuleType) -> bool:
     return file is not None and SHADOW in Path(file).parents
 
 
-def _installed(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Return where the real package is, or None: a stub in `shadow/` is none."""
-    places = [place for place in (sys.path if path is None else path) if Path(place) != SHADOW]
-    return PathFinder.find_spec(fullname, places)
+def _installed(fullname: str) -> ModuleSpec | None:
+    """Return where a module of the real package is, without importing its packages; None if it is not installed.
+
+    A stub in `shadow/` is no real package.
+    """
+    places, name = [place for place in sys.path if Path(place) != SHADOW], ""
+    spec: ModuleSpec | None = None
+    for part in fullname.split("."):
+        name = f"{name}.{part}" if name else part
+        if (spec := PathFinder.find_spec(name, places)) is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return spec

@@ -77,6 +77,25 @@ def test_the_real_package_already_imported_is_an_error(tmp_path: Path) -> None:
     assert run(tmp_path, "early.py").stdout == "False\n"
 
 
+def test_an_installed_qlib_has_its_backtest_which_meets_leydens_classes(tmp_path: Path) -> None:
+    package = tmp_path / "qlib" / "rl" / "order_execution"
+    package.mkdir(parents=True)
+    (tmp_path / "qlib" / "__init__.py").write_text("")
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("raise AssertionError('Leyden stands for this package')")
+    (package / "strategy.py").write_text(
+        "from qlib.rl.interpreter import StateInterpreter\nclass SAOEStrategy: reads = StateInterpreter\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "from qlib.rl.order_execution import SAOEStrategy\nimport qlib.rl.order_execution.strategy as module\n"
+        "print(module.SAOEStrategy is SAOEStrategy, module.__file__, SAOEStrategy.reads.__module__)\n"
+    )
+    printed = run(tmp_path, "-m", "leyden.compat", "program.py").stdout.split()
+    assert printed == ["True", str(package / "strategy.py"), "leyden.compat.qlib.parts"]
+    (package / "strategy.py").unlink()
+    assert "`pip install pyqlib`" in run(tmp_path, "-m", "leyden.compat", "program.py", status=1).stderr
+
+
 def test_help_has_examples_and_a_missing_script_is_named(tmp_path: Path) -> None:
     assert "python -m leyden.compat train.py" in run(tmp_path, "-m", "leyden.compat", "--help").stdout
     assert "'absent.py': no such file" in run(tmp_path, "-m", "leyden.compat", "absent.py", status=1).stderr

@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from leyden.compat.qlib import orders
 from leyden.compat.qlib.tables import read_pickle
 from leyden.errors import ConfigError
+from leyden.rl.order_execution import SAOEState
 
 PROGRAM = Path(__file__).parents[1] / "compat" / "qlib_programs" / "orders.py"
 
@@ -67,3 +69,25 @@ def test_a_table_that_would_execute_code_is_refused_by_name(tmp_path: Path, monk
     Path("damaged.pkl").write_bytes(b"\x80\x04x")
     with pytest.raises(ConfigError, match="no pickled table that can be read"):
         read_pickle(Path("damaged.pkl"))
+
+
+def test_a_state_with_tables_of_pandas_is_read_as_the_same_state_of_leyden(tmp_path: Path) -> None:
+    day = pd.Timestamp("2013-12-11")
+    times = pd.date_range(day + pd.Timedelta("9h30m"), periods=390, freq="min")
+    index = pd.MultiIndex.from_product([["AAL"], times, [day]], names=["instrument", "datetime", "date"])
+    prices = 25 + np.random.default_rng(0).normal(size=390)
+    (tmp_path / "backtest").mkdir()
+    pd.DataFrame({"$close0": prices, "$volume0": np.full(390, 1000.0)}, index).to_pickle(tmp_path / "backtest/AAL.pkl")
+    order = orders.Order("AAL", 30.0, orders.Order.SELL, day, day + pd.Timedelta("23h59m"))
+    simulator = orders.SingleAssetOrderExecutionSimple(order, tmp_path)
+    observed = orders.CurrentStepStateInterpreter(max_step=13)
+    relative = orders.TwapRelativeActionInterpreter()
+    for amount in (6.0, 3.0, 0.0):
+        simulator.step(amount)
+        state = simulator.get_state()
+        of_qlib = SAOEState(**{name: getattr(state, name) for name in SAOEState._fields})
+        assert isinstance(of_qlib.history_exec, pd.DataFrame)
+        assert observed.interpret(of_qlib) == observed.interpret(state)
+        assert relative.interpret(of_qlib, 1.0) == relative.interpret(state, 1.0)
+        assert orders.PAPenaltyReward().reward(of_qlib) == pytest.approx(orders.PAPenaltyReward().reward(state))
+    assert orders.PAPenaltyReward(penalty=0).reward(of_qlib) == 0  # nothing was traded in the last step

@@ -454,7 +454,29 @@ class _Reward(AnyEnv, Reward[Any]):
 
 
 def _native(state: Any) -> Any:
-    return getattr(state, "native", state)
+    """Return a state as Leyden's parts read it: of this module's simulator, of Leyden's, or of Qlib's backtest."""
+    of_qlib = isinstance(state, SAOEState) and not isinstance(state.history_steps, History)
+    return _of_tables(state) if of_qlib else getattr(state, "native", state)
+
+
+def _of_tables(state: Any) -> SAOEState:
+    """Return a state whose times, ticks and histories are pandas' objects as Leyden's."""
+    steps, ticks = state.history_steps, state.history_exec
+    newest = ticks.index >= steps.index[-1] if len(steps) else ticks.index == ticks.index
+    return state._replace(
+        order=native_order(state.order),
+        cur_time=np.datetime64(state.cur_time),
+        ticks_index=np.asarray(state.ticks_index),
+        ticks_for_order=np.asarray(state.ticks_for_order),
+        history_exec=History((_columns(ticks[~newest]), _columns(ticks[newest]))),
+        history_steps=History((_columns(steps[:-1]), *(_columns(row) for row in [steps[-1:]] if len(steps)))),
+    )
+
+
+def _columns(table: Any) -> Any:
+    """Return the columns of a table of metrics as arrays; those of one row as scalars."""
+    columns = {name: np.asarray(column) for name, column in table.reset_index().items()}
+    return {name: column[0] for name, column in columns.items()} if len(table) == 1 else columns
 
 
 class DummyStateInterpreter(_StateInterpreter, native.DummyStateInterpreter):

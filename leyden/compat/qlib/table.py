@@ -8,6 +8,7 @@ installed pyqlib keeps everything outside `qlib.rl`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from leyden.compat.finder import Answer, ForeignModule
@@ -27,8 +28,8 @@ def _answered(instead: str, names: str) -> Names:
 
 
 _NESTED = (
-    "backtests with Qlib's nested executors are not here; use SingleAssetOrderExecutionSimple, "
-    "or pass your own Simulator that drives them"
+    "Qlib's nested executors are used from an installed pyqlib, so run `pip install pyqlib`; without it, use "
+    "SingleAssetOrderExecutionSimple, or pass your own Simulator"
 )
 _WRITERS = "Qlib's class writes nothing; use leyden.loop."
 
@@ -158,16 +159,35 @@ _AROUND: dict[str, Names] = {
 precedence."""
 
 
+_OF_PYQLIB = {
+    "rl.data.integration",
+    "rl.data.native",
+    "rl.order_execution.simulator_qlib",
+    "rl.order_execution.strategy",
+    "rl.order_execution.utils",
+    "rl.strategy.single_order",
+}
+"""Modules that drive Qlib's backtest and read its data. An installed pyqlib takes precedence, and its
+modules meet Leyden's classes wherever they import `qlib.rl`."""
+
+
 def _modules() -> Mapping[str, ForeignModule]:
-    modules = {f"qlib.{name}": ForeignModule(names) for name, names in _MODULES.items()}
+    modules = {
+        f"qlib.{name}": ForeignModule(names, only_if_missing=name in _OF_PYQLIB) for name, names in _MODULES.items()
+    }
     for package, parts in _PACKAGES.items():
         joined: Names = {}
         for part in parts:
-            joined |= _MODULES[part]
+            joined |= {name: _from_pyqlib(target, part) for name, target in _MODULES[part].items()}
         modules[f"qlib.{package}"] = ForeignModule(joined)
     for name, names in _AROUND.items():
         modules[f"qlib.{name}".rstrip(".")] = ForeignModule(names, only_if_missing=True)
     return MappingProxyType(modules)
+
+
+def _from_pyqlib(target: str | Answer, part: str) -> str | Answer:
+    """Return a package's entry for a name of one of its modules."""
+    return replace(target, module=f"qlib.{part}") if isinstance(target, Answer) and part in _OF_PYQLIB else target
 
 
 MODULES = _modules()
