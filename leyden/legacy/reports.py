@@ -50,17 +50,17 @@ class LegacyAgent(LitAgent[Any]):
     def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """See LitAgent.run."""
         agent = self.agent
-        method = agent.training_rollout if rollout.mode == "train" else agent.validation_rollout
+        method = _method(agent.training_rollout, agent.validation_rollout, rollout)
         if _is_of_v01(method):
-            return _recorded(cast(Any, method)(task, rollout_id=rollout.rollout_id, resources=resources), rollout)
+            return _recorded(method(task, rollout_id=rollout.rollout_id, resources=resources), rollout)
         return _recorded(agent.run(task, resources, rollout), rollout)
 
     async def run_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """See LitAgent.run_async."""
         agent = self.agent
-        method = agent.training_rollout_async if rollout.mode == "train" else agent.validation_rollout_async
+        method = _method(agent.training_rollout_async, agent.validation_rollout_async, rollout)
         if _is_of_v01(method):
-            result = await cast(Any, method)(task, rollout_id=rollout.rollout_id, resources=resources)
+            result = await method(task, rollout_id=rollout.rollout_id, resources=resources)
         else:
             result = await agent.run_async(task, resources, rollout)
         return _recorded(result, rollout)
@@ -100,6 +100,12 @@ def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]
     if report.trace is None and given is None:
         report.trace = [_as_json(span) for span in recorded] or None
     return report
+
+
+def _method(training: Any, validation: Any, rollout: AttemptedRollout) -> Any:
+    """Return the method for the rollout's mode; an agent of 0.1 without one for validation has that for training."""
+    inherited = getattr(validation, "__func__", None) is getattr(LitAgent, validation.__name__)
+    return training if rollout.mode == "train" or (inherited and _is_of_v01(training)) else validation
 
 
 def _is_of_v01(method: Any) -> bool:

@@ -298,3 +298,35 @@ async def test_an_apo_program_learns_a_prompt_unchanged(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "Look at the capacity, and be careful. A room for {attendees}?"
     assert "a better prompt" in (tmp_path / "apo.log").read_text(), "the old logger's handlers get the log"
+
+
+OF_0_1 = """
+from agentlightning import LLM, DevTaskLoader, LitAgent, Trainer, reward
+
+
+@reward
+async def one(n): return float(n == 1)
+
+
+class Agent(LitAgent):
+    async def training_rollout_async(self, task, rollout_id, resources):
+        return await one(task["n"]) if list(resources) == ["main_llm"] else None
+
+
+if __name__ == "__main__":
+    tasks = DevTaskLoader([{"n": 1}, {"n": 2}], {"main_llm": LLM(endpoint="http://localhost:9/v1", model="tiny")})
+    trainer = Trainer(n_workers=1, max_tasks=2, dev=True)
+    trainer.fit(Agent(), "http://localhost:8000", tasks)
+    trainer.fit(Agent(), backend="http://localhost:8000", dev_backend=tasks)
+    Trainer(n_workers=1, max_tasks=2).fit(Agent(), tasks)
+    print([report.final_reward for report in tasks.rollouts])
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_version_0_1_runs_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(OF_0_1)
+    command = [sys.executable, "-m", "leyden.compat", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[1.0, 0.0, 1.0, 0.0, 1.0, 0.0]"

@@ -50,6 +50,16 @@ def test_triplets_that_an_agent_returns_are_reported_with_their_last_reward():
     assert report.triplets[0].metadata == {"id": "r"}
 
 
+def test_an_agent_of_01_without_a_method_for_validation_has_that_for_training():
+    class Agent(LitAgent):
+        def training_rollout(self, task, rollout_id, resources):
+            return float(task)
+
+    running, loader = worker(Agent(), [3])
+    assert running.iter() == 1
+    assert [report.final_reward for report in loader.rollouts] == [3.0]
+
+
 async def test_an_agent_of_today_is_reported_with_its_trace():
     @rollout
     async def agent(task):

@@ -10,7 +10,9 @@ from leyden.compat.agentlightning.serving import ClientServerExecutionStrategy, 
 from leyden.compat.agentlightning.store import InMemoryLightningStore
 from leyden.compat.agentlightning.tracer import OtelTracer
 from leyden.execution import ExecutionStrategy
+from leyden.legacy import AgentLightningClient
 from leyden.trainer import Trainer as NativeTrainer
+from leyden.trainer.legacy import is_url
 
 
 class Trainer(NativeTrainer):
@@ -70,9 +72,34 @@ class Trainer(NativeTrainer):
             **options,
         )
 
+    def fit(
+        self,
+        agent: Any,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        *,
+        backend: Any = None,
+        dev_backend: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Train the agent, or run it on the tasks of a server of version 0.1.
+
+        backend, dev_backend: that version's names of a server; `train_dataset` takes one too.
+        """
+        server = train_dataset if backend is None else backend
+        if dev_backend is None and _is_server(val_dataset):  # version 0.1 gives both servers by place
+            val_dataset, dev_backend = None, val_dataset
+        if dev_backend is None and not _is_server(server):
+            return super().fit(agent, train_dataset, val_dataset, **options)
+        return self.fit_v0(agent, server, val_data=val_dataset, dev_backend=dev_backend)
+
     def fit_v2(self, *args: Any, **kwargs: Any) -> Any:
         """Train the agent: the name of `fit` before version 0.2."""
         return self.fit(*args, **kwargs)
+
+
+def _is_server(source: Any) -> bool:
+    return isinstance(source, AgentLightningClient) or is_url(source)
 
 
 _STRATEGIES = {"shm": SharedMemoryExecutionStrategy, "cs": ClientServerExecutionStrategy}
