@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leyden.testing import PromptSim
-from leyden.testing.promptsim import Kind, Setting, World
+from leyden.testing.promptsim import Kind, PromptSetting, World
 from leyden.testing.promptsim.vocabulary import RULES, SEED_PROMPT
 
 N_TRAIN, N_VAL = 60, 40
@@ -27,24 +27,24 @@ SHARE = 0.95
 # ---- worlds --------------------------------------------------------------------------------------------------------------
 
 
-def _rare(seed: int) -> Setting:
+def _rare(seed: int) -> PromptSetting:
     """One task in ten needs three rules that no other task needs."""
     names = [rule.name for rule in RULES]
     random.Random(f"rare/{seed}").shuffle(names)
     kinds = (Kind("many", frozenset(names[:3]), 9.0), Kind("few", frozenset(names[3:6]), 1.0))
-    return Setting(World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}), {"prompt": SEED_PROMPT})
+    return PromptSetting(World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}), {"prompt": SEED_PROMPT})
 
 
-def _terse(seed: int) -> Setting:
+def _terse(seed: int) -> PromptSetting:
     """Each word beyond forty costs, so that useless clauses hurt."""
     names = [rule.name for rule in RULES]
     random.Random(f"terse/{seed}").shuffle(names)
     kinds = tuple(Kind("shop", frozenset(names[place : place + 3])) for place in range(0, 6, 3))
     world = World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}, free_words=40, word_cost=0.06)
-    return Setting(world, {"prompt": SEED_PROMPT})
+    return PromptSetting(world, {"prompt": SEED_PROMPT})
 
 
-HELD_OUT: dict[str, Callable[[int], Setting]] = {"rare": _rare, "terse": _terse}
+HELD_OUT: dict[str, Callable[[int], PromptSetting]] = {"rare": _rare, "terse": _terse}
 
 
 def world(family: str, seed: int) -> PromptSim:

@@ -21,7 +21,7 @@ from typing import Any
 
 import leyden as ly
 from leyden.adapter.transcript import step_lines, token_lines
-from leyden.testing import Call, FakeUpstream, Reply
+from leyden.testing import FakeUpstream, Reply, ToolCall
 
 HERE = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def pretend(request: dict[str, Any]) -> Reply:
     if known := re.search(r"It is always sunny in ([\w-]+)", said):
         return Reply(f"It is always sunny in {known[1]}!")
     if asked := re.search(r"weather in ([\w-]+)\?", said):
-        return Reply(calls=(Call("get_weather", json.dumps({"city": asked[1]})),))
+        return Reply(calls=(ToolCall("get_weather", json.dumps({"city": asked[1]})),))
     return Reply("I can only tell the weather.")
 
 

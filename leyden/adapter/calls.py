@@ -44,7 +44,7 @@ def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     seen = [span for span in ordered if span.span_id not in tried_again]
     sightings = [_Sighting(view) for span in seen if (view := read_model_call(span)) is not None]
     _forget_reused_ids(sightings)
-    joined = _Joined(sightings)
+    joined = _JoinedCalls(sightings)
     joined.by_response_id()
     if len({sighting.source for sighting in sightings}) > 1:
         joined.by_parent({span.span_id: span.parent_id for span in ordered})
@@ -102,7 +102,7 @@ def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class _SightedCall:
     """Sightings of one call."""
 
     sightings: list[_Sighting]
@@ -120,35 +120,35 @@ class _Call:
     def failed(self) -> bool:
         return all(sighting.view.failed for sighting in self.sightings)
 
-    def contradicts(self, other: _Call) -> bool:
+    def contradicts(self, other: _SightedCall) -> bool:
         """Return whether both know a response id, and not the same one."""
         mine, theirs = self.response_ids, other.response_ids
         return bool(mine and theirs and mine.isdisjoint(theirs))
 
-    def says_what(self, other: _Call) -> bool:
+    def says_what(self, other: _SightedCall) -> bool:
         """Return whether a sighting of each has the same content."""
         mine = {(sighting.asked, sighting.answered) for sighting in self.sightings}
         return any((sighting.asked, sighting.answered) in mine for sighting in other.sightings)
 
 
-class _Joined:
+class _JoinedCalls:
     """The sightings, joined to calls step by step."""
 
     def __init__(self, sightings: Sequence[_Sighting]) -> None:
         self._sightings = sightings
-        self._call_of = {sighting: _Call([sighting]) for sighting in sightings}
+        self._call_of = {sighting: _SightedCall([sighting]) for sighting in sightings}
 
-    def calls(self) -> list[_Call]:
+    def calls(self) -> list[_SightedCall]:
         """Return the present calls, without the wrappers."""
         return [call for call in dict.fromkeys(self._call_of.values()) if not call.is_wrapper]
 
-    def _join(self, one: _Call, other: _Call) -> None:
+    def _join(self, one: _SightedCall, other: _SightedCall) -> None:
         if one is not other:
             one.sightings += other.sightings
             self._call_of.update(dict.fromkeys(other.sightings, one))
 
     def by_response_id(self) -> None:
-        first: dict[str, _Call] = {}
+        first: dict[str, _SightedCall] = {}
         for sighting in self._sightings:
             if sighting.response_id is not None:
                 self._join(first.setdefault(sighting.response_id, self._call_of[sighting]), self._call_of[sighting])
@@ -163,7 +163,7 @@ class _Joined:
         for sighting in self._sightings:
             self._join_below(self._call_of[sighting], below.get(sighting, []))
 
-    def _join_below(self, call: _Call, below: Sequence[_Sighting]) -> None:
+    def _join_below(self, call: _SightedCall, below: Sequence[_Sighting]) -> None:
         inner = list(dict.fromkeys(self._call_of[sighting] for sighting in below))
         answered = [other for other in inner if not other.failed]
         if not answered and call.failed:
@@ -186,11 +186,11 @@ class _Joined:
                 key = (sighting.asked, sighting.answered if answered else "")
                 alike.setdefault(key, []).append(sighting)
         for sightings in alike.values():
-            found: list[_Call] = []
+            found: list[_SightedCall] = []
             for sighting in sorted(sightings, key=lambda sighting: sighting.source):
                 self._join_to_first(found, self._call_of[sighting], answered=answered)
 
-    def _join_to_first(self, found: list[_Call], call: _Call, *, answered: bool) -> None:
+    def _join_to_first(self, found: list[_SightedCall], call: _SightedCall, *, answered: bool) -> None:
         """Join the call to the first of those found that its source has not seen, or add it to
         them.
         """
@@ -207,7 +207,7 @@ class _Joined:
         found.append(call)
 
 
-def _has_answer(call: _Call) -> bool:
+def _has_answer(call: _SightedCall) -> bool:
     return any(sighting.answered for sighting in call.sightings)
 
 
@@ -224,7 +224,7 @@ def _nearest_above(
     return None
 
 
-def _merged(call: _Call) -> ModelCallView:
+def _merged(call: _SightedCall) -> ModelCallView:
     """Return one view of all sightings: each field from the first source that has it, the gateway's
     first.
     """

@@ -61,7 +61,7 @@ def turn_merges(spans: Sequence[Span]) -> TurnMerges:
     calls are left out.
     """
     views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
-    calls = [_Call(view, place) for place, view in enumerate(views)]
+    calls = [_ComparableCall(view, place) for place, view in enumerate(views)]
     found = TurnMerges()
     for place, call in enumerate(calls):
         if call.view.replayed or (earlier := _continued_by(call, calls[:place])) is None:
@@ -75,7 +75,7 @@ def turn_merges(spans: Sequence[Span]) -> TurnMerges:
     return found
 
 
-class _Call:
+class _ComparableCall:
     """A call with its messages in a form that can be compared."""
 
     def __init__(self, view: ModelCallView, place: int) -> None:
@@ -101,7 +101,7 @@ class _Call:
         pairs = zip(self.asked, self.view.input_messages, strict=True)
         return frozenset(digest for digest, message in pairs if message.get("role") == "assistant")
 
-    def extends(self, earlier: _Call) -> bool:
+    def extends(self, earlier: _ComparableCall) -> bool:
         """Return whether the messages are those of the earlier call, an assistant's, and perhaps
         more.
         """
@@ -115,7 +115,7 @@ def _digest(message: Json) -> str:
     return json.dumps(plain(message), sort_keys=True)
 
 
-def _continued_by(call: _Call, before: Sequence[_Call]) -> _Call | None:
+def _continued_by(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _ComparableCall | None:
     """Return the latest call that this one continues. Prefer a call whose messages and answer it
     has, then one whose messages it has, then one whose answer it has.
     """
@@ -132,7 +132,7 @@ def _continued_by(call: _Call, before: Sequence[_Call]) -> _Call | None:
     return extended or quoted
 
 
-def _why(call: _Call, earlier: _Call, n_common: int) -> tuple[SplitReason, str]:
+def _why(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tuple[SplitReason, str]:
     place = f"the ids differ from {n_common} on, of {len(earlier.ids)}"
     if call.view.tools != earlier.view.tools:
         return "other tools", f"{_tool_names(call)} instead of {_tool_names(earlier)}; {place}"
@@ -164,6 +164,6 @@ def _reasoning_field(message: Json) -> str | None:
     return next((name for name in ("reasoning_content", "reasoning") if message.get(name)), None)
 
 
-def _tool_names(call: _Call) -> str:
+def _tool_names(call: _ComparableCall) -> str:
     names = [str(as_dict(tool.get("function")).get("name")) for tool in call.view.tools]
     return f"tools {', '.join(names)}" if names else "no tools"

@@ -19,7 +19,7 @@ from leyden.types import Span, get_rewards_from_span
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TreeLine:
     """A span, and how deep below the root it is."""
 
     span: Span
@@ -43,7 +43,7 @@ _CHARACTER = 6.9
 """About the width of a character of 13 px, in px."""
 
 
-def draw(rows: Sequence[Row]) -> str:
+def draw(rows: Sequence[TreeLine]) -> str:
     """The rows as an SVG document, 960 px wide."""
     height = _TOP + _ROW * len(rows) + _BOTTOM
     clock = _Clock([row.span for row in rows])
@@ -92,7 +92,7 @@ def _heading(clock: _Clock, height: int) -> list[str]:
     return lines
 
 
-def _connectors(rows: Sequence[Row]) -> list[str]:
+def _connectors(rows: Sequence[TreeLine]) -> list[str]:
     """From each span down and to the right to each of its children."""
     lines: list[str] = []
     row_of_depth: dict[int, int] = {}
@@ -106,7 +106,7 @@ def _connectors(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _row(row: Row, kind: str, y: int, clock: _Clock) -> list[str]:
+def _row(row: TreeLine, kind: str, y: int, clock: _Clock) -> list[str]:
     span, colour = row.span, _KINDS[kind][0]
     x, middle = _LEFT + _INDENT * row.depth, y + 13
     name, note = _label(span, kind)

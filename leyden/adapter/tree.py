@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from leyden import semconv
 from leyden.adapter.normalise import AgentView, is_model_call, is_reward, read_agent
 from leyden.adapter.order import in_order
-from leyden.adapter.picture import Row, draw
+from leyden.adapter.picture import TreeLine, draw
 from leyden.errors import ConfigError
 from leyden.types import Span
 
@@ -184,11 +184,11 @@ class TraceTree:
             spans above them, are drawn.
         """
         shown = self._ids_to_show(interested_span_match)
-        rows: list[Row] = []
+        rows: list[TreeLine] = []
         waiting: list[tuple[TraceTree, int]] = [(self, 0)]
         while waiting:
             node, depth = waiting.pop()
-            rows.append(Row(node.span, depth))
+            rows.append(TreeLine(node.span, depth))
             below = [child for child in node.children if shown is None or child.id in shown]
             waiting.extend((child, depth + 1) for child in reversed(below))
         svg = draw(rows)

@@ -145,14 +145,14 @@ class Budget:
             counts.append(int(each.left / mean) if each.left >= each.limit else 0)
         return min(counts, default=None)
 
-    def _measures(self) -> list[_Measure]:
+    def _measures(self) -> list[_Account]:
         """Return tokens and cost, as far as they are limited."""
-        reserved, found = sum(self._reserved.values()), list[_Measure]()
+        reserved, found = sum(self._reserved.values()), list[_Account]()
         if self.tokens is not None and self.tokens_per_attempt is not None:
-            found.append(_Measure("tokens", self.tokens, self.used_tokens, reserved, self.tokens_per_attempt))
+            found.append(_Account("tokens", self.tokens, self.used_tokens, reserved, self.tokens_per_attempt))
         if self.cost is not None and self.cost_per_attempt is not None:
             limit = _whole(self.cost_per_attempt)
-            found.append(_Measure("cost", _whole(self.cost), self._used_cost, reserved, limit))
+            found.append(_Account("cost", _whole(self.cost), self._used_cost, reserved, limit))
         return found
 
     def metrics(self) -> dict[str, float]:
@@ -304,7 +304,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measure:
+class _Account:
     """Tokens or cost, as whole numbers."""
 
     name: str

@@ -251,7 +251,7 @@ class RolloutCollector:
         window, silence = _Window(max_unfinished, self._concurrency), _Silence()
         to_come = enumerate(requests)
         held: deque[tuple[int, EnqueueRolloutRequest]] = deque()
-        waiting: dict[str, list[_Asked]] = {}
+        waiting: dict[str, list[_PendingRequest]] = {}
         try:
             while True:
                 await self._fill(window, to_come, held, waiting)
@@ -414,7 +414,7 @@ class RolloutCollector:
         window: _Window,
         to_come: Iterator[tuple[int, EnqueueRolloutRequest]],
         held: deque[tuple[int, EnqueueRolloutRequest]],
-        waiting: dict[str, list[_Asked]],
+        waiting: dict[str, list[_PendingRequest]],
     ) -> None:
         """Enqueue as many of the requests to come as the window and the budget have room for.
 
@@ -428,7 +428,7 @@ class RolloutCollector:
             return
         for rollout in await self._enqueue([request for _, request in held], whole=False):
             place, request = held.popleft()
-            waiting.setdefault(rollout.rollout_id, []).append(_Asked(place, request, rollout.finished))
+            waiting.setdefault(rollout.rollout_id, []).append(_PendingRequest(place, request, rollout.finished))
             self._unread[rollout.rollout_id] += 1
 
     async def _enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, whole: bool) -> Sequence[Rollout]:
@@ -647,7 +647,7 @@ class _Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingRequest:
     """A request of a collection whose result is still to be yielded."""
 
     place: int
@@ -709,7 +709,7 @@ def _end_time(rollout: Rollout) -> float:
     return rollout.end_time or 0.0
 
 
-def _result(asked: _Asked, rollout: Rollout, spans: list[Span]) -> CollectedRollout:
+def _result(asked: _PendingRequest, rollout: Rollout, spans: list[Span]) -> CollectedRollout:
     return CollectedRollout(
         place=asked.place,
         request=asked.request,

@@ -117,7 +117,7 @@ class IterativeAlgorithm(Algorithm):
         checkpoint = None
         if run.directory is not None:
             checkpoint = self._new_checkpoint(run.directory / "checkpoints")
-        release = _Release(self, checkpoint)
+        release = _Unpinning(self, checkpoint)
         recorder = run.recorder
         self._loop = self._new_loop(
             (release,) if checkpoint is None else (checkpoint, release),
@@ -156,12 +156,12 @@ class IterativeAlgorithm(Algorithm):
             max_iters=self.max_iters,
             val_every_n_iters=self.val_every_n_iters,
             validate_first=self.validate_first,
-            callbacks=[_Ready(self), *self.callbacks, *callbacks, *more],
+            callbacks=[_RunnerGate(self), *self.callbacks, *callbacks, *more],
             writers=[*self.writers, *writers],
         )
 
 
-class _Release(Callback):
+class _Unpinning(Callback):
     """Unpins the rollouts of the steps that no resume repeats, because a checkpoint holds them."""
 
     runs_last: ClassVar[int] = 1
@@ -187,7 +187,7 @@ class _Release(Callback):
         return loop.current_iter if self._checkpoint is None else self._checkpoint.last_saved
 
 
-class _Ready(Callback):
+class _RunnerGate(Callback):
     """Opens the gate to the runners when the loop starts: set up, and restored where it resumes."""
 
     def __init__(self, algorithm: Algorithm) -> None:

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from leyden.runs import RecordedRun
-    from leyden.runs.reading import Failure
+    from leyden.runs.reading import FailedRollout
     from leyden.runs.rollouts import ScoredRollout
     from leyden.store import LightningStore
 
@@ -163,7 +163,7 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
     from leyden.cli.run_views import age
     from leyden.runs.rollouts import failures_of
 
-    failures: list[Failure] = await failures_of(run, None)
+    failures: list[FailedRollout] = await failures_of(run, None)
     if not failures:
         async with run.open_store() as store:
             failures = await failures_of(run, store)

@@ -14,8 +14,8 @@ module with a `MODULES` table, name it in `finder.TABLES`, and add a folder for 
 with which child processes find it.
 """
 
-from leyden.compat.finder import Answer, ForeignModule, ForeignNameError, install
+from leyden.compat.finder import ForeignModule, ForeignNameError, MissingName, install
 
-__all__ = ["Answer", "ForeignModule", "ForeignNameError", "install"]
+__all__ = ["ForeignModule", "ForeignNameError", "MissingName", "install"]
 
 install()

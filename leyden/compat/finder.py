@@ -43,7 +43,7 @@ class ForeignNameError(LeydenError, ImportError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class MissingName:
     """Stands for a name that Leyden does not have. Using the name raises ForeignNameError."""
 
     instead: str
@@ -56,11 +56,11 @@ class Answer:
 class ForeignModule:
     """A module of another package: its names, and Leyden's replacement for each."""
 
-    names: Mapping[str, str | Answer] = field(default_factory=dict[str, "str | Answer"])
+    names: Mapping[str, str | MissingName] = field(default_factory=dict[str, "str | MissingName"])
     """The replacement of each name: "leyden.module:attribute", "leyden.module" for a whole module,
-    or an Answer."""
+    or a `MissingName`."""
     public: Sequence[str] | None = None
-    """The names that `from module import *` binds. None: every name that has no Answer."""
+    """The names that `from module import *` binds. None: every name that has no `MissingName`."""
     instead: str | None = None
     """Importing the module raises ForeignNameError with this sentence. None: it can be imported."""
     only_if_missing: bool = False
@@ -126,9 +126,9 @@ class _Module(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         target = self._leyden_entry.names.get(name)
-        if isinstance(target, Answer) and target.module and _installed(target.module):
+        if isinstance(target, MissingName) and target.module and _installed(target.module):
             value = getattr(importlib.import_module(target.module), name)
-        elif isinstance(target, Answer):
+        elif isinstance(target, MissingName):
             raise ForeignNameError(f"{self.__name__}.{name} has no counterpart in Leyden: {target.instead}")
         elif target is not None:
             value = load(target)

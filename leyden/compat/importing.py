@@ -46,7 +46,7 @@ class ImportFailed(LeydenError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportCounts:
     """The numbers of an import."""
 
     resources: int
@@ -88,7 +88,7 @@ def read_tasks(path: str | Path) -> list[Any]:
     return tasks
 
 
-async def import_store(url: str, store: LightningStore, progress: OnProgress | None = None) -> Imported:
+async def import_store(url: str, store: LightningStore, progress: OnProgress | None = None) -> ImportCounts:
     """Copy the content of the Agent Lightning 0.3 store that serves `url` into `store`.
 
     Ended rollouts come with their attempts, statuses and spans; waiting ones are enqueued here. Ids
@@ -138,7 +138,7 @@ async def import_store(url: str, store: LightningStore, progress: OnProgress | N
                     progress(done, total)
             offset += len(page)
             if not page or offset >= total:
-                return Imported(len(resources), copied, present, spans, running)
+                return ImportCounts(len(resources), copied, present, spans, running)
 
 
 _RESOURCES: Final[TypeAdapter[NamedResources]] = TypeAdapter(NamedResources)

@@ -24,7 +24,7 @@ TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Feedback:
+class GuessReply:
     """The game's reply to one guess."""
 
     text: str
@@ -61,7 +61,7 @@ class Game:
         """Return the player's first message: the range of all numbers, whatever the secret is."""
         return f"guess 0..{NUMBERS - 1}"
 
-    def guess(self, text: str) -> Feedback:
+    def guess(self, text: str) -> GuessReply:
         """Take the player's reply as the next guess.
 
         text: any text. A whole number is a guess, even outside the open range, where it teaches
@@ -82,11 +82,11 @@ class Game:
             direction, self.high = "lower", min(self.high, number - 1)
         if self.turns == TURNS:
             return self._end(f"{direction}, and no turns left; it was {self.secret}")
-        return Feedback(f"{direction} {self.low}..{self.high}", done=False, won=False)
+        return GuessReply(f"{direction} {self.low}..{self.high}", done=False, won=False)
 
-    def _end(self, text: str, *, won: bool = False) -> Feedback:
+    def _end(self, text: str, *, won: bool = False) -> GuessReply:
         self.done, self.won = True, won
-        return Feedback(text, done=True, won=won)
+        return GuessReply(text, done=True, won=won)
 
 
 def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:

@@ -21,7 +21,7 @@ from leyden.engine.base import (
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    Sample,
+    SampledResponse,
     Sampler,
     SamplingParams,
 )
@@ -43,7 +43,7 @@ __all__ = [
     "OptimParams",
     "OptimStepResult",
     "PolicyBackend",
-    "Sample",
+    "SampledResponse",
     "Sampler",
     "SamplingParams",
     "VLLMBackend",

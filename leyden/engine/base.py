@@ -46,7 +46,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledResponse:
     """One sampled response. R tokens."""
 
     token_ids: list[int]
@@ -281,7 +281,7 @@ class Sampler(ABC):
         """Return the running OpenAI-compatible endpoint. Raise EngineError before `start`."""
 
     @abstractmethod
-    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
+    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
         """Return one response for each prompt of token ids, with the published weights."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Conversations through a model's chat template: prompts with tools, responses with tool calls.
 
 `Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses, so
-that the next prompt continues their exact ids. `Reply` is one response while it grows. It knows a
+that the next prompt continues their exact ids. `PartialReply` is one response while it grows. It knows a
 tokenizer, and no model, no decoder and no HTTP.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from leyden.engine.refusal import bad_request
 from leyden.engine.text import StreamedText, Text
-from leyden.engine.tools import PARSERS, Call, Reader, Schemas, ToolParser, parse
+from leyden.engine.tools import PARSERS, Reader, Schemas, ToolCall, ToolParser, parse
 from leyden.engine.turns import TurnKey, Turns, turn_keys
 from leyden.engine.wire import CompletionRequest
 
@@ -81,11 +81,11 @@ class Chat:
                 self._prompts.popitem(last=False)
         return prompt
 
-    def reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> Reply:
+    def reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> PartialReply:
         """Return the reader of one response. index: which of the request's choices it is."""
         parser = self.parser if request.may_call else None
         if parser is None:
-            return Reply(StreamedText(self._text, request.stops), None, _no_id)
+            return PartialReply(StreamedText(self._text, request.stops), None, _no_id)
         kept = self._kept
 
         def new_id(said: str) -> str:
@@ -97,9 +97,11 @@ class Chat:
                 digits = blake2b(known.encode(), digest_size=12).hexdigest()
             return f"call_{digits}" if length is None else digits[:length]
 
-        return Reply(StreamedText(self._text, request.stops, kept), Reader(parser, request.schemas), new_id)
+        return PartialReply(StreamedText(self._text, request.stops, kept), Reader(parser, request.schemas), new_id)
 
-    def ended(self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: Reply) -> None:
+    def ended(
+        self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: PartialReply
+    ) -> None:
         """Store the ids of a response, so that a later prompt that contains its
         text continues them.
 
@@ -132,7 +134,7 @@ class Chat:
         """
         parser = self.parser
 
-        def read(turn: str) -> tuple[str, list[Call]]:
+        def read(turn: str) -> tuple[str, list[ToolCall]]:
             assert parser is not None, "a turn that called tools was read by a parser"
             return parse(turn, parser, schemas)
 
@@ -228,7 +230,7 @@ class Chat:
         return cast(str, text)
 
 
-class Reply:
+class PartialReply:
     """One response while it grows: its content, and the tools that it calls."""
 
     def __init__(self, text: StreamedText, reader: Reader | None, new_id: Callable[[str], str]) -> None:
@@ -237,7 +239,7 @@ class Reply:
         self._reader = reader
         self._new_id = new_id
         self.content = ""
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self.call_ids: list[str] = []
 
     def advance(self, ids: Sequence[int], *, final: bool) -> tuple[str, list[Json]]:
@@ -265,7 +267,7 @@ def _no_id(_: str) -> str:
     raise AssertionError("a response without tools calls none")
 
 
-_PROBE = Call("leyden_probe", {"word": "sesame"})
+_PROBE = ToolCall("leyden_probe", {"word": "sesame"})
 _PROBE_PARAMETERS: Json = {
     "type": "object",
     "properties": {"word": {"type": "string", "description": "A word."}},

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from leyden import errors
-from leyden.engine.base import ForwardResult, OptimParams, PolicyBackend, Sample, SamplingParams
+from leyden.engine.base import ForwardResult, OptimParams, PolicyBackend, SampledResponse, SamplingParams
 from leyden.errors import ConfigError, EngineError, LeydenError
 from leyden.host.http import JSON, Handler, HttpReply, RequestHeaders
 from leyden.maths.losses import LOSSES, Loss, find_loss, make_loss
@@ -81,7 +81,7 @@ def write_sequences(sequences: Sequence[TrainingSequence]) -> Json:
     }
 
 
-def read_samples(data: Json) -> list[Sample]:
+def read_samples(data: Json) -> list[SampledResponse]:
     """Return the samples that the other process has packed."""
     columns = (
         _unpack(data["token_ids"], unpack_ints),
@@ -89,10 +89,10 @@ def read_samples(data: Json) -> list[Sample]:
         _unpack(data["policy_versions"], unpack_ints),
         data["finish_reasons"],
     )
-    return [Sample(*sample) for sample in zip(*columns, strict=True)]
+    return [SampledResponse(*sample) for sample in zip(*columns, strict=True)]
 
 
-def _write_samples(samples: Sequence[Sample]) -> Json:
+def _write_samples(samples: Sequence[SampledResponse]) -> Json:
     return {
         "token_ids": _pack([s.token_ids for s in samples], pack_ints),
         "logprobs": _pack([s.logprobs for s in samples], pack_floats),

@@ -83,7 +83,7 @@ class Generation:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _DecodingRow:
     generation: Generation
     slot: int
     tokens: list[int]
@@ -119,7 +119,7 @@ class Decoder:
         self._chores: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._stopping = False
         self._waiting: deque[Generation] = deque()
-        self._rows: list[_Row] = []
+        self._rows: list[_DecodingRow] = []
         self._counts = {"requests": 0, "prompt_tokens": 0, "response_tokens": 0, "decode_steps": 0}
         self._decode_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="leyden-decoder", daemon=True)
@@ -232,7 +232,7 @@ class Decoder:
             self._waiting.popleft()
             slot, cached = place
             uniform = self.random.random if generation.seed is None else random.Random(generation.seed).random
-            self._rows.append(_Row(generation, slot, list(generation.prompt_ids), cached, uniform))
+            self._rows.append(_DecodingRow(generation, slot, list(generation.prompt_ids), cached, uniform))
             self._counts["requests"] += 1
             self._counts["prompt_tokens"] += len(generation.prompt_ids)
             budget -= len(generation.prompt_ids) - cached
@@ -272,12 +272,12 @@ class Decoder:
         self._counts["response_tokens"] += len(rows)
         self._hand_out(tokens, logprobs)
 
-    def _forbidden(self) -> dict[_Row, Tensor]:
+    def _forbidden(self) -> dict[_DecodingRow, Tensor]:
         """Return the tokens that may not come next, for each row with a constraint.
 
         A row whose constraint fails is removed.
         """
-        found: dict[_Row, Tensor] = {}
+        found: dict[_DecodingRow, Tensor] = {}
         for row in list(self._rows):
             if (constraint := row.generation.constraint) is None:
                 continue
@@ -290,7 +290,7 @@ class Decoder:
 
     def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
-        staying: list[_Row] = []
+        staying: list[_DecodingRow] = []
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             generation = row.generation
             row.cached = len(row.tokens)
@@ -313,7 +313,7 @@ class Decoder:
         self._rows = staying
         _notify_waiting(by_loop)
 
-    def _leave(self, row: _Row) -> None:
+    def _leave(self, row: _DecodingRow) -> None:
         self._rows.remove(row)
         self._slots.release(row.slot)
 

@@ -33,7 +33,7 @@ from leyden.engine.base import (
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    Sample,
+    SampledResponse,
     SamplingParams,
 )
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
@@ -201,7 +201,7 @@ class EmbeddedBackend(PolicyBackend):
         if self._running is not None:
             self._running.server.stop()
 
-    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
+    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
         from leyden.engine.sampler import sample
 
         running = self._started()

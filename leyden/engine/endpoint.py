@@ -19,9 +19,9 @@ from typing import Any
 
 from leyden.dialects import openai_error, sse_event, usage
 from leyden.engine.answers import Choice, chunk, response
-from leyden.engine.chat import Chat, Prompt, Reply
+from leyden.engine.chat import Chat, PartialReply, Prompt
 from leyden.engine.decoder import Decoder, Generation
-from leyden.engine.grammar import Constraint, Grammars
+from leyden.engine.grammar import GrammarConstraint, Grammars
 from leyden.engine.refusal import bad_request
 from leyden.engine.text import Text
 from leyden.engine.wire import CompletionRequest, Kind, parse_request
@@ -128,7 +128,7 @@ class Endpoint:
         request = parse_request(body, kind)
         prompt = self._prompt(request)
         replies = [self._reply(request, prompt, index) for index in range(request.n)]
-        constraints: list[Constraint] | list[None] = [None] * request.n
+        constraints: list[GrammarConstraint] | list[None] = [None] * request.n
         if request.constrained:
             assert self._chat is not None and self._grammars is not None, "the prompt was made by a chat template"
             # Not in the event loop: a tokenizer's first grammar takes a second.
@@ -210,7 +210,7 @@ class Endpoint:
             self._chat.ended(request, prompt, stream.generation.token_ids, stream.reply)
         return choice
 
-    def _reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> Reply | None:
+    def _reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> PartialReply | None:
         return None if self._chat is None else self._chat.reply(request, prompt, index)
 
     def _prompt(self, request: CompletionRequest) -> Prompt:
@@ -254,7 +254,7 @@ class Endpoint:
         return self._chat.prompt(request)
 
     def _generations(
-        self, request: CompletionRequest, prompt_ids: list[int], constraints: Sequence[Constraint | None]
+        self, request: CompletionRequest, prompt_ids: list[int], constraints: Sequence[GrammarConstraint | None]
     ) -> list[Generation]:
         options, stops, text = self._options, request.stops, self._text
         if stops and text is None:
@@ -348,7 +348,7 @@ class _PendingResponse:
 class _ChoiceStream:
     """The part of one generation that has been sent."""
 
-    def __init__(self, index: int, generation: Generation, reply: Reply | None) -> None:
+    def __init__(self, index: int, generation: Generation, reply: PartialReply | None) -> None:
         """index: the index of the choice. reply: None if there is no tokenizer."""
         self._index = index
         self.generation = generation

@@ -29,7 +29,7 @@ _VALUES = ("const", "default", "enum", "examples")
 """Keywords of a JSON schema that hold values, and no schemas."""
 
 
-class Constraint:
+class GrammarConstraint:
     """A grammar on its way through one response."""
 
     def __init__(self, matcher: Any) -> None:
@@ -66,7 +66,7 @@ class Grammars:
             token.content: number for number, token in tokenizer.added_tokens_decoder.items()
         }
 
-    def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[Constraint]:
+    def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[GrammarConstraint]:
         """Return a constraint for each choice of a request that is `constrained`.
 
         Raise Refusal if a schema cannot be enforced. The first call can take a second, a new
@@ -79,7 +79,7 @@ class Grammars:
             self._matchers.move_to_end(grammar)
             if len(self._matchers) > _REMEMBERED:
                 self._matchers.popitem(last=False)
-            return [Constraint(matcher.deep_copy()) for _ in range(request.n)]
+            return [GrammarConstraint(matcher.deep_copy()) for _ in range(request.n)]
 
     def _grammar(self, request: CompletionRequest, parser: ToolParser | None) -> str:
         rules: dict[str, str] = {}

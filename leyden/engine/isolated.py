@@ -35,7 +35,7 @@ from leyden.engine.base import (
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    Sample,
+    SampledResponse,
     SamplingParams,
 )
 from leyden.engine.control import (
@@ -140,7 +140,7 @@ class IsolatedBackend(PolicyBackend):
         host = f"[{self._host}]" if ":" in self._host else self._host
         return LLM(endpoint=f"http://{host}:{child.port}/v1", model=self.model_name, api_key=self._api_key)
 
-    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
+    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
         return read_samples(await self._call("sample", {"prompts": write_prompts(prompts), "params": asdict(params)}))
 
     async def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from leyden.engine.base import Sample, SamplingParams
+from leyden.engine.base import SampledResponse, SamplingParams
 from leyden.engine.decoder import Decoder, Generation
 from leyden.engine.loading import LoadedPolicy
 from leyden.engine.refusal import check_prompts
@@ -19,7 +19,7 @@ async def sample(
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     deterministic: bool,
-) -> list[Sample]:
+) -> list[SampledResponse]:
     """Return one response for each prompt. Raise ConfigError for a prompt that cannot be continued.
 
     With a seed, prompt i is sampled with `seed + i`.
@@ -52,9 +52,11 @@ async def sample(
     return [_result(generation) for generation in generations]
 
 
-def _result(generation: Generation) -> Sample:
+def _result(generation: Generation) -> SampledResponse:
     if generation.error is not None:
         raise generation.error
     if generation.finish_reason is None:
         raise EngineError("a generation ended without a reason")
-    return Sample(generation.token_ids, generation.logprobs, generation.policy_versions, generation.finish_reason)
+    return SampledResponse(
+        generation.token_ids, generation.logprobs, generation.policy_versions, generation.finish_reason
+    )

@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from leyden.engine.tools.base import Call
+from leyden.engine.tools.base import ToolCall
 
 MAX_TOKENS = 2**23
 """Ids that are remembered, four bytes each; of each conversation the last turn
 is forgotten last."""
 
 Json = dict[str, Any]
-Read = Callable[[str], tuple[str, list[Call]]]
+Read = Callable[[str], tuple[str, list[ToolCall]]]
 
 
 TurnKey = tuple[str, ...] | bytes
@@ -98,7 +98,7 @@ class Turns:
         prompt: str,
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
-        answer: tuple[str, list[Call]],
+        answer: tuple[str, list[ToolCall]],
         end: str,
         *,
         before: TurnKey | None = None,
@@ -165,7 +165,7 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _meaning(content: str, calls: Sequence[Call]) -> str:
+def _meaning(content: str, calls: Sequence[ToolCall]) -> str:
     """Return the content and the calls in a form that two ways of writing them share."""
     if not calls:
         return content.strip()

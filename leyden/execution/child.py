@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn, Protocol
 from leyden.errors import StoreError
 from leyden.execution.liveness import Alive, make_responder
 from leyden.execution.payload import unpack
-from leyden.host.child import Failure, Parent
+from leyden.host.child import ChildFailure, Parent
 from leyden.host.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden.runner.calls import overdue_seconds
 from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
@@ -66,7 +66,7 @@ class ChildEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerFailure(Failure):
+class RunnerFailure(ChildFailure):
     """The error that ends a runner's process."""
 
     of_the_store: bool = False
@@ -77,7 +77,7 @@ class RunnerFailure(Failure):
     @classmethod
     def of(cls, error: BaseException) -> RunnerFailure:
         """Describe the error that is being handled."""
-        failure = Failure.of(error)
+        failure = ChildFailure.of(error)
         return cls(failure.headline, failure.traceback, of_the_store=isinstance(error, StoreError))
 
 

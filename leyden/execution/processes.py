@@ -1,6 +1,6 @@
 """Runners in processes: started, watched, and started again when they die.
 
-`RunnerProcess` is one process on this machine. `Supervisor` keeps one process alive for each
+`RunnerProcess` is one process on this machine. `WorkerSupervisor` keeps one process alive for each
 worker, on this machine or elsewhere (`WorkerProcess`). They know neither stores nor agents: a child
 is given bytes, and `on_loss` decides about the attempts of a dead worker. The end of a process is
 an event.
@@ -184,7 +184,7 @@ class RunnerProcess:
         )
 
 
-class Supervisor:
+class WorkerSupervisor:
     """Keeps a process alive for each worker until `stop` is open.
 
     Implements `Runners` (`together.py`).

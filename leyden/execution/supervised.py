@@ -17,7 +17,7 @@ from leyden.errors import StoreError
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, PortableRunnerBundle, RunnerBundle
 from leyden.execution.events import StopSignal
 from leyden.execution.payload import Payload, pack
-from leyden.execution.processes import Ending, Supervisor, WorkerProcess
+from leyden.execution.processes import Ending, WorkerProcess, WorkerSupervisor
 from leyden.execution.together import run_together
 from leyden.execution.worker_deaths import end_attempts
 from leyden.monitor.prometheus import metrics
@@ -38,7 +38,7 @@ class Place:
     imports_main: bool = True
     """Whether they can import this process's main script."""
     at_once_seconds: float = 1.0
-    """See Supervisor."""
+    """See `WorkerSupervisor`."""
     end_family: Callable[[int], None] = lambda _: None
     """Ends the processes that a dead worker's agents left behind, if they can be found."""
 
@@ -80,7 +80,7 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
 
     def _supervisor(
         self, bundle: PortableRunnerBundle, store: LightningStore, place: Place, ready: Latch, stop: Latch
-    ) -> Supervisor:
+    ) -> WorkerSupervisor:
         packed = pack(Payload(bundle, place.store), imports_main=place.imports_main)
 
         async def on_loss(worker_id: int, ending: Ending, at_most: int | None) -> int:
@@ -97,7 +97,7 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
         async def on_return(worker_id: int) -> None:
             await store.release_claims(worker_ids=[bundle.worker_names[worker_id]])
 
-        return Supervisor(
+        return WorkerSupervisor(
             self.n_runners,
             lambda worker_id: place.launch(worker_id, packed),
             ready=ready,

@@ -43,7 +43,7 @@ from leyden.gateway.asgi import (
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.control import PREFIX, join_states
 from leyden.gateway.proxy import LLMProxy
-from leyden.host.child import Backoff, Child, Failure, Parent, describe_exit
+from leyden.host.child import Backoff, Child, ChildFailure, Parent, describe_exit
 from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply
 from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 from leyden.store.opening import open_store
@@ -165,7 +165,7 @@ class GatewayWorkers:
             await asyncio.sleep(backoff.pause_after(loop.time() - started))
 
 
-def _settle(ready: asyncio.Future[None], message: Failure | None) -> None:
+def _settle(ready: asyncio.Future[None], message: ChildFailure | None) -> None:
     """Take a worker's only message: None when it takes calls, or why it cannot."""
     if not ready.done():
         ready.set_result(None) if message is None else ready.set_exception(GatewayError(message.headline))
@@ -190,7 +190,7 @@ def _work(
     try:
         asyncio.run(_serve(parent, listener, folder, index, n_workers, given))
     except (LeydenError, OSError) as error:
-        parent.send(Failure(f"worker {index} of the gateway cannot start: {error}", ""))
+        parent.send(ChildFailure(f"worker {index} of the gateway cannot start: {error}", ""))
         os._exit(1)
 
 

@@ -216,7 +216,7 @@ class _Limited(_UvicornProtocol):
     _seen_progress = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(_Joined(transport))
+        super().connection_made(_JoiningTransport(transport))
         self._opened_at = self.loop.time()
         self.slow_clients.make_room(self)
 
@@ -413,7 +413,7 @@ def _most_descriptors() -> int:
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
-class _Joined:
+class _JoiningTransport:
     """A transport that sends all writes of one turn of the event loop together.
 
     uvicorn writes the head of a reply and then its body. Two sends would wake the client twice, and

@@ -100,7 +100,7 @@ def describe_exit(code: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ChildFailure:
     """The error that ended a child, as text, because an exception may not be picklable."""
 
     headline: str

@@ -13,5 +13,5 @@ from leyden.instrumentation.registry import instrument as instrument
 from leyden.instrumentation.registry import instrumentation_class as instrumentation_class
 from leyden.instrumentation.registry import names as names
 from leyden.instrumentation.route import MODEL_HOSTS as MODEL_HOSTS
-from leyden.instrumentation.route import Route as Route
+from leyden.instrumentation.route import CallRoute as CallRoute
 from leyden.instrumentation.route import current_route as current_route

@@ -1,6 +1,6 @@
 """Routes: the target of an attempt's model calls, and the headers that they carry.
 
-A `Route` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer) carries
+A `CallRoute` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer) carries
 the route too. It knows URLs and headers, and neither an HTTP client nor a tracer: a tracer puts a
 route there for each trace, the runner says which gateway the attempt has, an instrumentation asks
 `redirect` for each request.
@@ -40,7 +40,7 @@ class Redirection:
 
 
 @dataclass(slots=True)
-class Route:
+class CallRoute:
     """The way of one attempt's model calls."""
 
     rollout_id: str
@@ -118,10 +118,10 @@ class Route:
         return None
 
 
-def current_route() -> Route | None:
+def current_route() -> CallRoute | None:
     """Return the route of the running code, or None outside a trace."""
     route = otel_context.get_value(ROUTE_KEY)
-    return route if isinstance(route, Route) else None
+    return route if isinstance(route, CallRoute) else None
 
 
 def traceparent() -> str | None:

@@ -22,6 +22,6 @@ from leyden.monitor.monitor import Watch as Watch
 from leyden.monitor.rules import DEFAULT_RULES as DEFAULT_RULES
 from leyden.monitor.rules import AlertRule as AlertRule
 from leyden.monitor.rules import AnomalyRule as AnomalyRule
+from leyden.monitor.rules import Judgement as Judgement
 from leyden.monitor.rules import Rule as Rule
-from leyden.monitor.rules import Verdict as Verdict
 from leyden.monitor.system import SystemProbe as SystemProbe

@@ -32,7 +32,7 @@ from leyden.monitor.metrics import (
     WORKER_METRICS,
     base_name,
 )
-from leyden.monitor.rules import DEFAULT_RULES, Point, Rule, Verdict
+from leyden.monitor.rules import DEFAULT_RULES, Judgement, Point, Rule
 from leyden.monitor.system import SystemProbe, host_name
 from leyden.options import NamedOptions, check_number
 from leyden.store.base import LightningStore
@@ -282,7 +282,7 @@ class Watch:
             elif raised:
                 await self._resolve((rule.name, subject), now)
 
-    async def _raise(self, rule: Rule, subject: str | None, verdict: Verdict, now: float) -> None:
+    async def _raise(self, rule: Rule, subject: str | None, verdict: Judgement, now: float) -> None:
         alert = Alert(
             rule=rule.name,
             severity=rule.severity,

@@ -27,7 +27,7 @@ Series = Mapping[str, Sequence[Point]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """A rule's judgement of one subject."""
 
     firing: bool
@@ -59,7 +59,7 @@ class Rule(Protocol):
         """The age of the oldest point that the rule reads."""
         ...
 
-    def judge(self, series: Series, now: float) -> Verdict | None:
+    def judge(self, series: Series, now: float) -> Judgement | None:
         """Return the judgement, or None if there are too few points."""
         ...
 
@@ -100,7 +100,7 @@ class AlertRule:
     def reach_seconds(self) -> float:
         return self.window_seconds
 
-    def judge(self, series: Series, now: float) -> Verdict | None:
+    def judge(self, series: Series, now: float) -> Judgement | None:
         """Return the judgement, or None if there are too few points."""
         start, points = now - self.window_seconds, series.get(self.metric, ())
         values = [value for _, value in (within(points, start, now) if self.window_seconds else list(points)[-1:])]
@@ -113,7 +113,7 @@ class AlertRule:
             if of <= 0 or of < self.minimum_count:
                 return None
             value = increase(values) / of
-        return Verdict(_exceeds(value, self.comparison, self.threshold), value, self.threshold)
+        return Judgement(_exceeds(value, self.comparison, self.threshold), value, self.threshold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class AnomalyRule:
     def reach_seconds(self) -> float:
         return self.window_seconds + self.history_seconds
 
-    def judge(self, series: Series, now: float) -> Verdict | None:
+    def judge(self, series: Series, now: float) -> Judgement | None:
         """Return the judgement, or None if there are too few points."""
         start, points = now - self.window_seconds, series.get(self.metric, ())
         recent = [value for _, value in within(points, start, now)]
@@ -163,7 +163,7 @@ class AnomalyRule:
         change = max(self.deviations * spread, self.least_change)
         limit = centre + change if self.comparison == ">" else centre - change
         value = median(recent)
-        return Verdict(_exceeds(value, self.comparison, limit), value, limit)
+        return Judgement(_exceeds(value, self.comparison, limit), value, limit)
 
 
 def increase(values: Sequence[float]) -> float:

@@ -44,7 +44,7 @@ _RETRY_SECONDS: Final = 0.1
 """The pause before consumers are accepted again after an error."""
 
 
-class _Address(NamedTuple):
+class _QueueAddress(NamedTuple):
     """The address at which other processes find a queue."""
 
     path: str
@@ -100,7 +100,7 @@ class DataQueue(Generic[T]):
         plan: SeedPlan[Any] = SeedPlan(dataset, repeat=repeat, shuffle=shuffle, seed=seed)
         self._local: _LocalQueue | None = _LocalQueue(dataset, plan, producer_num_workers, maxsize)
         self._pid = os.getpid()
-        self._address: _Address | None = None
+        self._address: _QueueAddress | None = None
         self._remote: _RemoteQueue | None = None
         self._finalizer: Any = None
         self._timeout_seconds = timeout_seconds
@@ -218,7 +218,7 @@ class DataQueue(Generic[T]):
         return None if self._address is None else self._address.path
 
     @classmethod
-    def attach(cls, address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
+    def attach(cls, address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
         """Return this process's queue with the address, or one that reaches it from here."""
         if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():
             return here
@@ -254,7 +254,7 @@ def active_queue(path: str) -> DataQueue[Any] | None:
     return _ACTIVE.get(path)
 
 
-def _attach(address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
+def _attach(address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
     """Unpickle a queue. A function of the module, which cloudpickle sends by its name."""
     return DataQueue.attach(address, timeout_seconds)
 
@@ -286,7 +286,7 @@ class _LocalQueue:
 
     # ---- life
 
-    def activate(self) -> _Address:
+    def activate(self) -> _QueueAddress:
         if self._active:
             raise ConfigError("this DataQueue is active already; leave its `with`, or call cleanup(), before another")
         if self._n_producers:
@@ -441,7 +441,7 @@ class _QueueServer:
         self._folder = None if sys.platform == "linux" else tempfile.TemporaryDirectory()
         name = f"leyden-queue-{secrets.token_hex(8)}"
         path = f"\0{name}" if self._folder is None else str(Path(self._folder.name) / name)
-        self.address = _Address(path, secrets.token_bytes(32))
+        self.address = _QueueAddress(path, secrets.token_bytes(32))
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
         self._socket.listen(128)
@@ -549,7 +549,7 @@ os.register_at_fork(after_in_child=_close_inherited)
 class _RemoteQueue:
     """The queue in another process, over a connection to the one that made it."""
 
-    def __init__(self, address: _Address) -> None:
+    def __init__(self, address: _QueueAddress) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._taken: Seed[Any] | None = None

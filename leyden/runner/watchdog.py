@@ -114,7 +114,7 @@ def attempt_in_flight() -> InFlight | None:
 
 
 @dataclass(eq=False, slots=True)
-class _Claim:
+class _WaitingClaim:
     """A claim that a task of this loop waits for."""
 
     store: LightningStore
@@ -143,7 +143,7 @@ class _Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _LoopStep:
     """One step of one task, or one callback, that the event loop is at."""
 
     what: asyncio.Task[Any] | FrameType
@@ -199,7 +199,7 @@ class LagWatchdog:
         self._in_flight: set[InFlight] = set()
         self._culprits: set[InFlight] = set()
         """Attempts whose agents block the loop now, or have blocked it since it last responded."""
-        self._claims: set[_Claim] = set()
+        self._claims: set[_WaitingClaim] = set()
         self._owners: weakref.WeakKeyDictionary[asyncio.Task[Any], InFlight] = weakref.WeakKeyDictionary()
         """The attempt of each task: its own task, and those that its agent started."""
         self._wanted, self._closing = threading.Event(), threading.Event()
@@ -250,7 +250,7 @@ class LagWatchdog:
         """Claim as `store.dequeue_many_rollouts` does. Return nothing if the loop was blocked
         meanwhile, because other runners had the claim's turn.
         """
-        claim = _Claim(store, asyncio.current_task())
+        claim = _WaitingClaim(store, asyncio.current_task())
         self._claims.add(claim)
         claimed: Sequence[AttemptedRollout] = ()
         try:
@@ -344,7 +344,7 @@ class LagWatchdog:
         for stall in stalls.values():
             logger.debug("the event loop goes on after %.1f s; %s", time.monotonic() - asked.wall, stall.told)
 
-    def _step(self) -> _Step | None:
+    def _step(self) -> _LoopStep | None:
         """Return the step that the loop is at; None while it waits for events."""
         running = current_frames()
         frame, frames = running.get(self._thread_id), list[FrameType]()
@@ -354,12 +354,12 @@ class LagWatchdog:
         if not frames or frames[0].f_globals.get("__name__") == "selectors":
             return None
         what = asyncio.current_task(self._loop) or frames[0]
-        return _Step(what, Position.of(frames), ThreadTimes.of(self._native_id))
+        return _LoopStep(what, Position.of(frames), ThreadTimes.of(self._native_id))
 
-    def _owner_of(self, step: _Step) -> InFlight | None:
+    def _owner_of(self, step: _LoopStep) -> InFlight | None:
         return self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
 
-    def _report(self, stall: _Stall, step: _Step) -> None:
+    def _report(self, stall: _Stall, step: _LoopStep) -> None:
         """Log the stall, and note in the attempt's record that its agent blocks the loop. Once for
         each reason.
         """
@@ -378,7 +378,7 @@ class LagWatchdog:
             stall.warned = True
             self._warn(stall, step)
 
-    def _warn(self, stall: _Stall, step: _Step) -> None:
+    def _warn(self, stall: _Stall, step: _LoopStep) -> None:
         waiting = len(self._in_flight - ({stall.owner} if stall.is_its_owners else set()))
         if stall.why == "blocked":
             logger.warning(

@@ -15,7 +15,7 @@ more, add it to `RunMetrics`, which every reader of a run uses.
 
 from leyden.runs.metrics import RewardMetrics as RewardMetrics
 from leyden.runs.metrics import RunMetrics as RunMetrics
-from leyden.runs.reading import Failure as Failure
+from leyden.runs.reading import FailedRollout as FailedRollout
 from leyden.runs.reading import RecordedRun as RecordedRun
 from leyden.runs.reading import RunState as RunState
 from leyden.runs.reading import list_runs as list_runs

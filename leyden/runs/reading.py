@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRollout:
     """A rollout that failed."""
 
     rollout_id: str
@@ -79,7 +79,7 @@ class RecordedRun(ABC):
         """
 
     @abstractmethod
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedRollout]:
         """Return the failures in the order in which they were recorded."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class _FolderRun(RecordedRun):
     def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
         return [row for row in read_rows(self.directory / METRICS) if stage in (None, row.stage)]
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedRollout]:
         return read_failures(self.directory / FAILURES)
 
     def open_store(self) -> LightningStore:
@@ -163,7 +163,7 @@ class _StoreRun(RecordedRun):
             row.metrics[point.name] = math.nan if point.value is None else point.value
         return in_order(rows.values())
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedRollout]:
         failed = _read(
             self._store,
             lambda store: store.query_rollouts(run_id=self._run_id, status_in=["failed"], sort_by="end_time"),
@@ -174,11 +174,11 @@ class _StoreRun(RecordedRun):
         return _open_to_read(self._store)
 
 
-def failure_of(rollout: Rollout) -> Failure:
+def failure_of(rollout: Rollout) -> FailedRollout:
     """Return why a failed rollout failed, as its latest attempt tells."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     step = rollout.metadata.get("step")
-    return Failure(
+    return FailedRollout(
         rollout_id=rollout.rollout_id,
         attempt_id=None if attempt is None else attempt.attempt_id,
         reason_kind=None if attempt is None else attempt.metadata.get("reason_kind", attempt.status),
@@ -290,16 +290,16 @@ def read_rows(path: Path) -> list[MetricsRow]:
     return in_order(rows)
 
 
-def read_failures(path: Path) -> list[Failure]:
+def read_failures(path: Path) -> list[FailedRollout]:
     """Return the lines of a `failures.jsonl`.
 
     Fields that a later version may have added are left out.
     """
-    known = {field.name for field in fields(Failure)}
-    failures: list[Failure] = []
+    known = {field.name for field in fields(FailedRollout)}
+    failures: list[FailedRollout] = []
     for number, line in _lines(path):
         try:
-            failures.append(Failure(**{name: value for name, value in line.items() if name in known}))
+            failures.append(FailedRollout(**{name: value for name, value in line.items() if name in known}))
         except TypeError as error:
             raise _damaged(path, number, str(error).partition("() ")[2]) from None
     return failures

@@ -24,7 +24,7 @@ from leyden.loop import MetricsRow
 from leyden.runs.config import git_is_dirty
 from leyden.runs.folder import FAILURES, HEARTBEAT_SECONDS, LOG, MANIFEST, METRICS, Manifest
 from leyden.runs.log import RunLog
-from leyden.runs.reading import Failure, read_failures, read_rows
+from leyden.runs.reading import FailedRollout, read_failures, read_rows
 from leyden.types.run import RunStatus
 from leyden.utils.atomic import open_aside
 from leyden.utils.text import storable
@@ -113,11 +113,11 @@ class FolderRecorder:
         """Add a line to `run.log` alone."""
         self._log.write(text)
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedRollout]:
         """Return the failures that are recorded."""
         return read_failures(self.directory / FAILURES)
 
-    def add_failures(self, failures: Iterable[Failure]) -> None:
+    def add_failures(self, failures: Iterable[FailedRollout]) -> None:
         """Append failures."""
         for failure in failures:
             _append(self._failures, asdict(failure))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from leyden.errors import ConfigError
-from leyden.runs.reading import Failure, RecordedRun, failure_of
+from leyden.runs.reading import FailedRollout, RecordedRun, failure_of
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, ResourcesUpdate, Rollout, RolloutStatus
 
@@ -39,12 +39,12 @@ class ScoredRollout:
     reward: float
 
 
-def group_failures(failures: Iterable[Failure]) -> list[FailureGroup]:
+def group_failures(failures: Iterable[FailedRollout]) -> list[FailureGroup]:
     """Return the failures by reason, the most frequent first.
 
     Ids of rollouts and attempts do not tell reasons apart.
     """
-    groups: dict[tuple[str | None, str], list[Failure]] = {}
+    groups: dict[tuple[str | None, str], list[FailedRollout]] = {}
     for failure in failures:
         groups.setdefault((failure.reason_kind, _without_ids(failure)), []).append(failure)
     found = [
@@ -53,7 +53,7 @@ def group_failures(failures: Iterable[Failure]) -> list[FailureGroup]:
     return sorted(found, key=lambda group: -group.count)
 
 
-def _without_ids(failure: Failure) -> str:
+def _without_ids(failure: FailedRollout) -> str:
     text = failure.reason
     for identifier in filter(None, (failure.rollout_id, failure.attempt_id)):
         text = text.replace(identifier, "(id)")
@@ -74,7 +74,7 @@ async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, 
     return {status: found[status] for status in get_args(RolloutStatus) if found.get(status)}
 
 
-async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Failure]:
+async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[FailedRollout]:
     """Return the run's failures: those in its folder, else the failed rollouts that the store still
     holds.
     """

@@ -1,7 +1,7 @@
 """Things that stand in for the outside world in tests and examples, truthfully.
 
 - `FakeUpstream`: a server of OpenAI's and Anthropic's APIs that knows the true tokens of
-  every answer it gave. A test sets its answers (`Reply`, `Call`) and its faults
+  every answer it gave. A test sets its answers (`Reply`, `ToolCall`) and its faults
   (`Misbehaviour`). It reads and writes the formats by itself, apart from `leyden.dialects`,
   and knows nothing of Leyden's parts.
 - `PromptSim`: a world for prompt optimisation whose best prompt is known, with a model that works
@@ -18,7 +18,7 @@ from leyden.testing.luck import LuckGame as LuckGame
 from leyden.testing.promptsim import PromptSim as PromptSim
 from leyden.testing.requests import prompt_ids as prompt_ids
 from leyden.testing.requests import request_prompt_ids as request_prompt_ids
-from leyden.testing.tokens import Call as Call
+from leyden.testing.tokens import ToolCall as ToolCall
 from leyden.testing.tokens import decode as decode
 from leyden.testing.tokens import encode as encode
 from leyden.testing.upstream import FakeUpstream as FakeUpstream

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from leyden.testing.tokens import Call, Piece, spoken
+from leyden.testing.tokens import Piece, ToolCall, spoken
 
 Json = dict[str, Any]
 
@@ -66,10 +66,10 @@ class ServedCall:
     finish_reason: str
     """The reason in the vocabulary of chat completions: stop, length or tool_calls."""
     reasoning: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
-class Answer(Protocol):
+class ApiAnswer(Protocol):
     """One answer in the format of one API."""
 
     def __init__(self, call: ServedCall, fault: Misbehaviour, *, policy_version: int | None) -> None: ...
@@ -407,7 +407,7 @@ def _parsed(arguments: str) -> Any:
         return {"INVALID_JSON": arguments}
 
 
-ANSWERS: dict[str, type[Answer]] = {
+ANSWERS: dict[str, type[ApiAnswer]] = {
     "chat/completions": _OpenAIAnswer,
     "completions": _OpenAIAnswer,
     "messages": _MessagesAnswer,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leyden.testing.tokens import Call, Turn, encode, prompt_ids_of
+from leyden.testing.tokens import ChatTurn, ToolCall, encode, prompt_ids_of
 from leyden.utils.json import is_list
 
 Json = dict[str, Any]
@@ -38,15 +38,15 @@ def _tool(tool: Any) -> Json:
     return {"name": function["name"], "description": function.get("description"), "parameters": schema}
 
 
-def _chat_turns(request: Mapping[str, Any]) -> list[Turn]:
-    turns: list[Turn] = []
+def _chat_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
+    turns: list[ChatTurn] = []
     for message in request["messages"]:
         aliases = {"developer": "system", "tool": f"tool {message.get('tool_call_id')}"}
         role = aliases.get(message["role"]) or str(message["role"])
         functions = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
-        calls = tuple(Call(function["name"], function["arguments"], id_) for id_, function in functions)
+        calls = tuple(ToolCall(function["name"], function["arguments"], id_) for id_, function in functions)
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        turns.append(Turn(role, _text(message.get("content"), _chat_part), reasoning, calls))
+        turns.append(ChatTurn(role, _text(message.get("content"), _chat_part), reasoning, calls))
     return turns
 
 
@@ -60,46 +60,46 @@ def _chat_part(part: Any) -> str:
             return part["text"]
 
 
-def _messages_turns(request: Mapping[str, Any]) -> list[Turn]:
-    turns = [Turn("system", _text(request["system"], _anthropic_part))] if request.get("system") else []
+def _messages_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
+    turns = [ChatTurn("system", _text(request["system"], _anthropic_part))] if request.get("system") else []
     for message in request["messages"]:
         role, content = message["role"], message["content"]
         if isinstance(content, str):
-            turns.append(Turn(role, content))
+            turns.append(ChatTurn(role, content))
         else:
             turns += (_assistant_turns if role == "assistant" else _user_turns)(role, content)
     return turns
 
 
-def _user_turns(role: str, content: Any) -> list[Turn]:
-    turns: list[Turn] = []
+def _user_turns(role: str, content: Any) -> list[ChatTurn]:
+    turns: list[ChatTurn] = []
     for block in content:
         if block["type"] == "tool_result":
-            turns.append(Turn(f"tool {block['tool_use_id']}", _text(block.get("content"), _anthropic_part)))
+            turns.append(ChatTurn(f"tool {block['tool_use_id']}", _text(block.get("content"), _anthropic_part)))
         elif turns and turns[-1].role == role:
-            turns[-1] = Turn(role, turns[-1].text + _anthropic_part(block))
+            turns[-1] = ChatTurn(role, turns[-1].text + _anthropic_part(block))
         else:
-            turns.append(Turn(role, _anthropic_part(block)))
+            turns.append(ChatTurn(role, _anthropic_part(block)))
     return turns
 
 
-def _assistant_turns(role: str, content: Any) -> list[Turn]:
+def _assistant_turns(role: str, content: Any) -> list[ChatTurn]:
     """A turn reasons, then speaks, then calls; what is not in this order is a turn of its own."""
-    turns = [Turn(role)]
+    turns = [ChatTurn(role)]
     for block in content:
         last = turns[-1]
         match block["type"]:
             case "thinking" | "redacted_thinking":
                 if last.text or last.calls:
-                    turns.append(last := Turn(role))
-                turns[-1] = Turn(role, "", last.reasoning + block.get("thinking", ""))
+                    turns.append(last := ChatTurn(role))
+                turns[-1] = ChatTurn(role, "", last.reasoning + block.get("thinking", ""))
             case "text":
                 if last.calls:
-                    turns.append(last := Turn(role))
-                turns[-1] = Turn(role, last.text + block["text"], last.reasoning)
+                    turns.append(last := ChatTurn(role))
+                turns[-1] = ChatTurn(role, last.text + block["text"], last.reasoning)
             case _:
-                call = Call(block["name"], json.dumps(block["input"], ensure_ascii=False), block["id"])
-                turns[-1] = Turn(role, last.text, last.reasoning, (*last.calls, call))
+                call = ToolCall(block["name"], json.dumps(block["input"], ensure_ascii=False), block["id"])
+                turns[-1] = ChatTurn(role, last.text, last.reasoning, (*last.calls, call))
     return turns
 
 
@@ -111,37 +111,37 @@ def _anthropic_part(block: Any) -> str:
     return f"[{'file' if block['type'] == 'document' else 'image'} {url}]"
 
 
-def _responses_turns(request: Mapping[str, Any]) -> list[Turn]:
-    turns = [Turn("system", request["instructions"])] if request.get("instructions") else []
+def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
+    turns = [ChatTurn("system", request["instructions"])] if request.get("instructions") else []
     given: Any = request["input"]
     items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for item in items:
         last = turns[-1] if turns and turns[-1].role == "assistant" else None
         match item.get("type", "message"):
             case "function_call_output":
-                turns.append(Turn(f"tool {item['call_id']}", _text(item["output"], _responses_part)))
+                turns.append(ChatTurn(f"tool {item['call_id']}", _text(item["output"], _responses_part)))
             case "function_call":
-                call = Call(item["name"], item["arguments"], item["call_id"])
-                _put(turns, last, Turn("assistant", "", "", (call,)))
+                call = ToolCall(item["name"], item["arguments"], item["call_id"])
+                _put(turns, last, ChatTurn("assistant", "", "", (call,)))
             case "reasoning":
                 text = "".join(part["text"] for part in item.get("content") or item["summary"])
-                _put(turns, None if last and (last.text or last.calls) else last, Turn("assistant", "", text))
+                _put(turns, None if last and (last.text or last.calls) else last, ChatTurn("assistant", "", text))
             case _ if item["role"] == "assistant":
-                said = Turn("assistant", _text(item["content"], _responses_part))
+                said = ChatTurn("assistant", _text(item["content"], _responses_part))
                 _put(turns, None if last and (last.text or last.calls) else last, said)
             case _:
                 role = "system" if item["role"] == "developer" else item["role"]
-                turns.append(Turn(role, _text(item["content"], _responses_part)))
+                turns.append(ChatTurn(role, _text(item["content"], _responses_part)))
     return turns
 
 
-def _put(turns: list[Turn], last: Turn | None, more: Turn) -> None:
+def _put(turns: list[ChatTurn], last: ChatTurn | None, more: ChatTurn) -> None:
     """Add to the assistant's turn that is still going on, or begin one."""
     if last is None:
         turns.append(more)
     else:
         text, reasoning = last.text + more.text, last.reasoning + more.reasoning
-        turns[-1] = Turn("assistant", text, reasoning, (*last.calls, *more.calls))
+        turns[-1] = ChatTurn("assistant", text, reasoning, (*last.calls, *more.calls))
 
 
 def _responses_part(part: Any) -> str:

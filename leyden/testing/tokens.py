@@ -33,7 +33,7 @@ def decode(ids: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A tool that the model calls."""
 
     name: str
@@ -44,17 +44,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """One message of a conversation. Only an assistant has reasoning and tool calls."""
 
     role: str
     """`tool` and the id of its call, for a result."""
     text: str = ""
     reasoning: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
-def prompt_ids_of(turns: Sequence[Turn], tools: str = "") -> list[int]:
+def prompt_ids_of(turns: Sequence[ChatTurn], tools: str = "") -> list[int]:
     """Return the prompt's token ids by the chat template: tools and turns, then the
     assistant's begin.
     """
@@ -65,7 +65,7 @@ def prompt_ids_of(turns: Sequence[Turn], tools: str = "") -> list[int]:
     return ids + encode("<assistant>")
 
 
-def response_ids_of(turn: Turn) -> list[int]:
+def response_ids_of(turn: ChatTurn) -> list[int]:
     """Return the token ids that the model samples for this turn."""
     ids = [_THINK, *encode(turn.reasoning), _THOUGHT] if turn.reasoning else []
     ids += encode(turn.text)

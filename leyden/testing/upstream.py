@@ -22,9 +22,9 @@ from typing import Any, Self, cast
 from aiohttp import web
 
 from leyden.dialects import anthropic_error, openai_error
-from leyden.testing.answers import ANSWERS, Answer, Misbehaviour, ServedCall
+from leyden.testing.answers import ANSWERS, ApiAnswer, Misbehaviour, ServedCall
 from leyden.testing.requests import request_prompt_ids
-from leyden.testing.tokens import Call, Piece, Turn, response_ids_of, spoken
+from leyden.testing.tokens import ChatTurn, Piece, ToolCall, response_ids_of, spoken
 from leyden.types import LLM
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ class Reply:
 
     text: str = ""
     reasoning: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class FakeUpstream:
@@ -194,7 +194,7 @@ class FakeUpstream:
             call if call.call_id else replace(call, call_id=f"call_{draw[:6].hex()}_{index}")
             for index, call in enumerate(reply.calls)
         )
-        ids = response_ids_of(Turn("assistant", reply.text, reply.reasoning, calls))
+        ids = response_ids_of(ChatTurn("assistant", reply.text, reply.reasoning, calls))
         limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
         limit = next((limit for limit in limits if limit), len(ids))
         whole = len(ids) <= limit
@@ -218,21 +218,21 @@ class FakeUpstream:
         return call
 
 
-def _begun(pieces: list[Piece]) -> tuple[Call, ...]:
+def _begun(pieces: list[Piece]) -> tuple[ToolCall, ...]:
     """The calls of an answer that was cut short, the last one perhaps with
     half of its arguments.
     """
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     for piece in pieces:
         if piece.kind == "call":
             id_, _, name = piece.text.partition("\n")
-            calls.append(Call(name, "", id_))
+            calls.append(ToolCall(name, "", id_))
         elif piece.kind == "arguments":
             calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece.text)
     return tuple(calls)
 
 
-async def _stream(request: web.Request, answer: Answer, fault: Misbehaviour) -> web.StreamResponse:
+async def _stream(request: web.Request, answer: ApiAnswer, fault: Misbehaviour) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     sent, left = 0, fault.close_after_bytes
@@ -262,7 +262,7 @@ async def _paced(events: list[bytes], delay_seconds: float) -> AsyncIterator[byt
         yield event
 
 
-async def _break_off(request: web.Request, answer: Answer, after_bytes: int | None) -> web.StreamResponse:
+async def _break_off(request: web.Request, answer: ApiAnswer, after_bytes: int | None) -> web.StreamResponse:
     """Break the connection after so many bytes of a whole answer, or in its middle."""
     body = json.dumps(answer.whole()).encode()
     if after_bytes is not None and after_bytes >= len(body):

@@ -26,7 +26,7 @@ from leyden.errors import ConfigError, LeydenError
 from leyden.instrumentation.route import MODEL_HOSTS, ROUTE_KEY
 from leyden.tracer import carry
 from leyden.tracer.current import current_trace
-from leyden.tracer.delivery import SpanSink, background_loop, open_outbox
+from leyden.tracer.delivery import SpanDestination, background_loop, open_outbox
 from leyden.tracer.remote import SpansAddress, below
 from leyden.tracer.trace import CURRENT, LOCAL, OTEL_KEY, SPANS_URL, Address, Trace
 from leyden.types import Span
@@ -49,7 +49,7 @@ class TraceContext:
     def __init__(
         self,
         name: str | None,
-        store: SpanSink | None,
+        store: SpanDestination | None,
         rollout_id: str | None,
         attempt_id: str | None,
         *,

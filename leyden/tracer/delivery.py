@@ -2,7 +2,7 @@
 
 There is one `Delivery` for each store and event loop, however many attempts are open, and at most
 one `add_many_spans` of it is under way: what ends meanwhile travels in the next one. A span waits
-0.2 s at most (it is a heartbeat), 64 spans do not wait, and closing an `Outbox` delivers everything
+0.2 s at most (it is a heartbeat), 64 spans do not wait, and closing an `SpanOutbox` delivers everything
 of its trace. A span that ends after that (a late one) goes by way of a background thread with its
 own event loop, since the loop of its attempt may be over by then; so do the spans of traces that
 were opened without a loop.
@@ -47,7 +47,7 @@ _FINAL = (ValueError, TypeError, StoreClosed)
 UnknownRollout and similar errors are ValueErrors."""
 
 
-class SpanSink(Protocol):
+class SpanDestination(Protocol):
     """A receiver of spans: a store, or an object that forwards them to one."""
 
     @property
@@ -63,12 +63,12 @@ class SpanSink(Protocol):
         ...
 
 
-class Outbox:
+class SpanOutbox:
     """The spans of one trace on their way to the store. `put` may be called from any thread."""
 
     def __init__(self, delivery: Delivery, name: str, *, tries: int | None = None) -> None:
         self._delivery = delivery
-        self._late: Outbox | None = None
+        self._late: SpanOutbox | None = None
         self.name = name
         """The trace's name in messages."""
         self.tries = tries
@@ -89,7 +89,9 @@ class Outbox:
             return
         logger.debug("span %r of %s ended after its trace was closed; it is delivered late", span.name, self.name)
         if self._late is None:
-            self._late = Outbox(_background_delivery(self._delivery.store), f"{self.name} (late)", tries=_LATE_TRIES)
+            self._late = SpanOutbox(
+                _background_delivery(self._delivery.store), f"{self.name} (late)", tries=_LATE_TRIES
+            )
         self._late.put(span)
 
     async def close(self) -> None:
@@ -125,18 +127,18 @@ class Delivery:
     `put` may be called from any thread, everything else runs in the loop.
     """
 
-    def __init__(self, store: SpanSink, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: SpanDestination, loop: asyncio.AbstractEventLoop) -> None:
         self.store = store
         self.loop = loop
         self.users = 0
         """Open outboxes; changed under `_registry_lock`."""
         self._lock = threading.Lock()
-        self._pending: list[tuple[Outbox, Span]] = []
+        self._pending: list[tuple[SpanOutbox, Span]] = []
         self._armed = False
         """Whether a timer that will flush the pending spans is running or about to start."""
         self._batch: asyncio.Task[None] | None = None
 
-    def put(self, outbox: Outbox, span: Span) -> bool:
+    def put(self, outbox: SpanOutbox, span: Span) -> bool:
         """Take the span; False if the outbox is closed, or the loop is, which its trace has
         outlived.
         """
@@ -157,7 +159,7 @@ class Delivery:
             self._in_loop(self._start)
         return True
 
-    async def drain(self, outbox: Outbox) -> None:
+    async def drain(self, outbox: SpanOutbox) -> None:
         """Close the outbox and return when its spans are in the store, or when the store has
         refused them.
         """
@@ -210,7 +212,7 @@ class Delivery:
             self._batch = self.loop.create_task(self._deliver(batch), context=contextvars.Context())
         return self._batch
 
-    async def _deliver(self, batch: Sequence[tuple[Outbox, Span]]) -> None:
+    async def _deliver(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
         undelivered = batch
         try:
             undelivered = await self._send(batch)
@@ -218,7 +220,7 @@ class Delivery:
             self._batch = None
             self._put_back(undelivered)
 
-    def _put_back(self, undelivered: Sequence[tuple[Outbox, Span]]) -> None:
+    def _put_back(self, undelivered: Sequence[tuple[SpanOutbox, Span]]) -> None:
         """Schedule the pending spans: at once if there are many, after a moment if few or on a
         failure.
         """
@@ -232,7 +234,7 @@ class Delivery:
         elif arm:
             self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
 
-    async def _send(self, batch: Sequence[tuple[Outbox, Span]]) -> Sequence[tuple[Outbox, Span]]:
+    async def _send(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> Sequence[tuple[SpanOutbox, Span]]:
         """Deliver the batch, each outbox by itself if one of them spoils it.
 
         Return the spans to retry.
@@ -263,14 +265,14 @@ class Delivery:
                     outbox.error = None
         return ()
 
-    def _note_failure(self, outbox: Outbox, error: Exception) -> None:
+    def _note_failure(self, outbox: SpanOutbox, error: Exception) -> None:
         if outbox.tries is not None:
             outbox.tries -= 1
         if outbox.error is None:
             logger.warning("spans of %s wait: %s: %s", outbox.name, type(error).__name__, error)
         outbox.error = error
 
-    def _refuse(self, outbox: Outbox, count: int, error: Exception) -> None:
+    def _refuse(self, outbox: SpanOutbox, count: int, error: Exception) -> None:
         logger.error("%d spans of %s are refused: %s", count, outbox.name, error)
         with self._lock:
             outbox.waiting -= count
@@ -278,7 +280,7 @@ class Delivery:
             outbox.error = error
 
 
-def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[Outbox, Span]]) -> None:
+def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
     """Tell the trace's own spans which sequence id the store drew for them."""
     drawn = {(span.rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in added}
     for _, span in batch:
@@ -291,7 +293,7 @@ _registry_lock = threading.Lock()
 _deliveries: dict[tuple[int, int], Delivery] = {}
 
 
-def open_outbox(store: SpanSink, loop: asyncio.AbstractEventLoop, name: str) -> Outbox:
+def open_outbox(store: SpanDestination, loop: asyncio.AbstractEventLoop, name: str) -> SpanOutbox:
     """Return a new outbox for a trace, on the delivery that its store and loop share.
 
     name: the trace's name in messages.
@@ -299,10 +301,10 @@ def open_outbox(store: SpanSink, loop: asyncio.AbstractEventLoop, name: str) -> 
     with _registry_lock:
         delivery = _deliveries.setdefault((id(store), id(loop)), Delivery(store, loop))
         delivery.users += 1
-    return Outbox(delivery, name)
+    return SpanOutbox(delivery, name)
 
 
-def _background_delivery(store: SpanSink) -> Delivery:
+def _background_delivery(store: SpanDestination) -> Delivery:
     loop = background_loop()
     with _registry_lock:
         delivery = _deliveries.get((id(store), id(loop))) or Delivery(store, loop)

@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from pydantic import TypeAdapter
 
 from leyden.errors import LeydenError, StoreError, UnknownAttempt
-from leyden.tracer.delivery import Outbox, background_loop, open_outbox
+from leyden.tracer.delivery import SpanOutbox, background_loop, open_outbox
 from leyden.tracer.trace import SPANS, SPANS_URL, Trace
 from leyden.types import Span
 
@@ -121,7 +121,7 @@ def _open_process_trace() -> Trace | None:
     return trace
 
 
-def _close(outbox: Outbox, pid: int) -> None:
+def _close(outbox: SpanOutbox, pid: int) -> None:
     if pid != os.getpid():
         return
     try:

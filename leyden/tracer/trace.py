@@ -26,8 +26,8 @@ from opentelemetry import trace as otel_trace
 
 from leyden import semconv
 from leyden.errors import InvalidEmission, NoActiveTrace
-from leyden.instrumentation.route import Route, traceparent
-from leyden.tracer.delivery import Outbox
+from leyden.instrumentation.route import CallRoute, traceparent
+from leyden.tracer.delivery import SpanOutbox
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus, get_reward_value
 from leyden.utils import ids
 from leyden.utils.text import describe_error, storable
@@ -96,7 +96,7 @@ class Trace:
         name: str,
         rollout_id: str,
         attempt_id: str,
-        outbox: Outbox | None,
+        outbox: SpanOutbox | None,
         *,
         url: str | None = None,
         open_address: Callable[[Trace], Address] | None = None,
@@ -120,7 +120,7 @@ class Trace:
 
         `sequence_id` is 0 until the store has assigned one; a local trace counts by itself."""
         self.outbox = outbox
-        self.route = Route(rollout_id, attempt_id)
+        self.route = CallRoute(rollout_id, attempt_id)
         """The target of model calls that know nothing of Leyden."""
         self.prepare: Callable[[], None] = _nothing
         """A function that makes another process record its steps.

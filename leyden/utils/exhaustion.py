@@ -18,7 +18,7 @@ from leyden.utils.throttle import Throttle
 
 
 @dataclass(frozen=True, slots=True)
-class _Resource:
+class _Exhaustible:
     """A resource that can run out, and the errors by which that is recognised."""
 
     name: str
@@ -45,36 +45,36 @@ class _Resource:
 
 
 _RESOURCES = (
-    _Resource(
+    _Exhaustible(
         "the disk is full",
         "free some space; what was not stored is tried again on a resume",
         (errno.ENOSPC, errno.EDQUOT),
         ("SQLITE_FULL", "53100"),
         (os.strerror(errno.ENOSPC), "disk is full"),
     ),
-    _Resource(
+    _Exhaustible(
         "no file descriptors are left",
         "raise the limit (ulimit -n), or lower concurrency; agents that open a client for each rollout should close it",
         (errno.EMFILE, errno.ENFILE),
         (),
         (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)),
     ),
-    _Resource("GPU memory is used up", "lower the batch or its token budget", texts=("CUDA out of memory",)),
-    _Resource(
+    _Exhaustible("GPU memory is used up", "lower the batch or its token budget", texts=("CUDA out of memory",)),
+    _Exhaustible(
         "memory is used up",
         "lower n_runners or concurrency; memory_bytes= of the ipc and cs strategies limits each runner",
         (errno.ENOMEM,),
         ("SQLITE_NOMEM", "53200"),
         (os.strerror(errno.ENOMEM),),
     ),
-    _Resource(
+    _Exhaustible(
         "no more threads or processes can be started",
         "raise the limit (ulimit -u), or lower concurrency of agents that are not async",
         (),
         (),
         ("can't start new thread",),
     ),
-    _Resource(
+    _Exhaustible(
         "the database takes no more connections", "raise max_connections, or use fewer processes", (), ("53300",)
     ),
 )

@@ -10,7 +10,7 @@ import openai
 
 import leyden as ly
 from leyden.adapter.transcript import step_lines, transcript_lines
-from leyden.testing import Call, FakeUpstream, Reply
+from leyden.testing import FakeUpstream, Reply, ToolCall
 from leyden.types import SpanStatus
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
@@ -19,7 +19,7 @@ LONG = "It is sunny. " * 50
 
 def reply(request: dict[str, Any]) -> Reply:
     answered = any(message["role"] == "tool" for message in request["messages"])
-    return Reply("Sunny.") if answered else Reply(calls=(Call("get_weather", json.dumps({"city": "Lima"})),))
+    return Reply("Sunny.") if answered else Reply(calls=(ToolCall("get_weather", json.dumps({"city": "Lima"})),))
 
 
 @ly.llm_rollout

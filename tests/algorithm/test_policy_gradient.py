@@ -28,7 +28,7 @@ import leyden as ly  # noqa: E402
 from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
 from leyden.maths import Advantages, register_estimator  # noqa: E402
-from leyden.maths.advantages import Estimate, RolloutRewards  # noqa: E402
+from leyden.maths.advantages import AdvantageEstimate, RolloutRewards  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
 from leyden.testing import FakeUpstream  # noqa: E402
 from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
@@ -254,9 +254,9 @@ class BestOnly(Advantages):
 
 
 @register_estimator("best_only", BestOnly)
-def best_only(rollouts: Sequence[RolloutRewards], constants: BestOnly) -> Estimate:
+def best_only(rollouts: Sequence[RolloutRewards], constants: BestOnly) -> AdvantageEstimate:
     best = max(rollout.reward for rollout in rollouts)
-    return Estimate([[constants.worth * (rollout.reward == best)] for rollout in rollouts])
+    return AdvantageEstimate([[constants.worth * (rollout.reward == best)] for rollout in rollouts])
 
 
 @pytest.mark.parametrize(("advantages", "worth"), [("best_only", 1.0), (BestOnly(worth=2.0), 2.0)])
@@ -277,9 +277,9 @@ _steps_of_diverging = itertools.count(1)
 
 
 @register_estimator("diverging", Diverging)
-def diverging(rollouts: Sequence[RolloutRewards], constants: Diverging) -> Estimate:
+def diverging(rollouts: Sequence[RolloutRewards], constants: Diverging) -> AdvantageEstimate:
     advantage = math.inf if next(_steps_of_diverging) == 2 else 1.0
-    return Estimate([[advantage] for _ in rollouts])
+    return AdvantageEstimate([[advantage] for _ in rollouts])
 
 
 def test_a_diverging_loss_ends_the_run_with_what_to_change_and_keeps_the_steps_before(tmp_path: Path) -> None:

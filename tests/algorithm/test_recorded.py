@@ -13,7 +13,7 @@ pytest.importorskip("openai")
 
 import leyden as ly  # noqa: E402
 from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
-    Pair,
+    PreferencePair,
     RecordedReward,
     best_of_groups,
     pairs_of_groups,
@@ -37,7 +37,7 @@ def test_the_best_of_a_group_is_the_earliest_of_several() -> None:
 
 
 def test_a_pair_is_the_best_and_the_worst_of_a_group_that_differ() -> None:
-    assert pairs_of_groups(RECORDED) == [Pair("a2", "a1")]
+    assert pairs_of_groups(RECORDED) == [PreferencePair("a2", "a1")]
     assert pairs_of_groups(RECORDED, min_margin=1.0) == []
 
 

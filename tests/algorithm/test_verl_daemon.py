@@ -12,7 +12,7 @@ import pytest
 
 import leyden as ly
 from leyden.adapter import TraceToTriplet
-from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch, DaemonOptions
+from leyden.algorithm.verl.daemon import AgentModeDaemon, DaemonOptions, RolloutBatch
 from leyden.errors import ConfigError, NoTrainingData
 from leyden.gateway import UpstreamModel
 from leyden.legacy import AgentLightningClient, LegacyAgentRunner
@@ -52,7 +52,7 @@ class Batches(ly.Algorithm):
     uses_gateway = True
 
     def __init__(self) -> None:
-        self.train, self.val = Batch(), Batch()
+        self.train, self.val = RolloutBatch(), RolloutBatch()
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         proxy = self.get_llm_proxy()

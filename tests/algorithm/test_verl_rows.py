@@ -14,7 +14,7 @@ from leyden.adapter import merge_triplets
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, build_step
 from leyden.algorithm.verl.rows import (
     Aggregation,
-    Row,
+    SequenceRow,
     make_rows,
     pad_rows,
     rollout_scales,
@@ -71,7 +71,7 @@ def of_sequences(sequences: list[TrainingSequence]) -> Trained:
     )
 
 
-def of_rows(rows: list[Row]) -> Trained:
+def of_rows(rows: list[SequenceRow]) -> Trained:
     return Counter(
         (tuple(row.prompt_ids + row.response_ids[:place]), row.response_ids[place], row.logprobs[place])
         for row in rows

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from leyden.compat.finder import Answer
+from leyden.compat.finder import MissingName
 from tests.compat.signatures import INSTEAD, TABLES, differences, inventory
 
 MIGRATING = Path(__file__).resolve().parents[2] / "docs" / "migrating"
@@ -23,7 +23,7 @@ def table(package: str) -> str:
             continue
         for name in names:
             target = foreign.names.get(name)
-            if isinstance(target, Answer) and name not in seen:
+            if isinstance(target, MissingName) and name not in seen:
                 seen.add(name)
                 rows.setdefault(target.instead, {})[f"`{name}`"] = None
     total = len({name for names in found["modules"].values() for name in names})

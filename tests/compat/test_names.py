@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import leyden.compat
-from leyden.compat.finder import Answer, ForeignNameError, load
+from leyden.compat.finder import ForeignNameError, MissingName, load
 from tests.compat.make_names_table import PAGES, page_with_tables
 from tests.compat.signatures import INSTEAD, TABLES, compare, differences, inventory
 
@@ -41,7 +41,7 @@ def test_names_are_loaded_or_answered(package: str, module: str) -> None:
         return
     served: Any = importlib.import_module(module)
     for name, target in foreign.names.items():
-        if isinstance(target, Answer):
+        if isinstance(target, MissingName):
             assert re.fullmatch(r"[^\n]{20,200}\.", target.instead), f"{module}.{name}"
             with pytest.raises(ForeignNameError, match=re.escape(target.instead)):
                 getattr(served, name)

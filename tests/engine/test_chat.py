@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leyden.engine.chat import Chat
 from leyden.engine.text import Text
-from leyden.engine.tools import PARSERS, Call, parse
+from leyden.engine.tools import PARSERS, ToolCall, parse
 from leyden.engine.turns import Turns
 from leyden.engine.wire import CompletionRequest, parse_request
 from leyden.host.http import Refusal
@@ -60,7 +60,7 @@ def request(messages: list[Any], tools: Any = (TOOL,), **options: Any) -> Comple
     return parse_request(json.dumps(body).encode(), "chat.completion")
 
 
-def turn(call_id: str, call: Call) -> list[Any]:
+def turn(call_id: str, call: ToolCall) -> list[Any]:
     function = {"name": call.name, "arguments": json.dumps(call.arguments)}
     calls = [{"id": call_id, "type": "function", "function": function}]
     return [
@@ -92,13 +92,13 @@ ARGUMENTS = st.fixed_dictionaries(
 @given(st.sampled_from(sorted(FORMS)), ARGUMENTS)
 def test_a_call_that_a_template_writes_is_read_back(name: str, arguments: dict[str, Any]):
     begun = CHATS[name].prompt(request([USER]))
-    whole = CHATS[name].prompt(request([USER, *turn("abcdefghi", Call("look", arguments))]))
+    whole = CHATS[name].prompt(request([USER, *turn("abcdefghi", ToolCall("look", arguments))]))
     assert whole.text.startswith(begun.text)
     rest = whole.text[len(begun.text) :]
     written = rest[: rest.index("<|eot_id|>" if name == "llama3.1" else "<|im_end|>")]
     parser = CHATS[name].parser
     assert parser is not None
-    assert parse(written, parser, {"look": PARAMETERS}) == ("", [Call("look", arguments)])
+    assert parse(written, parser, {"look": PARAMETERS}) == ("", [ToolCall("look", arguments)])
 
 
 SAYS = {
@@ -116,7 +116,7 @@ def test_the_next_turn_continues_what_was_sampled_unless_the_template_adds_to_it
     sampled = [*CHATS[name]._text.encode(SAYS[FORMS[name]], special=False), END]
     reply = CHATS[name].reply(asked, prompt, 0)
     content, calls = reply.advance(sampled, final=True)
-    assert (content, reply.calls) == ("", [Call("look", {"text": "x"})])
+    assert (content, reply.calls) == ("", [ToolCall("look", {"text": "x"})])
     CHATS[name].ended(asked, prompt, sampled, reply)
     following = CHATS[name].prompt(request([USER, *turn(calls[0]["id"], reply.calls[0])]))
     begun = [*prompt.token_ids, *sampled]
@@ -216,11 +216,11 @@ ODD = (
         (tiny.TEMPLATE, [USER], [TOOL], "'policy' has no place for tools"),
         (
             SHOWS_TOOLS + tiny.TEMPLATE,
-            [USER, *turn("a", Call("look", {}))],
+            [USER, *turn("a", ToolCall("look", {}))],
             [TOOL],
             "drops tool calls or their results",
         ),
-        (tiny.TEMPLATE, [USER, *turn("a", Call("look", {}))], [], "the role 'tool'"),
+        (tiny.TEMPLATE, [USER, *turn("a", ToolCall("look", {}))], [], "the role 'tool'"),
         (ODD, [USER], [TOOL], r"tool_parser \(known: hermes, qwen3_coder"),
         ("{{ raise_exception('only system messages') }}", [USER], [], "refuses the messages: only system messages"),
     ],

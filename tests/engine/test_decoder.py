@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.engine import EmbeddedBackend, OptimParams, Sample, SamplingParams
+from leyden.engine import EmbeddedBackend, OptimParams, SampledResponse, SamplingParams
 from leyden.engine.decoder import Generation
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
@@ -33,13 +33,13 @@ def table(model: Any, tokens: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
 
 
-def check_logprobs(model: Any, prompt: list[int], sample: Sample) -> None:
+def check_logprobs(model: Any, prompt: list[int], sample: SampledResponse) -> None:
     wanted = table(model, prompt + sample.token_ids)
     for index, (token, logprob) in enumerate(zip(sample.token_ids, sample.logprobs, strict=True)):
         assert logprob == pytest.approx(float(wanted[len(prompt) + index - 1, token]), abs=1e-5)
 
 
-async def one(backend: EmbeddedBackend, prompt: list[int], **params: Any) -> Sample:
+async def one(backend: EmbeddedBackend, prompt: list[int], **params: Any) -> SampledResponse:
     (sample,) = await backend.sample([prompt], SamplingParams(**params))
     return sample
 
@@ -55,7 +55,7 @@ async def test_logprobs_are_those_of_a_forward_pass_however_requests_overlap():
     async with EmbeddedBackend(model, max_batch_rows=8) as backend:
         prompts = [[rng.randrange(260) for _ in range(rng.randrange(1, 60))] for _ in range(40)]
 
-        async def late(prompt: list[int]) -> Sample:
+        async def late(prompt: list[int]) -> SampledResponse:
             await asyncio.sleep(rng.random() / 20)
             return await one(backend, prompt, max_tokens=rng.randrange(1, 30))
 
@@ -127,7 +127,7 @@ async def test_each_token_has_the_version_and_the_weights_that_drew_it():
 async def test_in_deterministic_mode_neither_order_nor_company_changes_an_answer():
     prompts = [[1, 50 + i, 60] for i in range(6)]
 
-    async def answers(order: list[int], together: bool) -> dict[int, Sample]:
+    async def answers(order: list[int], together: bool) -> dict[int, SampledResponse]:
         async with EmbeddedBackend(tiny.model(), deterministic=True) as backend:
             ask = [one(backend, prompts[i], max_tokens=8, seed=i) for i in order]
             samples = await asyncio.gather(*ask) if together else [await asked for asked in ask]
@@ -293,7 +293,7 @@ async def test_a_constraint_binds_its_own_row_and_one_that_fails_ends_its_own():
             done.clear()
     assert str(failing.error) == "the grammar is lost"
     assert failing.token_ids == [50, 50]
-    check_logprobs(model, [1, 40], Sample(free.token_ids, free.logprobs, free.policy_versions, "length"))
+    check_logprobs(model, [1, 40], SampledResponse(free.token_ids, free.logprobs, free.policy_versions, "length"))
     assert set(bound.token_ids) <= {50, 51, 52}
     assert among.accepted == bound.token_ids
     allowed = torch.tensor([50, 51, 52])

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, Sample, SamplingParams
+from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, SampledResponse, SamplingParams
 from leyden.errors import ConfigError
 from tests.engine import tiny
 from tests.engine.test_state import iterate
@@ -34,7 +34,7 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """The exports of a run that trained adapters, and the likeliest token after [1, 50, 60] with its log-probability."""
     out = tmp_path_factory.mktemp("out")
 
-    async def train() -> Sample:
+    async def train() -> SampledResponse:
         async with EmbeddedBackend(folder, lora=LoRA(rank=4, alpha=8), dtype="bfloat16") as backend:
             for iteration in range(2):
                 await iterate(backend, iteration)

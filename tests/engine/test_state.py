@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, Sample, SamplingParams
+from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, SampledResponse, SamplingParams
 from leyden.maths.losses import PPOLoss
 from tests.contracts.engine import sequence_of
 from tests.engine import tiny
 
 
-async def iterate(backend: EmbeddedBackend, iteration: int) -> list[Sample]:
+async def iterate(backend: EmbeddedBackend, iteration: int) -> list[SampledResponse]:
     """Sample, and reinforce even tokens."""
     prompts = [[1, 50 + i, iteration] for i in range(6)]
     samples = await backend.sample(prompts, SamplingParams(max_tokens=8, seed=1000 * iteration))
@@ -40,7 +40,7 @@ def suffixes(folder: Path) -> set[str]:
 
 async def test_in_deterministic_mode_a_resumed_run_ends_with_the_same_weights(tmp_path: Path):
     folder = tiny.make(tmp_path / "model")
-    uninterrupted: list[list[Sample]] = []
+    uninterrupted: list[list[SampledResponse]] = []
     async with EmbeddedBackend(folder, deterministic=True) as backend:
         for iteration in range(5):
             uninterrupted.append(await iterate(backend, iteration))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from leyden.engine.tools import PARSERS, Call, Reader, ToolParser, parse
+from leyden.engine.tools import PARSERS, Reader, ToolCall, ToolParser, parse
 
 HERMES = PARSERS["hermes"]
 TEXTS = st.text(st.sampled_from('a "\\\n<>{}/=[]\u00e9\U0001f600') | st.characters(codec="utf-8"), max_size=12)
@@ -20,17 +20,17 @@ VALUES = st.recursive(
     max_leaves=4,
 )
 NAMES = st.text(st.sampled_from("abc_09-"), min_size=1, max_size=8)
-CALLS = st.lists(st.builds(Call, NAMES, st.dictionaries(TEXTS, VALUES, max_size=3)), min_size=1, max_size=3)
+CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(TEXTS, VALUES, max_size=3)), min_size=1, max_size=3)
 
 
-def hermes(calls: list[Call]) -> str:
+def hermes(calls: list[ToolCall]) -> str:
     return "\n".join(
         f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n</tool_call>" for call in calls
     )
 
 
-def in_pieces(text: str, sizes: list[int], parser: ToolParser, schemas: Any) -> tuple[str, list[Call]]:
-    reader, content, calls, start, turn = Reader(parser, schemas), "", list[Call](), 0, 0
+def in_pieces(text: str, sizes: list[int], parser: ToolParser, schemas: Any) -> tuple[str, list[ToolCall]]:
+    reader, content, calls, start, turn = Reader(parser, schemas), "", list[ToolCall](), 0, 0
     while True:
         end = min(len(text), start + sizes[turn % len(sizes)])
         piece, found = reader.feed(text[start:end], final=end == len(text))
@@ -43,8 +43,8 @@ def in_pieces(text: str, sizes: list[int], parser: ToolParser, schemas: Any) -> 
 
 @settings(max_examples=40, deadline=None)
 @given(CALLS)
-@example([Call("a", {"text": "</tool_call>"}), Call("b", {})])
-def test_hermes_reads_the_calls_that_were_written(calls: list[Call]):
+@example([ToolCall("a", {"text": "</tool_call>"}), ToolCall("b", {})])
+def test_hermes_reads_the_calls_that_were_written(calls: list[ToolCall]):
     assert parse(hermes(calls), HERMES, {}) == ("", calls)
 
 
@@ -106,9 +106,9 @@ def test_text_without_a_call_is_its_content_to_the_letter(output: tuple[ToolPars
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
-        ('Look:\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', "Look:", [Call("f", {})]),
-        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>\nDone.', "\nDone.", [Call("f", {})]),
-        ('<tool_call>{"name": "f", "arguments": {}}', "", [Call("f", {})]),
+        ('Look:\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', "Look:", [ToolCall("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>\nDone.', "\nDone.", [ToolCall("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": {}}', "", [ToolCall("f", {})]),
         ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', None, []),
         ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', None, []),
         ('<tool_call>{"name": "", "arguments": {}}</tool_call>', None, []),
@@ -118,11 +118,11 @@ def test_text_without_a_call_is_its_content_to_the_letter(output: tuple[ToolPars
         (
             '<tool_call>oops</tool_call> <tool_call>{"name": "f", "arguments": {}}</tool_call>',
             "<tool_call>oops</tool_call>",
-            [Call("f", {})],
+            [ToolCall("f", {})],
         ),
     ],
 )
-def test_hermes_at_its_edges(text: str, content: str | None, calls: list[Call]):
+def test_hermes_at_its_edges(text: str, content: str | None, calls: list[ToolCall]):
     """content: None where the text is no call and stays as it is."""
     assert parse(text, HERMES, {}) == (text if content is None else content, calls)
 
@@ -130,46 +130,46 @@ def test_hermes_at_its_edges(text: str, content: str | None, calls: list[Call]):
 @pytest.mark.parametrize(
     ("name", "text", "content", "calls"),
     [
-        ("qwen3_coder", "Hm.\n<function=f>\n</function>", "Hm.", [Call("f", {})]),
+        ("qwen3_coder", "Hm.\n<function=f>\n</function>", "Hm.", [ToolCall("f", {})]),
         ("qwen3_coder", "<tool_call><function=f>stray</function></tool_call>", None, []),
         (
             "qwen3_coder",
             "<function=f>\n<parameter=x>\n7\n</parameter>\n<parameter=y>\n7\n</parameter>\n</function>",
             "",
-            [Call("f", {"x": 7, "y": "7"})],
+            [ToolCall("f", {"x": 7, "y": "7"})],
         ),
-        ("qwen3_coder", "<function=f><parameter=x>seven</parameter></function>", "", [Call("f", {"x": "seven"})]),
-        ("qwen3_coder", "<function=f><parameter=x>None</parameter></function>", "", [Call("f", {"x": None})]),
+        ("qwen3_coder", "<function=f><parameter=x>seven</parameter></function>", "", [ToolCall("f", {"x": "seven"})]),
+        ("qwen3_coder", "<function=f><parameter=x>None</parameter></function>", "", [ToolCall("f", {"x": None})]),
         (
             "qwen3_coder",
             "<function=f><parameter=z>a</parameter>b</parameter></function>",
             "",
-            [Call("f", {"z": "a</parameter>b"})],
+            [ToolCall("f", {"z": "a</parameter>b"})],
         ),
         (
             "llama3_json",
             '{"name": "f", "parameters": {}}; {"name": "g", "arguments": {}}',
             "",
-            [Call("f", {}), Call("g", {})],
+            [ToolCall("f", {}), ToolCall("g", {})],
         ),
-        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", [Call("f", {})]),
+        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", [ToolCall("f", {})]),
         ("llama3_json", "<|python_tag|>print(1)", None, []),
         ("llama3_json", '{"name": "f", "parameters": {}} is my call', None, []),
         ("llama3_json", 'My call: {"name": "f", "parameters": {}}', None, []),
-        ("mistral", 'So: [TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abc"}]', "So:", [Call("f", {})]),
-        ("mistral", "[TOOL_CALLS]f[CALL_ID]x1[ARGS]{}[TOOL_CALLS]g{}", "", [Call("f", {}), Call("g", {})]),
+        ("mistral", 'So: [TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abc"}]', "So:", [ToolCall("f", {})]),
+        ("mistral", "[TOOL_CALLS]f[CALL_ID]x1[ARGS]{}[TOOL_CALLS]g{}", "", [ToolCall("f", {}), ToolCall("g", {})]),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, 5]', None, []),
         ("mistral", "[TOOL_CALLS] []", None, []),
     ],
 )
-def test_other_forms_at_their_edges(name: str, text: str, content: str | None, calls: list[Call]):
+def test_other_forms_at_their_edges(name: str, text: str, content: str | None, calls: list[ToolCall]):
     """content: None where the text is no call and stays as it is."""
     assert parse(text, PARSERS[name], SCHEMAS) == (text if content is None else content, calls)
 
 
 def test_arguments_are_text_that_utf8_can_hold():
-    assert Call("f", {"x": "\u00e9"}).arguments_text == '{"x": "\u00e9"}'
-    assert Call("f", {"x": "\ud800"}).arguments_text == '{"x": "\\ud800"}'
+    assert ToolCall("f", {"x": "\u00e9"}).arguments_text == '{"x": "\u00e9"}'
+    assert ToolCall("f", {"x": "\ud800"}).arguments_text == '{"x": "\\ud800"}'
 
 
 @pytest.mark.parametrize("begun", ["<function=look>", "<tool_call>", "<tool_call>\n<function=look>\n<parameter=a>"])

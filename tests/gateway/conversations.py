@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 
 from leyden import semconv
 from leyden.adapter import TraceToTrajectory
-from leyden.testing import Call, Reply, ServedCall, request_prompt_ids
+from leyden.testing import Reply, ServedCall, ToolCall, request_prompt_ids
 from leyden.types import Span
 
 TOOL_NAMES = ("weather", "größe")
@@ -40,7 +40,7 @@ def reply(body: dict[str, Any]) -> Reply:
         return Reply(f"It is 🌩 {len(said)}.", reasoning)
     n_calls = 2 if kind == "parallel tools" else 1
     calls = tuple(
-        Call(TOOL_NAMES[n], json.dumps({"place": f"Zü {turn}{n}"}, ensure_ascii=False), f"call_{turn}_{n}")
+        ToolCall(TOOL_NAMES[n], json.dumps({"place": f"Zü {turn}{n}"}, ensure_ascii=False), f"call_{turn}_{n}")
         for n in range(n_calls)
     )
     return Reply("" if kind == "parallel tools" else "Wait. ", reasoning, calls)

@@ -20,7 +20,7 @@ from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.responses import KeptResponses
 from leyden.host.http import Refusal
 from leyden.store import InMemoryLightningStore
-from leyden.testing import Call, FakeUpstream, Misbehaviour, Reply
+from leyden.testing import FakeUpstream, Misbehaviour, Reply, ToolCall
 from tests.gateway.caller import Caller, new_caller, say, until
 
 ANTHROPIC = {"anthropic-version": "2023-06-01", "x-api-key": "EMPTY"}
@@ -255,7 +255,7 @@ async def test_a_route_that_the_server_lacks_and_that_cannot_be_translated_is_na
 async def test_bytes_pass_as_they_are_where_both_speak_the_same(
     store: InMemoryLightningStore, spoken: str, stream: bool
 ) -> None:
-    calls = (Call("t", '{"a": "ü"}', "c0"), Call("t", "{}", "c1"))
+    calls = (ToolCall("t", '{"a": "ü"}', "c0"), ToolCall("t", "{}", "c1"))
     async with FakeUpstream(reply=lambda _: Reply("Let me see 雷.", "hm", calls)) as upstream:
         proxy = await through(spoken, upstream, store)
         try:

@@ -13,7 +13,7 @@ from leyden import semconv
 from leyden.adapter import TraceToMessages, TraceToTrajectory
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
-from leyden.testing import Call, FakeUpstream, Misbehaviour, Reply
+from leyden.testing import FakeUpstream, Misbehaviour, Reply, ToolCall
 from leyden.types import ReplayFrom, Span
 from tests.gateway.caller import Caller, new_caller, say
 
@@ -328,7 +328,7 @@ async def test_equal_questions_to_two_models_at_once_get_the_answers_of_those_mo
 
 
 async def test_tool_calls_come_back_with_their_ids(store: InMemoryLightningStore) -> None:
-    calls = (Call("look", '{"where": "here"}'), Call("look", '{"where": "there"}'))
+    calls = (ToolCall("look", '{"where": "here"}'), ToolCall("look", '{"where": "there"}'))
     async with (
         FakeUpstream(reply=lambda _: Reply("I look.", calls=calls)) as upstream,
         LLMProxy(model_list=[upstream.llm()], store=store) as proxy,

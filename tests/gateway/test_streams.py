@@ -13,7 +13,7 @@ from leyden import semconv
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, Reply
-from leyden.testing.tokens import Call
+from leyden.testing.tokens import ToolCall
 from tests.gateway.caller import Caller, new_caller, say
 
 LOSSES = [Misbehaviour(lost_response_ids=1), Misbehaviour(no_token_ids=True)]
@@ -67,7 +67,7 @@ async def test_a_server_without_ids_in_whole_answers_either_is_streamed_as_it_co
 async def test_a_synthesised_stream_has_tools_reasoning_and_only_what_was_asked_for(
     store: InMemoryLightningStore,
 ) -> None:
-    calls = (Call("look", '{"x":1}'), Call("look", '{"x":2}'))
+    calls = (ToolCall("look", '{"x":1}'), ToolCall("look", '{"x":2}'))
     async with (
         FakeUpstream(reply=lambda _: Reply("well", "hmm", calls)) as upstream,
         LLMProxy(model_list=[upstream.llm()], store=store) as proxy,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from leyden.host.child import Child, Command, Failure, Parent, end_with_parent
+from leyden.host.child import Child, ChildFailure, Command, Parent, end_with_parent
 
 
 def echo(parent: Parent) -> None:
@@ -27,7 +27,7 @@ def say_and_die(parent: Parent, number: int) -> None:
     try:
         raise ValueError("no fuel")
     except ValueError as error:
-        parent.send(Failure.of(error))
+        parent.send(ChildFailure.of(error))
     os.kill(os.getpid(), number)
 
 

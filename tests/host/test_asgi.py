@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from leyden.host.asgi import AsgiThread, _Joined  # pyright: ignore[reportPrivateUsage] -- no client can tell
+from leyden.host.asgi import AsgiThread, _JoiningTransport  # pyright: ignore[reportPrivateUsage] -- no client can tell
 from leyden.host.http import Receive, Scope, Send
 from leyden.host.listening import listen
 
@@ -73,7 +73,7 @@ async def test_what_is_written_in_one_turn_is_sent_together():
         def is_closing(self) -> bool:
             return "close" in sent
 
-    transport = _Joined(Transport())
+    transport = _JoiningTransport(Transport())
     transport.write(b"head")
     transport.write(b"body")
     assert sent == ["head body"]

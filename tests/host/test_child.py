@@ -18,8 +18,8 @@ from leyden.host.child import (
     GUARD_MISSING,
     Backoff,
     Child,
+    ChildFailure,
     Command,
-    Failure,
     StartMethod,
     describe_exit,
     known_start_method,
@@ -85,7 +85,7 @@ def test_a_missing_guard_names_the_remedy() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 async def test_last_words_are_delivered_before_the_end(number: signal.Signals) -> None:
-    heard: list[Failure] = []
+    heard: list[ChildFailure] = []
     child = Child(say_and_die, (number,), name="child", start_method="fork")
     assert await asyncio.wait_for(child.attend(heard.append), 20) == -number
     assert [failure.headline for failure in heard] == ["ValueError: no fuel"]

@@ -17,7 +17,7 @@ from leyden import semconv
 from leyden.emitter import operation
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy
-from leyden.instrumentation import Route, current_route, instrument, instrumentation_class
+from leyden.instrumentation import CallRoute, current_route, instrument, instrumentation_class
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from leyden.tracer import DummyTracer, OtelTracer, TraceContext
@@ -223,7 +223,7 @@ ROUTE = {"base_url": "http://127.0.0.1:9/rollout/ro-1/attempt/at-1/v1", "api_key
 )
 def test_where_a_request_goes(url: str, becomes: str | None):
     hosts = ("api.openai.com", "api.anthropic.com", "openrouter.ai/api")
-    redirection = Route("ro-1", "at-1", hosts, **ROUTE).redirect(url, {"x-api-key": "sk-own"})
+    redirection = CallRoute("ro-1", "at-1", hosts, **ROUTE).redirect(url, {"x-api-key": "sk-own"})
     assert (redirection and redirection.url) == becomes
     if redirection is not None:
         assert redirection.headers["authorization"] == "Bearer token"

@@ -20,9 +20,9 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 from verl.workers.config import ActorConfig
 
 from leyden.maths.advantages import (
+    AdvantageEstimate,
     Advantages,
     DrGRPOAdvantages,
-    Estimate,
     GAEAdvantages,
     GRPOAdvantages,
     ReinforcePPAdvantages,
@@ -124,7 +124,7 @@ def test_gae_over_calls_is_gae_over_tokens_of_one_call_each(gamma: float, lam: f
         for group, rewards, values in zip(GROUPS, rewards_RT.tolist(), values_RT.tolist(), strict=True)
     ]
     constants = GAEAdvantages(gamma=gamma, lam=lam, ddof=1 / T)
-    got: Estimate = find_estimator(constants).function(rollouts, constants)
+    got: AdvantageEstimate = find_estimator(constants).function(rollouts, constants)
     advantages_RT, returns_RT = core_algos.compute_gae_advantage_return(
         rewards_RT, values_RT, torch.ones_like(rewards_RT), gamma, lam
     )

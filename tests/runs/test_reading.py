@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.runs import Failure, list_runs, open_run
+from leyden.runs import FailedRollout, list_runs, open_run
 from leyden.runs.folder import Manifest, read_manifest
 from leyden.types.run import RunRecord
 
@@ -114,7 +114,7 @@ def test_failures_are_read(tmp_path: Path) -> None:
     manifest().write(tmp_path)
     failure = {"rollout_id": "ro-1", "attempt_id": None, "reason_kind": "timeout", "reason": "too slow", "time": 3.0}
     (tmp_path / "failures.jsonl").write_text(json.dumps(failure) + "\n")
-    assert open_run(tmp_path).failures() == [Failure("ro-1", None, "timeout", "too slow", 3.0)]
+    assert open_run(tmp_path).failures() == [FailedRollout("ro-1", None, "timeout", "too slow", 3.0)]
 
 
 def test_runs_are_found_by_name_by_id_by_a_unique_beginning_and_as_the_latest(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from leyden.testing import Call, FakeUpstream, Misbehaviour, Reply, decode, encode, prompt_ids
+from leyden.testing import FakeUpstream, Misbehaviour, Reply, ToolCall, decode, encode, prompt_ids
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ async def test_the_official_client_reads_answers_and_errors() -> None:
             await client.chat.completions.create(model="fake", messages=messages)
 
 
-CALLS = (Call("weather", '{"place": "Zürich"}', "c0"), Call("time"))
+CALLS = (ToolCall("weather", '{"place": "Zürich"}', "c0"), ToolCall("time"))
 PROMPTS: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": MESSAGES},
     "messages": {"messages": MESSAGES, "max_tokens": 999},

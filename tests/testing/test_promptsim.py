@@ -15,7 +15,7 @@ import pytest
 
 from leyden.errors import ConfigError
 from leyden.testing import PromptSim
-from leyden.testing.promptsim import FAMILIES, Behaviour, Kind, Pair, Rule, Setting, World
+from leyden.testing.promptsim import FAMILIES, AnswerRule, Behaviour, Kind, PromptSetting, RuleInteraction, World
 from leyden.testing.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES
 
 TEXTS = [*(clause for rule in RULES for clause in rule.clauses), *DISTRACTORS, *FLUFF]
@@ -35,7 +35,7 @@ def random_prompts(sim: PromptSim, chance: random.Random) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_paraphrase_counts_as_the_clause(rule: Rule) -> None:
+def test_every_paraphrase_counts_as_the_clause(rule: AnswerRule) -> None:
     sim = PromptSim()
     assert len({*rule.clauses}) == 6
     scores = {sim.expected_score(f"{clause}\n") for clause in rule.clauses}
@@ -111,17 +111,17 @@ def test_no_random_prompt_beats_the_enumerated_optimum(family: str, prompts: int
     assert sim.normalised_score(sim.initial_prompts) == 0.0
 
 
-def small_world(**constants: Any) -> Setting:
+def small_world(**constants: Any) -> PromptSetting:
     rules = tuple(
-        Rule(name, (f"Do {name} {name}er.",), ((name,), (f"{name}er",)), f"It lacks {name}ness.")
+        AnswerRule(name, (f"Do {name} {name}er.",), ((name,), (f"{name}er",)), f"It lacks {name}ness.")
         for name in ("wash", "iron", "fold")
     )
     kinds = (Kind("a", frozenset({"wash", "iron"}), weight=3.0), Kind("b", frozenset({"fold"}), weight=1.0))
-    conflict = Pair("iron", "fold", both=-4.0)
+    conflict = RuleInteraction("iron", "fold", both=-4.0)
     world = World(
         rules, kinds, {"prompt": ("wash", "iron", "fold")}, pairs=(conflict,), base=-2.0, gain=4.0, **constants
     )
-    return Setting(world, {"prompt": "Begin."})
+    return PromptSetting(world, {"prompt": "Begin."})
 
 
 def logistic(x: float) -> float:
@@ -151,15 +151,15 @@ def test_the_optimum_of_a_small_world_is_the_one_computed_by_hand() -> None:
 def test_the_optimum_of_a_random_world_is_the_best_of_all_texts_with_its_keywords(seed: int) -> None:
     chance = random.Random(seed)
     rules = tuple(
-        Rule(name, (f"{name}.",), ((name,),), "It fails.")
+        AnswerRule(name, (f"{name}.",), ((name,),), "It fails.")
         if positive
-        else Rule(name, (f"Not {name}.",), ((name,),), "", True)
+        else AnswerRule(name, (f"Not {name}.",), ((name,),), "", True)
         for name, positive in ((name, chance.random() < 0.6) for name in ("wash", "iron", "fold", "press"))
     )
     names = [rule.name for rule in rules]
     kinds = tuple(Kind("a", frozenset(chance.sample(names, 2)), chance.uniform(0.01, 1)) for _ in range(3))
     drawn = [(chance.sample(names, 2), chance.uniform(-2, 2), chance.uniform(-2, 2)) for _ in range(2)]
-    pairs = tuple(Pair(first, second, alone, both) for (first, second), alone, both in drawn)
+    pairs = tuple(RuleInteraction(first, second, alone, both) for (first, second), alone, both in drawn)
     world = World(
         rules,
         kinds,
@@ -170,7 +170,7 @@ def test_the_optimum_of_a_random_world_is_the_best_of_all_texts_with_its_keyword
         free_words=2,
         word_cost=chance.random() / 2,
     )
-    sim = PromptSim(Setting(world, {"prompt": ""}))
+    sim = PromptSim(PromptSetting(world, {"prompt": ""}))
     scores: dict[str, float] = {}
     for size in range(5):
         for chosen in itertools.combinations(rules, size):
@@ -342,10 +342,10 @@ def test_a_symptom_is_shown_at_the_stated_rate_and_names_an_unmet_rule() -> None
         (lambda: World(RULES[:2], (Kind("a", frozenset({"tidy"})),), {"p": ("greeting", "order")}), "no rule 'tidy'"),
         (lambda: World(RULES[:2], (Kind("a", frozenset()),), {"p": ("greeting",)}), "each rule of the world once"),
         (
-            lambda: World((Rule("x", ("X.",), (("x",),), "An x."),), (Kind("a", frozenset("x")),), {"p": ("x",)}),
+            lambda: World((AnswerRule("x", ("X.",), (("x",),), "An x."),), (Kind("a", frozenset("x")),), {"p": ("x",)}),
             "'An x.' of the rule 'x' states",
         ),
-        (lambda: PromptSim(Setting(small_world().world, {"other": ""})), r"the prompts are \['other'\]"),
+        (lambda: PromptSim(PromptSetting(small_world().world, {"other": ""})), r"the prompts are \['other'\]"),
     ],
 )
 def test_what_is_impossible_is_refused_with_a_remedy(make: Any, message: str) -> None:
@@ -355,6 +355,6 @@ def test_what_is_impossible_is_refused_with_a_remedy(make: Any, message: str) ->
 
 def test_a_setting_can_be_perfect_feedback() -> None:
     setting = small_world()
-    sim = PromptSim(Setting(setting.world, setting.initial_prompts, Behaviour(symptom_rate=1.0)))
+    sim = PromptSim(PromptSetting(setting.world, setting.initial_prompts, Behaviour(symptom_rate=1.0)))
     answers = [sim.attempt("", task).answers[0] for task in sim.tasks(50)]
     assert all("It lacks" in answer for answer in answers if answer.startswith("Not"))

@@ -14,7 +14,7 @@ from leyden.algorithm import Evaluator
 from leyden.algorithm.apo.requests import RequestTemplate, shipped_requests
 from leyden.algorithm.prompts.texts import new_prompt_of
 from leyden.testing import FakeUpstream, PromptSim
-from leyden.testing.promptsim import Setting, Skill
+from leyden.testing.promptsim import PromptSetting, Skill
 from leyden.testing.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES
 
 COLD, SECRET, PARCEL = (rule for rule in RULES if rule.name in ("apology", "password", "tracking"))
@@ -52,7 +52,7 @@ REQUESTS = {
 def sim_with(**skill: float) -> PromptSim:
     setting = PromptSim("additive", seed=2)
     skills = Skill(**{"right": 1.0, "drop": 0.0, "fluff": 0.0, **skill})
-    return PromptSim(Setting(setting.world, setting.initial_prompts, setting.behaviour, skills))
+    return PromptSim(PromptSetting(setting.world, setting.initial_prompts, setting.behaviour, skills))
 
 
 # ---- the reflection model ------------------------------------------------------------------------------------------------

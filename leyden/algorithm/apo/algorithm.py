@@ -28,7 +28,7 @@ from leyden.algorithm.evaluator import Score, Scores
 from leyden.algorithm.iterative import IterativeAlgorithm
 from leyden.algorithm.policy_gradient.batch import epoch_place
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
-from leyden.algorithm.prompts.candidate import Candidate, Place, names_to_improve, ranked
+from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve, ranked
 from leyden.algorithm.prompts.comparison import compare
 from leyden.algorithm.prompts.options import check_shared_options
 from leyden.algorithm.prompts.records import record_of
@@ -206,7 +206,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         n_branches = self._affordable_branches(iteration)
         self._round = Round(planned=n_branches * self._costs.branch, known_rewards=search.extremes)
         parents = self._parents(iteration)
-        branches = [self._branch(Place(iteration, place), parents[place % len(parents)]) for place in range(n_branches)]
+        branches = [
+            self._branch(Branch(iteration, place), parents[place % len(parents)]) for place in range(n_branches)
+        ]
         measurements = [self._try_to_measure(each, self._sample, iteration) for each in search.beam]
         found = [each for each in await gather_all([*branches, *measurements]) if isinstance(each, Candidate)]
         candidates = [each for each in (*search.beam, *found) if search.has(each, self._sample)]
@@ -283,7 +285,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return Scores(sorted(found, key=lambda score: score.task))
 
     async def compute_textual_gradient(
-        self, prompt: Candidate, rollouts: Sequence[Score], *, name: str | None = None, place: Place | None = None
+        self, prompt: Candidate, rollouts: Sequence[Score], *, name: str | None = None, place: Branch | None = None
     ) -> str | None:
         """Return a critique of a candidate's prompt by the gradient model; None if it wrote none.
 
@@ -293,7 +295,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return await self._writer.criticise(self._reflector, prompt, name or self._names[0], rollouts, place)
 
     async def textual_gradient_and_apply_edit(
-        self, prompt: Candidate, rollouts: Sequence[Score], *, name: str | None = None, place: Place | None = None
+        self, prompt: Candidate, rollouts: Sequence[Score], *, name: str | None = None, place: Branch | None = None
     ) -> Candidate | None:
         """Return a new candidate: the prompt, rewritten by the edit model after a critique; None if
         there is none to use.
@@ -333,7 +335,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         order = random.Random(f"{self.seed}/{iteration}/parents").sample(beam, len(beam))
         return [order[place % len(order)] for place in range(self.beam_width)]
 
-    async def _branch(self, place: Place, parent: Candidate) -> Candidate | None:
+    async def _branch(self, place: Branch, parent: Candidate) -> Candidate | None:
         """Run a parent, rewrite its prompt, and measure the new one; None if there is none."""
         slot = place.round * self.beam_width * self.branch_factor + place.branch
         size = self._costs.gradient

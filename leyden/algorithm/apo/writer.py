@@ -11,7 +11,7 @@ from pathlib import Path
 
 from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
 from leyden.algorithm.evaluator import Score
-from leyden.algorithm.prompts.candidate import Candidate, Place
+from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.reflector import Reflector
 from leyden.algorithm.prompts.texts import (
     braced,
@@ -52,7 +52,7 @@ class PromptWriter:
         self._max_characters, self._seed = max_characters, seed
 
     async def criticise(
-        self, reflector: Reflector, parent: Candidate, name: str, scores: Sequence[Score], place: Place | None
+        self, reflector: Reflector, parent: Candidate, name: str, scores: Sequence[Score], place: Branch | None
     ) -> str | None:
         """Return a critique of one prompt of a candidate; None if the model wrote none."""
         question = self._chosen(self._critiques, parent, place).fill(
@@ -72,7 +72,7 @@ class PromptWriter:
         parent: Candidate,
         name: str,
         critique: str,
-        place: Place | None,
+        place: Branch | None,
         *,
         version: tuple[str, int],
         known: Collection[str],
@@ -102,10 +102,10 @@ class PromptWriter:
             "edit", self.apply_edit_model, question, check, place=_kept_at(place, "edit", parent)
         )
 
-    def _chosen(self, requests: Sequence[RequestTemplate], parent: Candidate, place: Place | None) -> RequestTemplate:
+    def _chosen(self, requests: Sequence[RequestTemplate], parent: Candidate, place: Branch | None) -> RequestTemplate:
         return random.Random(f"{self._seed}/{place}/{parent.key}").choice(requests)
 
 
-def _kept_at(place: Place | None, purpose: str, parent: Candidate) -> str:
+def _kept_at(place: Branch | None, purpose: str, parent: Candidate) -> str:
     """Return the key under which the journal keeps an answer; empty if it is not kept."""
     return "" if place is None else f"{place}/{purpose}/{parent.key}"

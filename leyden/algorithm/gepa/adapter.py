@@ -35,7 +35,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ReflectionTask:
     """One reflection: write a new text of one prompt of a candidate."""
 
     texts: Texts
@@ -58,7 +58,7 @@ class Evolution(Protocol):
     def prompt(self, texts: Texts, name: str) -> PromptTemplate: ...
     def component(self) -> str: ...
     async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]: ...
-    async def reflect(self, jobs: Sequence[Job]) -> list[str | None]: ...
+    async def reflect(self, jobs: Sequence[ReflectionTask]) -> list[str | None]: ...
     async def race(self, proposals: Sequence[Proposal]) -> list[Sequence[int] | None]: ...
     def leader(self) -> Texts: ...
     async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None: ...
@@ -91,7 +91,7 @@ def optimise(
     package = load_package()
     sampling = import_optional("gepa.strategies.proposal_sampling", extra="gepa", needed_by="GEPA")
     strategy = None if proposals_per_step == 1 else sampling.IndependentSampling(proposals_per_step)
-    adapter = _Adapter(
+    adapter = _GepaAdapter(
         evolution, bridge, package.EvaluationBatch, has_objectives=options["frontier_type"] != "instance"
     )
     policy = _policy()
@@ -118,7 +118,7 @@ def optimise(
     )
 
 
-class _Adapter:
+class _GepaAdapter:
     """Runs rollouts and shows them to the reflection model."""
 
     propose_new_texts: None = None
@@ -170,7 +170,7 @@ class _Reflection:
 
     def reflect_many(self, jobs: list[tuple[Texts, Mapping[str, Any], list[str]]]) -> list[tuple[Any, _Reflection]]:
         asked = [
-            (place, Job(candidate, name, self._question(candidate[name], dataset[name])))
+            (place, ReflectionTask(candidate, name, self._question(candidate[name], dataset[name])))
             for place, (candidate, dataset, components) in enumerate(jobs)
             for name in components
             if dataset.get(name)

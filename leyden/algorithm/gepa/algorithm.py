@@ -20,11 +20,11 @@ from leyden.algorithm.base import Dataset
 from leyden.algorithm.budget import Budget
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa import adapter
-from leyden.algorithm.gepa.adapter import Item, Job, Proposal, Texts
+from leyden.algorithm.gepa.adapter import Item, Proposal, ReflectionTask, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
 from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
-from leyden.algorithm.prompts.candidate import Candidate, Place, names_to_improve
+from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.options import check_reward_range, check_shared_options
@@ -290,7 +290,7 @@ class GEPA(PromptOptimiser):
         """Return the scores of each candidate on its tasks; all run at the same time."""
         return await gather_all([self._scores(self._candidate(texts), tasks) for texts, tasks in items])
 
-    async def reflect(self, jobs: Sequence[Job]) -> list[str | None]:
+    async def reflect(self, jobs: Sequence[ReflectionTask]) -> list[str | None]:
         """Return the new text of each job; None if the model wrote none that can be used."""
         self._reflector.counts = counts = ReflectionCounts()
         found = await gather_all([self._rewrite(job, place) for place, job in enumerate(jobs)])
@@ -367,7 +367,7 @@ class GEPA(PromptOptimiser):
         self._check_range(found.scores)
         return list(found.scores)
 
-    async def _rewrite(self, job: Job, place: int) -> str | None:
+    async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
         parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
         question = f"{job.question}\n\n{self._rules(prompt)}"
 
@@ -387,7 +387,7 @@ class GEPA(PromptOptimiser):
         child = parent.edit(
             job.name,
             text,
-            place=Place(self._step, place),
+            place=Branch(self._step, place),
             parent=(version.resources_id, version.version),
             reason="",
         )

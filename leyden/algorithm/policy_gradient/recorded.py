@@ -57,7 +57,7 @@ class RecordedReward:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PreferencePair:
     """Two rollouts of one group, by their ids."""
 
     chosen: str
@@ -76,18 +76,18 @@ def best_of_groups(rollouts: Iterable[RecordedReward], *, min_reward: float | No
     return [each.rollout_id for each in best.values() if min_reward is None or each.reward >= min_reward]
 
 
-def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0.0) -> list[Pair]:
+def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0.0) -> list[PreferencePair]:
     """Return the best and the worst rollout of each group whose rewards differ by more
     than `min_margin`.
     """
     groups: dict[str, list[RecordedReward]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
-    pairs: list[Pair] = []
+    pairs: list[PreferencePair] = []
     for members in groups.values():
         best, worst = max(members, key=lambda each: each.reward), min(members, key=lambda each: each.reward)
         if best.reward - worst.reward > min_margin:
-            pairs.append(Pair(best.rollout_id, worst.rollout_id))
+            pairs.append(PreferencePair(best.rollout_id, worst.rollout_id))
     return pairs
 
 
@@ -272,7 +272,7 @@ class SFT(RecordedAlgorithm[str]):
         return await self._step_on(weighted(rollouts, self.weighting), self.loss, iteration)
 
 
-class DPO(RecordedAlgorithm[Pair]):
+class DPO(RecordedAlgorithm[PreferencePair]):
     """Direct preference optimisation on recorded rollouts (DPO, arXiv:2305.18290, eq. 7).
 
     loss = mean over pairs of -log sigmoid(beta (log p(w) / ref(w) - log p(l) / ref(l))), where w is
@@ -306,7 +306,7 @@ class DPO(RecordedAlgorithm[Pair]):
         self.backend.check_loss(self.loss)
         self.reference = reference or make_reference(self.backend)
 
-    def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[Pair]:
+    def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[PreferencePair]:
         """Return the best and the worst rollout of each group."""
         return pairs_of_groups(rollouts, min_margin=self.min_margin)
 
@@ -320,7 +320,7 @@ class DPO(RecordedAlgorithm[Pair]):
         await super().teardown()
         await self.reference.stop()
 
-    async def learn(self, items: Sequence[Pair], store: LightningStore, iteration: int) -> Metrics:
+    async def learn(self, items: Sequence[PreferencePair], store: LightningStore, iteration: int) -> Metrics:
         """Make one optimizer step on some pairs.
 
         The gradient of a pair's loss is that of a likelihood whose weight follows from the

@@ -17,7 +17,7 @@ from leyden.maths.losses import PPOLoss, ReinforceLoss
 _SYMMETRIC = PPOLoss(clip_low=0.2, clip_high=0.2)
 
 
-class _Setting(PolicyGradient):
+class _Preset(PolicyGradient):
     """`PolicyGradient` with the defaults of the class."""
 
     defaults: ClassVar[dict[str, Any]] = {}
@@ -27,7 +27,7 @@ class _Setting(PolicyGradient):
         super().__init__(backend, **{**self.defaults, **options})
 
 
-class GRPO(_Setting):
+class GRPO(_Preset):
     """Group relative policy optimisation (arXiv:2402.03300).
 
     Rewards are standardised within the rollouts of one task; each rollout weighs the same. The
@@ -38,7 +38,7 @@ class GRPO(_Setting):
     defaults: ClassVar[dict[str, Any]] = {"advantages": "grpo", "loss": _SYMMETRIC}
 
 
-class DrGRPO(_Setting):
+class DrGRPO(_Preset):
     """GRPO without its two biases (Dr. GRPO, arXiv:2503.20783).
 
     Rewards are centred and not divided by the deviation, so that tasks which are nearly always or
@@ -49,7 +49,7 @@ class DrGRPO(_Setting):
     defaults: ClassVar[dict[str, Any]] = {"advantages": "dr_grpo", "loss": _SYMMETRIC, "weighting": "token"}
 
 
-class RLOO(_Setting):
+class RLOO(_Preset):
     """REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740).
 
     Each reward is compared with the mean of the other rollouts of its task. There is no clipping:
@@ -59,7 +59,7 @@ class RLOO(_Setting):
     defaults: ClassVar[dict[str, Any]] = {"advantages": "rloo", "loss": ReinforceLoss()}
 
 
-class REINFORCEpp(_Setting):
+class REINFORCEpp(_Preset):
     """REINFORCE++ (arXiv:2501.03262): rewards are normalised over all rollouts of the
     step, without groups.
 
@@ -74,7 +74,7 @@ class REINFORCEpp(_Setting):
     }
 
 
-class ReMax(_Setting):
+class ReMax(_Preset):
     """REINFORCE with the reward of a greedy rollout as its baseline (ReMax, arXiv:2310.10505).
 
     Each task is run once more, at temperature 0, and that rollout is not trained on. An agent must
@@ -89,7 +89,7 @@ class ReMax(_Setting):
     }
 
 
-class VinePPO(_Setting):
+class VinePPO(_Preset):
     """Proximal policy optimisation with Monte Carlo values in place of a critic (VinePPO,
     arXiv:2410.01679).
 
@@ -107,7 +107,7 @@ class VinePPO(_Setting):
     }
 
 
-class PPO(_Setting):
+class PPO(_Preset):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), generalised
     advantages over model calls.
 

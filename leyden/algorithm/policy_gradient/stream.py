@@ -38,7 +38,7 @@ class CollectedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _GroupSlot:
     """A rollout of a group, and the place that its result has there."""
 
     group: CollectedGroup
@@ -67,12 +67,12 @@ class GroupStream:
 
     def enqueue(self, numbers: Iterable[int], *, step: int, keep_until: int) -> None:
         """Start to run groups, all of them together."""
-        wave: list[_Place] = []
+        wave: list[_GroupSlot] = []
         for number in numbers:
             requests = self.requests_of(number)
             group = CollectedGroup(number, step, [str(each.rollout_id) for each in requests], [None] * len(requests))
             self.groups[number] = group
-            wave += [_Place(group, group.results, place, request) for place, request in enumerate(requests)]
+            wave += [_GroupSlot(group, group.results, place, request) for place, request in enumerate(requests)]
         self._start(wave, keep_until)
 
     async def take(self, count: int) -> list[CollectedGroup]:
@@ -104,14 +104,14 @@ class GroupStream:
             wave.cancel()
         await asyncio.gather(*waves, return_exceptions=True)
 
-    def _start(self, wave: Sequence[_Place], keep_until: int) -> None:
+    def _start(self, wave: Sequence[_GroupSlot], keep_until: int) -> None:
         """Run rollouts together."""
         if wave:
             task = asyncio.create_task(self._run(wave, keep_until))
             self._waves.add(task)
             task.add_done_callback(self._waves.discard)
 
-    async def _run(self, wave: Sequence[_Place], keep_until: int) -> None:
+    async def _run(self, wave: Sequence[_GroupSlot], keep_until: int) -> None:
         try:
             async with contextlib.aclosing(self.collect([each.request for each in wave], keep_until)) as results:
                 async for result in results:
@@ -125,7 +125,7 @@ class GroupStream:
             self._failure = error
             self._changed.set()
 
-    def _forks(self, group: CollectedGroup) -> list[_Place]:
+    def _forks(self, group: CollectedGroup) -> list[_GroupSlot]:
         """Return the forks of a group whose rollouts have finished; none of a
         group that was dropped.
         """
@@ -133,4 +133,4 @@ class GroupStream:
         group.rollout_ids += [str(each.rollout_id) for each in requests]
         forks: list[CollectedRollout | None] = [None] * len(requests)
         group.forks = forks
-        return [_Place(group, forks, place, request) for place, request in enumerate(requests)]
+        return [_GroupSlot(group, forks, place, request) for place, request in enumerate(requests)]

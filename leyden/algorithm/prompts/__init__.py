@@ -10,16 +10,16 @@ and which are kept is decided in `algorithm/apo` and `algorithm/gepa`.
 """
 
 from leyden.algorithm.prompts.base import PromptOptimiser
-from leyden.algorithm.prompts.candidate import Candidate, Place
+from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.comparison import Comparison
 from leyden.algorithm.prompts.records import CandidateRecord, best_label, read_best, read_history
 from leyden.algorithm.prompts.result import PromptResult
 
 __all__ = [
+    "Branch",
     "Candidate",
     "CandidateRecord",
     "Comparison",
-    "Place",
     "PromptOptimiser",
     "PromptResult",
     "best_label",

@@ -18,7 +18,7 @@ from leyden.types import NamedResources, PromptTemplate
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Branch:
     """A branch of a round, both from 0."""
 
     round: int
@@ -53,7 +53,7 @@ class Candidate:
         object.__setattr__(self, "key", digest.hexdigest()[:16])
 
     def edit(
-        self, name: str, text: str, *, place: Place | None, parent: tuple[str, int] | None, reason: str
+        self, name: str, text: str, *, place: Branch | None, parent: tuple[str, int] | None, reason: str
     ) -> Candidate:
         """Return a candidate with another text of one prompt.
 

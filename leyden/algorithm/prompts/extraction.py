@@ -250,7 +250,7 @@ def _split(text: str, pattern: re.Pattern[str], mark: _Field) -> Iterator[str | 
 
 
 @dataclass(slots=True)
-class _Group:
+class _MessageGroup:
     """Messages of one role that have a template in common."""
 
     template: tuple[Token, ...]
@@ -261,14 +261,14 @@ class _Group:
         return {(each.message.call, each.message.place) for each in self.members}
 
 
-def _groups(messages: Sequence[_Masked]) -> list[_Group]:
+def _groups(messages: Sequence[_Masked]) -> list[_MessageGroup]:
     """Group messages by template: equal ones first, then each with the group that
     it resembles most.
     """
-    equal: dict[tuple[str, tuple[Token, ...]], _Group] = {}
+    equal: dict[tuple[str, tuple[Token, ...]], _MessageGroup] = {}
     for each in messages:
-        equal.setdefault((each.message.role, each.tokens), _Group(each.tokens, [])).members.append(each)
-    groups: dict[str, list[_Group]] = {}
+        equal.setdefault((each.message.role, each.tokens), _MessageGroup(each.tokens, [])).members.append(each)
+    groups: dict[str, list[_MessageGroup]] = {}
     for (role, _), new in sorted(equal.items(), key=lambda item: -len(item[1].members)):
         of_role = groups.setdefault(role, [])
         merged = [(group, _common(group.template, new.template)) for group in of_role]
@@ -320,7 +320,7 @@ def _without_islands(template: Sequence[Token]) -> tuple[Token, ...]:
     return tuple(found)
 
 
-def _is_one_template(group: _Group, new: _Group, template: Sequence[Token]) -> bool:
+def _is_one_template(group: _MessageGroup, new: _MessageGroup, template: Sequence[Token]) -> bool:
     """Return whether two groups are of one template. template: what they have in common."""
     smaller = min(_letters(group.template), _letters(new.template))
     common = _letters(template)
@@ -345,7 +345,7 @@ def _longest_run(tokens: Iterable[Token]) -> int:
 # ---- a template of a group -----------------------------------------------------------------------
 
 
-def _prompt_of(group: _Group) -> ExtractedPrompt | None:
+def _prompt_of(group: _MessageGroup) -> ExtractedPrompt | None:
     """Return the prompt of a group; None if its messages have too little in common."""
     slots = [token for token in group.template if not isinstance(token, str)]
     values = [_values_in(group.template, each) for each in group.members]

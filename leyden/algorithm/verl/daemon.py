@@ -21,8 +21,8 @@ from leyden.algorithm.collector import RolloutCollector, rollout_id_at
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData
 from leyden.algorithm.policy_gradient.metrics import rollout_metrics
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
-from leyden.algorithm.verl.in_parts import Batch, BatchInParts
-from leyden.algorithm.verl.rows import Row, make_rows, score_rollouts, truncate_rows
+from leyden.algorithm.verl.in_parts import BatchInParts, RolloutBatch
+from leyden.algorithm.verl.rows import SequenceRow, make_rows, score_rollouts, truncate_rows
 from leyden.errors import ConfigError, NoTrainingData, StoreError
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.legacy import AgentLightningServer
@@ -147,7 +147,9 @@ class AgentModeDaemon(BatchInParts):
         """
         self._wait(self._set_up(addresses))
 
-    def run_batch(self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int) -> Batch:
+    def run_batch(
+        self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int
+    ) -> RolloutBatch:
         """Run each task `n` times, and return the rows when all have finished.
 
         uids: verl's name of each prompt, which becomes the rows' group. tasks: JSON texts.
@@ -189,7 +191,7 @@ class AgentModeDaemon(BatchInParts):
             await self._collector.store.update_resources(resources_id, resources, author=self._run_id)
             self._resources_ids[mode] = resources_id
 
-    async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> Batch:
+    async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> RolloutBatch:
         started = time.perf_counter()
         self._proxy.set_policy_version(self.options.model, policy_version(step, mode))
         requests = [
@@ -214,12 +216,15 @@ class AgentModeDaemon(BatchInParts):
         except NoTrainingData as error:
             if mode == "train":
                 raise NoTrainingData(f"step {step} has nothing to train on. {explanation(counts)}. {error}") from error
-            kept = [Row(each.group, each.rollout_id, each.reward, [0], [0], [0], [0.0], n_calls=0) for each in scored]
+            kept = [
+                SequenceRow(each.group, each.rollout_id, each.reward, [0], [0], [0], [0.0], n_calls=0)
+                for each in scored
+            ]
         if report.dropped:
             logger.warning("step %d: %s", step, report)
         session_of = {str(request.rollout_id): place % n for place, request in enumerate(requests)}
         after = _row_metrics([row for row in kept if row.n_trained], "_after_processing")
-        return Batch(
+        return RolloutBatch(
             rows=kept,
             sessions=[session_of[row.rollout_id] for row in kept],
             metrics={**metrics, **before, **after, **report.metrics("")},
@@ -307,7 +312,7 @@ def _count(statuses: Any) -> dict[str, int]:
     return counts
 
 
-def _row_metrics(rows: Sequence[Row], suffix: str) -> Metrics:
+def _row_metrics(rows: Sequence[SequenceRow], suffix: str) -> Metrics:
     """Return the lengths of rows under the names of seed systems: before rows are dropped
     and cut, or after.
     """

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from leyden.algorithm.verl.rows import Report, Row, data_proto, pad_rows
+from leyden.algorithm.verl.rows import Report, SequenceRow, data_proto, pad_rows
 from leyden.errors import ConfigError
 from leyden.loop import Metrics
 from leyden.types import RolloutMode
 
 
 @dataclass(slots=True)
-class Batch:
+class RolloutBatch:
     """The rollouts of one batch of prompts, and their results."""
 
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[SequenceRow] = field(default_factory=list[SequenceRow])
     """Rows of the batch: of a training batch the rows that fit, of a validation batch one row for
     each rollout, with its reward."""
     sessions: list[int] = field(default_factory=list[int])
@@ -39,7 +39,7 @@ class BatchInParts(ABC):
 
     _tasks: Sequence[str] = ()
     _batch_mode: RolloutMode = "train"
-    made: Batch | None = None
+    made: RolloutBatch | None = None
     """The newest batch that has finished; None while there is none."""
     _steps: int = 0
     """The training batches so far."""
@@ -51,7 +51,9 @@ class BatchInParts(ABC):
         """Route the gateway to the servers."""
 
     @abstractmethod
-    def run_batch(self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int) -> Batch:
+    def run_batch(
+        self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int
+    ) -> RolloutBatch:
         """Run each task `n` times."""
 
     @abstractmethod
@@ -122,7 +124,7 @@ class BatchInParts(ABC):
         """Forget the batch. The gateway keeps its servers until others come."""
         self._tasks, self.made = (), None
 
-    def _result(self, mode: RolloutMode) -> Batch:
+    def _result(self, mode: RolloutMode) -> RolloutBatch:
         if self.made is None or self._batch_mode != mode:
             raise ConfigError(
                 f"the daemon has no finished batch of {mode!r}; call set_up_data_and_server and run_until_all_finished"

@@ -40,7 +40,7 @@ with a shorter prompt, the log-probabilities of the response would be others."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRollout:
+class RewardedRollout:
     """One rollout with its reward."""
 
     group: str
@@ -52,7 +52,7 @@ class ScoredRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SequenceRow:
     """One sequence as verl trains on it."""
 
     group: str
@@ -111,13 +111,13 @@ class Report:
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
-def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[list[ScoredRollout], Report]:
+def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[list[RewardedRollout], Report]:
     """Return the rollouts of all groups that have a finite reward.
 
     names: the name of each group; empty numbers them.
     """
     report = Report()
-    scored: list[ScoredRollout] = []
+    scored: list[RewardedRollout] = []
     for number, group in enumerate(groups):
         name = names[number] if names else str(number)
         for rollout in group.rollouts:
@@ -125,7 +125,7 @@ def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[
                 report.dropped[f"the reward is {rollout.reward}"] += 1
                 continue
             trained = tuple(trajectory for trajectory in rollout.trajectories if trajectory.n_trained)
-            scored.append(ScoredRollout(name, rollout.rollout_id, rollout.reward, trained))
+            scored.append(RewardedRollout(name, rollout.rollout_id, rollout.reward, trained))
     report.rollouts = len(scored)
     return scored, report
 
@@ -133,7 +133,7 @@ def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def make_rows(rollouts: Sequence[ScoredRollout], level: Aggregation = "trajectory") -> list[Row]:
+def make_rows(rollouts: Sequence[RewardedRollout], level: Aggregation = "trajectory") -> list[SequenceRow]:
     """Return the rows of each rollout, in the order in which they began."""
     check_choice("level", level, ("trajectory", "transition"))
     return [
@@ -149,10 +149,10 @@ def make_rows(rollouts: Sequence[ScoredRollout], level: Aggregation = "trajector
     ]
 
 
-def _row(rollout: ScoredRollout, trajectory: Trajectory, calls: Sequence[tuple[int, int]]) -> Row:
+def _row(rollout: RewardedRollout, trajectory: Trajectory, calls: Sequence[tuple[int, int]]) -> SequenceRow:
     """Return the row that holds some calls of a trajectory, one after the other."""
     start, end = calls[0][0], calls[-1][1]
-    return Row(
+    return SequenceRow(
         group=rollout.group,
         rollout_id=rollout.rollout_id,
         reward=rollout.reward,
@@ -168,15 +168,15 @@ def _row(rollout: ScoredRollout, trajectory: Trajectory, calls: Sequence[tuple[i
 
 
 def truncate_rows(
-    rows: Sequence[Row],
-    rollouts: Sequence[ScoredRollout],
+    rows: Sequence[SequenceRow],
+    rollouts: Sequence[RewardedRollout],
     report: Report,
     *,
     max_prompt_length: int,
     max_response_length: int,
     overlong: Overlong = "drop",
     pad_id: int = 0,
-) -> list[Row]:
+) -> list[SequenceRow]:
     """Return rows that fit, and a placeholder for each rollout that has none; count the
     others in `report`.
 
@@ -186,7 +186,7 @@ def truncate_rows(
     check_choice("overlong", overlong, ("drop", "cut"))
     for name, limit in (("max_prompt_length", max_prompt_length), ("max_response_length", max_response_length)):
         check_number(name, limit, at_least=1, whole=True)
-    kept: dict[str, list[Row]] = {rollout.rollout_id: [] for rollout in rollouts}
+    kept: dict[str, list[SequenceRow]] = {rollout.rollout_id: [] for rollout in rollouts}
     for row in rows:
         fitting = _fit(row, report, max_prompt_length, max_response_length, overlong)
         if fitting is not None:
@@ -205,7 +205,9 @@ def truncate_rows(
     return found
 
 
-def _fit(row: Row, report: Report, max_prompt: int, max_response: int, overlong: Overlong) -> Row | None:
+def _fit(
+    row: SequenceRow, report: Report, max_prompt: int, max_response: int, overlong: Overlong
+) -> SequenceRow | None:
     if len(row.prompt_ids) > max_prompt:
         report.dropped[f"the prompt is longer than max_prompt_length={max_prompt}"] += 1
         return None
@@ -223,9 +225,9 @@ def _fit(row: Row, report: Report, max_prompt: int, max_response: int, overlong:
     )
 
 
-def _placeholder(rollout: ScoredRollout, pad_id: int) -> Row:
+def _placeholder(rollout: RewardedRollout, pad_id: int) -> SequenceRow:
     """Return a row without a trained token that carries a rollout's reward."""
-    return Row(rollout.group, rollout.rollout_id, rollout.reward, [pad_id], [pad_id], [0], [0.0], n_calls=0)
+    return SequenceRow(rollout.group, rollout.rollout_id, rollout.reward, [pad_id], [pad_id], [0], [0.0], n_calls=0)
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def _placeholder(rollout: ScoredRollout, pad_id: int) -> Row:
 class PaddedRows:
     """Rows of one length."""
 
-    rows: list[Row]
+    rows: list[SequenceRow]
     """The rows, fillers included."""
     prompts_RP: list[list[int]]
     """Padded on the left."""
@@ -254,7 +256,7 @@ class PaddedRows:
 
 
 def pad_rows(
-    rows: Sequence[Row],
+    rows: Sequence[SequenceRow],
     report: Report,
     *,
     pad_id: int,
@@ -271,7 +273,7 @@ def pad_rows(
     check_number("multiple_of", multiple_of, at_least=1, whole=True)
     n_fillers = -len(rows) % multiple_of
     report.fillers += n_fillers
-    filler = ScoredRollout("filler", "filler", 0.0, ())
+    filler = RewardedRollout("filler", "filler", 0.0, ())
     padded = [*rows, *(_placeholder(filler, pad_id) for _ in range(n_fillers))]
     width_P = prompt_length or max(len(row.prompt_ids) for row in padded)
     width_S = response_length or max(len(row.response_ids) for row in padded)
@@ -288,7 +290,7 @@ def pad_rows(
     )
 
 
-def rollout_scales(rows: Sequence[Row]) -> list[float]:
+def rollout_scales(rows: Sequence[SequenceRow]) -> list[float]:
     """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row
     that is not trained on.
 

@@ -21,8 +21,8 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch, policy_version
-from leyden.algorithm.verl.rows import Row, rollout_scales
+from leyden.algorithm.verl.daemon import AgentModeDaemon, RolloutBatch, policy_version
+from leyden.algorithm.verl.rows import SequenceRow, rollout_scales
 from leyden.loop import Metrics
 from leyden.types import RolloutMode
 
@@ -63,7 +63,7 @@ class DaemonLoopManager:
 
 
 def queue_rows(
-    batch: Batch, sources: dict[str, str], *, step: int, version: int
+    batch: RolloutBatch, sources: dict[str, str], *, step: int, version: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """Return the fields, tags and keys under which TransferQueue keeps the rows of a batch.
 
@@ -95,7 +95,7 @@ def queue_rows(
     return fields, tags, keys
 
 
-def _fields(row: Row, session: int, source: str, *, step: int) -> dict[str, Any]:
+def _fields(row: SequenceRow, session: int, source: str, *, step: int) -> dict[str, Any]:
     prompts, responses = torch.tensor(row.prompt_ids), torch.tensor(row.response_ids)
     mask = torch.tensor(row.response_mask)
     scores = torch.zeros(len(responses))
@@ -170,7 +170,7 @@ class AgentLightningTrainer(PPOTrainerSync):
         if not self.config.leyden.rollout_loss:
             return batch
         rows = [
-            Row(
+            SequenceRow(
                 "",
                 tag.get("rollout_id", ""),
                 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from leyden.compat.finder import Answer
+from leyden.compat.finder import MissingName
 
 COLLECTIONS: Final = (
     "Leyden's stores keep their rows in SQL; subclass leyden.store.LightningStore for a store of your own, "
@@ -70,6 +70,6 @@ APO_PARTS: Final = (
 PROTOCOLS: Final = "this is a type for annotations only; annotate the function with collections.abc.Callable."
 
 
-def answers(instead: str, names: str) -> dict[str, str | Answer]:
+def answers(instead: str, names: str) -> dict[str, str | MissingName]:
     """Return a table in which all of these names have one answer."""
-    return {name: Answer(instead) for name in names.split()}
+    return {name: MissingName(instead) for name in names.split()}

@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from leyden.compat.agentlightning import answers as say
 from leyden.compat.agentlightning.answers import answers
-from leyden.compat.finder import Answer, ForeignModule
+from leyden.compat.finder import ForeignModule, MissingName
 
-Names = dict[str, str | Answer]
+Names = dict[str, str | MissingName]
 
 _HERE = "leyden.compat.agentlightning"
 
@@ -39,7 +39,9 @@ _MODULES: dict[str, Names] = {
     "adapter.triplet": {
         **_same("leyden.adapter", "RewardMatchPolicy TraceTree"),
         **_own("adapter", "LlmProxyTraceToTriplet TraceToTripletBase TracerTraceToTriplet"),
-        "Transition": Answer("use the triplets of an adapter: triplet.prompt.token_ids, triplet.response.token_ids."),
+        "Transition": MissingName(
+            "use the triplets of an adapter: triplet.prompt.token_ids, triplet.response.token_ids."
+        ),
     },
     "adapter.messages": {
         **_own("adapter", "TraceToMessages"),
@@ -51,7 +53,7 @@ _MODULES: dict[str, Names] = {
     },
     "algorithm.apo.apo": {
         **_own("algorithm", "APO RolloutResultForAPO batch_iter_over_dataset"),
-        "VersionedPromptTemplate": Answer(say.APO_PARTS),
+        "VersionedPromptTemplate": MissingName(say.APO_PARTS),
         **answers(say.POML, "APPLY_EDIT_PROMPT_FILES GRADIENT_PROMPT_FILES"),
     },
     "algorithm.base": _same("leyden.algorithm", "Algorithm"),
@@ -68,10 +70,10 @@ _MODULES: dict[str, Names] = {
     "algorithm.utils": _own("algorithm", "batch_iter_over_dataset with_llm_proxy with_store"),
     "algorithm.verl.interface": _own("algorithm", "VERL"),
     "cli": _own("cli", "main"),
-    "cli.agentops_server": {"main": Answer(say.AGENTOPS_SERVICE)},
+    "cli.agentops_server": {"main": MissingName(say.AGENTOPS_SERVICE)},
     "cli.prometheus": answers(say.PROMETHEUS, "create_prometheus_app ensure_prometheus_dir main"),
     "cli.store": {"main": f"{_HERE}.cli:store_main"},
-    "cli.vllm": {"main": Answer(say.VLLM)},
+    "cli.vllm": {"main": MissingName(say.VLLM)},
     "client": _same("leyden.legacy", "AgentLightningClient DevTaskLoader"),
     "config": _own("config", "CliConfigurable lightning_cli nullable_float nullable_int nullable_str"),
     "emitter.annotation": _own("emitter", "OperationContext emit_annotation operation"),
@@ -89,23 +91,25 @@ _MODULES: dict[str, Names] = {
     "env_var": _own("env_var", "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
     "execution.base": {
         **_same("leyden.execution", "AlgorithmBundle ExecutionStrategy RunnerBundle"),
-        "resolve_managed_store_flag": Answer("use env_var.resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE)."),
+        "resolve_managed_store_flag": MissingName(
+            "use env_var.resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE)."
+        ),
     },
     "execution.client_server": _own("serving", "ClientServerExecutionStrategy"),
     "execution.events": {
         **_same("leyden.execution", "ExecutionEvent ThreadingEvent"),
-        "MultiprocessingEvent": Answer(
+        "MultiprocessingEvent": MissingName(
             "a strategy of Leyden stops its processes itself; use multiprocessing.Event between yours."
         ),
     },
     "execution.inter_process": _same("leyden.execution.inter_process", "InterProcessExecutionStrategy"),
     "execution.shared_memory": _own("serving", "SharedMemoryExecutionStrategy"),
     "instrumentation": {
-        "AGENTOPS_INSTALLED": Answer('use importlib.util.find_spec("agentops").'),
-        "AGENTOPS_LANGCHAIN_INSTALLED": Answer('use importlib.util.find_spec("langchain").'),
-        "LITELLM_INSTALLED": Answer('use importlib.util.find_spec("litellm").'),
-        "VLLM_INSTALLED": Answer('use importlib.util.find_spec("vllm").'),
-        "WEAVE_INSTALLED": Answer('use importlib.util.find_spec("weave").'),
+        "AGENTOPS_INSTALLED": MissingName('use importlib.util.find_spec("agentops").'),
+        "AGENTOPS_LANGCHAIN_INSTALLED": MissingName('use importlib.util.find_spec("langchain").'),
+        "LITELLM_INSTALLED": MissingName('use importlib.util.find_spec("litellm").'),
+        "VLLM_INSTALLED": MissingName('use importlib.util.find_spec("vllm").'),
+        "WEAVE_INSTALLED": MissingName('use importlib.util.find_spec("weave").'),
         **_own("instruments", "instrument_all uninstrument_all"),
     },
     "instrumentation.agentops": {
@@ -151,7 +155,7 @@ _MODULES: dict[str, Names] = {
             "AddLogprobs AddReturnTokenIds MessageInspectionMiddleware RolloutAttemptMiddleware StreamConversionMiddleware",
         ),
         **answers(say.LITELLM, "LightningOpenTelemetry LightningSpanExporter initialize_llm_callbacks initialize"),
-        "get_global_store": Answer("the store belongs to the gateway: proxy.get_store()."),
+        "get_global_store": MissingName("the store belongs to the gateway: proxy.get_store()."),
     },
     "logging": _own("logs", "DATE_FORMAT DEFAULT_FORMAT configure_logger setup setup_module"),
     "runner.agent": _own("agent", "LitAgentRunner"),
@@ -164,7 +168,7 @@ _MODULES: dict[str, Names] = {
         "RewardPydanticModel",
     ),
     "server": {
-        "ServerDataStore": Answer("a server keeps its tasks in a store; open one with leyden.open_store(url)."),
+        "ServerDataStore": MissingName("a server keeps its tasks in a store; open one with leyden.open_store(url)."),
         **_same("leyden.legacy", "AgentLightningServer"),
     },
     "store.base": {
@@ -191,17 +195,19 @@ _MODULES: dict[str, Names] = {
     ),
     "store.memory": {
         **_own("store", "InMemoryLightningStore"),
-        "estimate_model_size": Answer("Leyden's memory store evicts nothing; limit it with leyden.Retention."),
+        "estimate_model_size": MissingName("Leyden's memory store evicts nothing; limit it with leyden.Retention."),
     },
     "store.mongo": {
-        "MongoLightningStore": Answer('open PostgreSQL instead: leyden.open_store("postgresql://user@host/database").')
+        "MongoLightningStore": MissingName(
+            'open PostgreSQL instead: leyden.open_store("postgresql://user@host/database").'
+        )
     },
     "store.sqlite": _same("leyden.store", "SqliteLightningStore"),
     "store.threading": {"LightningStoreThreaded": f"{_HERE}.store:threaded"},
     "store.utils": {
-        "LATENCY_BUCKETS": Answer(say.METRICS),
-        "UpdateAttemptStatus": Answer(say.PROTOCOLS),
-        "UpdateRolloutStatus": Answer(say.PROTOCOLS),
+        "LATENCY_BUCKETS": MissingName(say.METRICS),
+        "UpdateAttemptStatus": MissingName(say.PROTOCOLS),
+        "UpdateRolloutStatus": MissingName(say.PROTOCOLS),
         **answers(
             "the process that owns a store checks health on a schedule; `await store.sweep()` does it now.",
             "healthcheck scan_unhealthy_rollouts",
@@ -211,7 +217,7 @@ _MODULES: dict[str, Names] = {
             "propagate_status rollout_status_from_attempt",
         ),
     },
-    "tracer.base": {"T_func": Answer(say.PROTOCOLS), "BaseTracer": f"{_HERE}.tracer:Tracer"}
+    "tracer.base": {"T_func": MissingName(say.PROTOCOLS), "BaseTracer": f"{_HERE}.tracer:Tracer"}
     | _own("tracer", "Tracer clear_active_tracer get_active_tracer set_active_tracer with_active_tracer_context"),
     "tracer.agentops": {
         **_own("tracer", "AgentOpsTracer"),
@@ -222,7 +228,7 @@ _MODULES: dict[str, Names] = {
         **_own("tracer", "DummyTracer"),
     },
     "tracer.http": {
-        "HttpTracer": Answer(
+        "HttpTracer": MissingName(
             "leyden.OtelTracer notes a model call of any HTTP client, and the gateway (leyden.LLMProxy) records its content."
         )
     },
@@ -230,7 +236,7 @@ _MODULES: dict[str, Names] = {
         **_own("tracer", "OtelTracer STORE_WRITE_TIMEOUT_SECONDS"),
         "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
         "OtelSpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
-        "to_otel_status_code": Answer("use opentelemetry.trace.StatusCode[name]."),
+        "to_otel_status_code": MissingName("use opentelemetry.trace.StatusCode[name]."),
     },
     "tracer.triplet": {
         **_own("adapter", "TripletExporter"),
@@ -245,11 +251,11 @@ _MODULES: dict[str, Names] = {
     },
     "trainer.init_utils": {
         **_same("leyden.trainer", "build_component instantiate_component instantiate_from_spec load_class"),
-        "OptionalDefaults": Answer(say.PROTOCOLS),
+        "OptionalDefaults": MissingName(say.PROTOCOLS),
     },
     "trainer.legacy": _same("leyden.trainer.legacy", "TrainerLegacy"),
     "trainer.registry": _same("leyden.trainer.registry", "ExecutionStrategyRegistry"),
-    "trainer.trainer": {**_own("trainer", "Trainer"), "ComponentSpec": Answer(say.PROTOCOLS)},
+    "trainer.trainer": {**_own("trainer", "Trainer"), "ComponentSpec": MissingName(say.PROTOCOLS)},
     "types.core": {
         **_same(
             "leyden.types",
@@ -305,7 +311,7 @@ _MODULES: dict[str, Names] = {
     "verl.__main__": {"main": _VERL_MAIN},
     "verl.async_server": answers(say.VLLM, "PatchedvLLMServer"),
     "verl.daemon": {
-        "AgentModeDaemon": Answer(say.VERL_DAEMON),
+        "AgentModeDaemon": MissingName(say.VERL_DAEMON),
         **answers(say.VERL_ROWS, "get_left_padded_ids_and_attention_mask get_right_padded_ids_and_attention_mask"),
         **answers(say.VERL_TOKENS, "ids_startswith log_mismatch_detail"),
     },
@@ -315,8 +321,8 @@ _MODULES: dict[str, Names] = {
         "main": _VERL_MAIN,
     },
     "verl.trainer": {
-        "AgentLightningTrainer": Answer(say.VERL_TRAINER),
-        "compute_data_metrics": Answer(say.VERL_METRICS),
+        "AgentLightningTrainer": MissingName(say.VERL_TRAINER),
+        "compute_data_metrics": MissingName(say.VERL_METRICS),
     },
 }
 

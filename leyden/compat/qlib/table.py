@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from leyden.compat.finder import Answer, ForeignModule
+from leyden.compat.finder import ForeignModule, MissingName
 
-Names = dict[str, str | Answer]
+Names = dict[str, str | MissingName]
 _HERE = "leyden.compat.qlib"
 
 
@@ -24,7 +24,7 @@ def _same(module: str, names: str) -> Names:
 
 def _answered(instead: str, names: str) -> Names:
     """Return a table of names that have the same answer."""
-    return dict.fromkeys(names.split(), Answer(f"{instead}."))
+    return dict.fromkeys(names.split(), MissingName(f"{instead}."))
 
 
 _NESTED = (
@@ -53,9 +53,9 @@ _MODULES: dict[str, Names] = {
     | _same(f"{_HERE}.log", "LogCollector LogWriter LogBuffer ConsoleWriter CsvWriter")
     | _same("leyden.rl.parts", "ObsType ActType")
     | {
-        "PickleWriter": Answer(_WRITERS + "PickleWriter(path)."),
-        "TensorboardWriter": Answer(_WRITERS + "TensorboardWriter(directory)."),
-        "MlflowWriter": Answer(_WRITERS + "MlflowWriter(experiment)."),
+        "PickleWriter": MissingName(_WRITERS + "PickleWriter(path)."),
+        "TensorboardWriter": MissingName(_WRITERS + "TensorboardWriter(directory)."),
+        "MlflowWriter": MissingName(_WRITERS + "MlflowWriter(experiment)."),
     },
     "rl.trainer.trainer": _same(f"{_HERE}.trainer", "Trainer"),
     "rl.trainer.vessel": _same(f"{_HERE}.trainer", "TrainingVessel TrainingVesselBase")
@@ -185,9 +185,9 @@ def _modules() -> Mapping[str, ForeignModule]:
     return MappingProxyType(modules)
 
 
-def _from_pyqlib(target: str | Answer, part: str) -> str | Answer:
+def _from_pyqlib(target: str | MissingName, part: str) -> str | MissingName:
     """Return a package's entry for a name of one of its modules."""
-    return replace(target, module=f"qlib.{part}") if isinstance(target, Answer) and part in _OF_PYQLIB else target
+    return replace(target, module=f"qlib.{part}") if isinstance(target, MissingName) and part in _OF_PYQLIB else target
 
 
 MODULES = _modules()

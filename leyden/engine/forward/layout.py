@@ -55,7 +55,7 @@ class LayoutForward:
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         self._store.reserve(max(rows), max(map(len, sequences)))
-        batch = _Batch.of(rows, sequences, cached, self._embed.weight)
+        batch = _StepTokens.of(rows, sequences, cached, self._embed.weight)
         rotary = self._cos[batch.positions_N], self._sin[batch.positions_N]
         x = self._embed(batch.ids_N)
         for index, layer in enumerate(self._layers[:-1]):
@@ -87,7 +87,7 @@ class LayoutForward:
     def release(self) -> None:
         self._store.clear()
 
-    def _attend(self, index: int, q_NHD: Tensor, batch: _Batch) -> Tensor:
+    def _attend(self, index: int, q_NHD: Tensor, batch: _StepTokens) -> Tensor:
         """Return the attention's output (N, H * D) of a batch: its single
         tokens, then its prompts.
         """
@@ -192,7 +192,7 @@ class _Prompts:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _StepTokens:
     """The tokens of one step: first those of rows with a single token, then those of prompts."""
 
     ids_N: Tensor
@@ -207,7 +207,9 @@ class _Batch:
     """The places of the wanted tokens among the N; None if all N are wanted, in order."""
 
     @classmethod
-    def of(cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor) -> _Batch:
+    def of(
+        cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor
+    ) -> _StepTokens:
         lengths = [len(sequence) for sequence in sequences]
         singles = [b for b, length in enumerate(lengths) if length - cached[b] == 1]
         prompts = [b for b, length in enumerate(lengths) if length - cached[b] > 1]

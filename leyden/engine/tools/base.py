@@ -21,7 +21,7 @@ Schemas = Mapping[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """One call of a tool."""
 
     name: str
@@ -38,7 +38,7 @@ class Call:
 class Found:
     """Calls at the beginning of a text."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     length: int
     """How many characters they take, the marker included."""
 
@@ -103,12 +103,12 @@ class Reader:
         self._at_start = True
         self.n_calls = 0
 
-    def feed(self, piece: str, *, final: bool) -> tuple[str, list[Call]]:
+    def feed(self, piece: str, *, final: bool) -> tuple[str, list[ToolCall]]:
         """Add text; return the content and the calls that are now certain. final: it is the last
         piece.
         """
         self._rest += piece
-        content, calls = "", list[Call]()
+        content, calls = "", list[ToolCall]()
         while (at := self._marker()) is not None:
             outcome = self._parser.read(self._rest[at:], self._schemas, final=final)
             if outcome == "unfinished" and not final:
@@ -162,7 +162,7 @@ class Reader:
         return content
 
 
-def parse(text: str, parser: ToolParser, schemas: Schemas) -> tuple[str, list[Call]]:
+def parse(text: str, parser: ToolParser, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     """Return the content and the tool calls of a whole response."""
     return Reader(parser, schemas).feed(text, final=True)
 
@@ -179,7 +179,7 @@ def decode_json(text: str, start: int) -> tuple[Any, int] | None:
         return None
 
 
-def call_of(value: Any, *names: str) -> Call | None:
+def call_of(value: Any, *names: str) -> ToolCall | None:
     """Return the call that a JSON value describes, or None if it describes none.
 
     The value is an object with "name" and, under one of `names`, the object of arguments.
@@ -191,7 +191,7 @@ def call_of(value: Any, *names: str) -> Call | None:
     arguments: Any = next((described[field] for field in names if field in described), None)
     if not isinstance(name, str) or not name or not _is_unicode(name) or not isinstance(arguments, dict):
         return None
-    return Call(name, cast(Json, arguments))
+    return ToolCall(name, cast(Json, arguments))
 
 
 def json_calls(arguments: Mapping[str, str], field: str) -> dict[str, str]:

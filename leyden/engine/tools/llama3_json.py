@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from leyden.engine.tools.base import Call, Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
+from leyden.engine.tools.base import Found, Outcome, Schemas, ToolCall, ToolParser, call_of, decode_json, json_calls
 
 _PYTHON_TAG = "<|python_tag|>"
 
@@ -27,7 +27,7 @@ class Llama3Json(ToolParser):
         """Read all calls, at the end of the response: a word after them makes it content."""
         if not final:
             return "unfinished"
-        calls: list[Call] = []
+        calls: list[ToolCall] = []
         at = len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG) else 0
         while (found := decode_json(text, at)) is not None:
             value, at = found

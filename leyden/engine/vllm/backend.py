@@ -29,7 +29,7 @@ from leyden.engine.base import (
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    Sample,
+    SampledResponse,
     SamplingParams,
 )
 from leyden.engine.embedded import EmbeddedBackend, embedded_capabilities
@@ -62,7 +62,7 @@ _LOOK_SECONDS: Final = 20.0
 
 
 @dataclass(slots=True)
-class _Running:
+class _StartedBackend:
     """The parts of a started backend."""
 
     server: Server
@@ -181,7 +181,7 @@ class VLLMBackend(PolicyBackend):
             "extra_arguments": tuple(extra_arguments),
             "environment": dict(environment or {}),
         }
-        self._running: _Running | None = None
+        self._running: _StartedBackend | None = None
         self._policy_version = 0
 
     @property
@@ -216,7 +216,7 @@ class VLLMBackend(PolicyBackend):
             undo.push_async_callback(client.close)
             n_vocabulary = _vocabulary(initial)
             probes = probes_for(n_vocabulary, max_length)
-            running = _Running(server, client, exchange, n_vocabulary, max_length, _stop_ids(initial), probes)
+            running = _StartedBackend(server, client, exchange, n_vocabulary, max_length, _stop_ids(initial), probes)
             await asyncio.to_thread(server.wait_until_ready)
             async with self._explained(running):
                 await self._adopt(running, initial)
@@ -247,7 +247,7 @@ class VLLMBackend(PolicyBackend):
             return await asyncio.to_thread(StartedServer, initial, self.model_name, options)
         return await asyncio.to_thread(StartedServer, _reachable(self._model), f"{self.model_name}-base", options)
 
-    async def _adopt(self, running: _Running, initial: Path) -> None:
+    async def _adopt(self, running: _StartedBackend, initial: Path) -> None:
         """Bring a server that has come up to the learner's weights, and check it."""
         if self._url is not None:
             models = await running.client.models()
@@ -316,7 +316,7 @@ class VLLMBackend(PolicyBackend):
         running = self._started()
         return LLM(endpoint=f"{running.server.url}/v1", model=self.model_name, api_key=self._api_key)
 
-    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
+    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
         running = self._started()
         if params.top_p < 1:
             raise ConfigError(
@@ -365,7 +365,7 @@ class VLLMBackend(PolicyBackend):
 
     # ---- weights ---------------------------------------------------------------------------------
 
-    async def _push(self, running: _Running) -> None:
+    async def _push(self, running: _StartedBackend) -> None:
         """Give the server the learner's weights.
 
         Raise EngineError, naming weights, unless its probes agree.
@@ -390,7 +390,7 @@ class VLLMBackend(PolicyBackend):
         if self._untie:
             await asyncio.to_thread(untie_embeddings, folder)
 
-    async def _load(self, running: _Running, folder: Path) -> None:
+    async def _load(self, running: _StartedBackend, folder: Path) -> None:
         """Let the server load a folder between two requests; those under way end first."""
         await running.client.pause()
         try:
@@ -401,7 +401,7 @@ class VLLMBackend(PolicyBackend):
         finally:
             await running.client.resume()
 
-    async def _verify(self, running: _Running, folder: Path) -> None:
+    async def _verify(self, running: _StartedBackend, folder: Path) -> None:
         wanted = await learner_scores(self._learner, running.probes)
         difference = largest_difference(await self._score(running, running.probes), wanted)
         if difference <= self._tolerance:
@@ -428,10 +428,10 @@ class VLLMBackend(PolicyBackend):
             + _remedy(stale, trains_adapter=self._trains_adapter)
         )
 
-    async def _score(self, running: _Running, probes: Sequence[Sequence[int]]) -> list[list[float]]:
+    async def _score(self, running: _StartedBackend, probes: Sequence[Sequence[int]]) -> list[list[float]]:
         return await running.client.score(self.model_name, probes)
 
-    async def _mark(self, running: _Running) -> None:
+    async def _mark(self, running: _StartedBackend) -> None:
         """Name the loaded weights, so that a server that was started again is recognised."""
         mark = f"leyden-{uuid.uuid4().hex}"
         try:
@@ -442,7 +442,7 @@ class VLLMBackend(PolicyBackend):
             return  # adapters need no route of the development mode, and a new process has lost them
         running.mark = mark
 
-    async def _check_mark(self, running: _Running) -> None:
+    async def _check_mark(self, running: _StartedBackend) -> None:
         mark = running.mark
         if mark is None:
             return
@@ -453,13 +453,13 @@ class VLLMBackend(PolicyBackend):
                 "again, or another program changed its weights. Give each run a server of its own, and resume the run"
             )
 
-    def _started(self) -> _Running:
+    def _started(self) -> _StartedBackend:
         if self._running is None:
             raise EngineError("the engine is not running; call start() first, or use 'async with'")
         return self._running
 
     @contextlib.asynccontextmanager
-    async def _explained(self, running: _Running) -> AsyncGenerator[None]:
+    async def _explained(self, running: _StartedBackend) -> AsyncGenerator[None]:
         """Add the server's last lines to an error of one of its calls."""
         try:
             yield

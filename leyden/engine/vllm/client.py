@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from leyden.engine.base import Sample, SamplingParams
+from leyden.engine.base import SampledResponse, SamplingParams
 from leyden.errors import EngineError
 from leyden.utils.per_loop import PerLoop
 
@@ -63,14 +63,14 @@ class VLLMClient:
         *,
         version: int,
         stop_ids: Sequence[int],
-    ) -> list[Sample]:
+    ) -> list[SampledResponse]:
         """Return one response for each prompt of token ids; prompt i is sampled with `seed + i`.
 
         Raise EngineError if an answer has no token ids.
         """
         room = asyncio.Semaphore(self._most_at_once)
 
-        async def one(index: int, prompt: Sequence[int]) -> Sample:
+        async def one(index: int, prompt: Sequence[int]) -> SampledResponse:
             body: dict[str, Any] = {
                 "model": model,
                 "prompt": list(prompt),
@@ -94,7 +94,7 @@ class VLLMClient:
                     "it must honour `logprobs`"
                 )
             reason = "length" if choice.get("finish_reason") == "length" else "stop"
-            return Sample(token_ids, logprobs, [version] * len(token_ids), reason)
+            return SampledResponse(token_ids, logprobs, [version] * len(token_ids), reason)
 
         try:
             async with asyncio.TaskGroup() as group:

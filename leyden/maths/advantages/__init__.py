@@ -11,8 +11,8 @@ Shapes: R rollouts of a step, G rollouts of one group (one task), C_r calls of r
 """
 
 from leyden.maths.advantages.base import ESTIMATORS as ESTIMATORS
+from leyden.maths.advantages.base import AdvantageEstimate as AdvantageEstimate
 from leyden.maths.advantages.base import Advantages as Advantages
-from leyden.maths.advantages.base import Estimate as Estimate
 from leyden.maths.advantages.base import RegisteredEstimator as RegisteredEstimator
 from leyden.maths.advantages.base import RolloutRewards as RolloutRewards
 from leyden.maths.advantages.base import find_estimator as find_estimator

@@ -34,7 +34,7 @@ class RolloutRewards:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class AdvantageEstimate:
     """The advantages of a step's R rollouts, in their order. Rollout r has C_r calls."""
 
     advantages: list[list[float]]
@@ -90,7 +90,7 @@ class Advantages:
 
 
 A = TypeVar("A", bound=Advantages)
-EstimatorFunction = Callable[[Sequence[RolloutRewards], A], Estimate]
+EstimatorFunction = Callable[[Sequence[RolloutRewards], A], AdvantageEstimate]
 """Return the advantages of all rollouts of one step, with all of its groups. The second argument
 holds the estimator's constants."""
 
@@ -119,7 +119,7 @@ def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunc
 
     def register(function: EstimatorFunction[A]) -> EstimatorFunction[A]:
         @functools.wraps(function)
-        def checked(rollouts: Sequence[RolloutRewards], constants: A) -> Estimate:
+        def checked(rollouts: Sequence[RolloutRewards], constants: A) -> AdvantageEstimate:
             _check(name, rollouts, constants)
             return function(rollouts, constants)
 
@@ -153,9 +153,9 @@ def members(rollouts: Sequence[RolloutRewards]) -> dict[int, list[int]]:
     return dict(places)
 
 
-def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) -> Estimate:
+def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) -> AdvantageEstimate:
     """Return an estimate that gives each call of a rollout the rollout's advantage."""
-    return Estimate(
+    return AdvantageEstimate(
         [[advantage] * len(each.call_rewards) for advantage, each in zip(advantages_R, rollouts, strict=True)]
     )
 

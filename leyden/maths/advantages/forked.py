@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leyden.errors import ConfigError
-from leyden.maths.advantages.base import Advantages, Estimate, RolloutRewards, members, register_estimator
+from leyden.maths.advantages.base import AdvantageEstimate, Advantages, RolloutRewards, members, register_estimator
 from leyden.maths.advantages.statistics import mean, whitened
 from leyden.options import check_flag, check_number, named_options
 
@@ -65,7 +65,7 @@ class VinePPOAdvantages(Advantages):
 
 
 @register_estimator("vineppo", VinePPOAdvantages)
-def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) -> Estimate:
+def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) -> AdvantageEstimate:
     """Return the differences of Monte Carlo values at consecutive calls (VinePPO,
     arXiv:2410.01679, section 4).
 
@@ -80,7 +80,7 @@ def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) ->
     rows = [_differences(rollout, first) for rollout, first in zip(rollouts, first_values, strict=True)]
     if constants.whiten:
         rows = whitened(rows, epsilon=constants.epsilon, ddof=constants.ddof)
-    return Estimate(rows)
+    return AdvantageEstimate(rows)
 
 
 def _mean_of_others(rollouts: Sequence[RolloutRewards]) -> list[float]:

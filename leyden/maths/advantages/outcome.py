@@ -7,7 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from leyden.maths.advantages.base import Advantages, Estimate, RolloutRewards, members, register_estimator, repeated
+from leyden.maths.advantages.base import (
+    AdvantageEstimate,
+    Advantages,
+    RolloutRewards,
+    members,
+    register_estimator,
+    repeated,
+)
 from leyden.maths.advantages.statistics import centred, deviation, whitened
 from leyden.options import check_flag, check_number, named_options
 
@@ -39,7 +46,7 @@ class GRPOAdvantages(Advantages):
 
 
 @register_estimator("grpo", GRPOAdvantages)
-def grpo(rollouts: Sequence[RolloutRewards], constants: GRPOAdvantages) -> Estimate:
+def grpo(rollouts: Sequence[RolloutRewards], constants: GRPOAdvantages) -> AdvantageEstimate:
     """Return the standardised rewards of each group (GRPO, arXiv:2402.03300, section 4.1.2).
 
     A_i = (r_i - mean(r)) / (std(r) + epsilon). Every group then weighs about the same, whether its
@@ -64,7 +71,7 @@ class DrGRPOAdvantages(Advantages):
 
 
 @register_estimator("dr_grpo", DrGRPOAdvantages)
-def dr_grpo(rollouts: Sequence[RolloutRewards], constants: DrGRPOAdvantages) -> Estimate:
+def dr_grpo(rollouts: Sequence[RolloutRewards], constants: DrGRPOAdvantages) -> AdvantageEstimate:
     """Return the centred rewards of each group (Dr. GRPO, arXiv:2503.20783, section 3.2).
 
     A_i = r_i - mean(r). Without a division by the deviation, tasks that are nearly always or nearly
@@ -84,7 +91,7 @@ class RLOOAdvantages(Advantages):
 
 
 @register_estimator("rloo", RLOOAdvantages)
-def rloo(rollouts: Sequence[RolloutRewards], constants: RLOOAdvantages) -> Estimate:
+def rloo(rollouts: Sequence[RolloutRewards], constants: RLOOAdvantages) -> AdvantageEstimate:
     """Return each reward less the mean of the group's other rewards (RLOO, arXiv:2402.14740).
 
     A_i = r_i - mean of r_j over j != i = G / (G - 1) (r_i - mean(r)). The baseline does not depend
@@ -122,7 +129,7 @@ class ReinforcePPAdvantages(Advantages):
 
 
 @register_estimator("reinforce_pp", ReinforcePPAdvantages)
-def reinforce_pp(rollouts: Sequence[RolloutRewards], constants: ReinforcePPAdvantages) -> Estimate:
+def reinforce_pp(rollouts: Sequence[RolloutRewards], constants: ReinforcePPAdvantages) -> AdvantageEstimate:
     """Return the rewards, standardised over all rollouts of the step (REINFORCE++,
     arXiv:2501.03262).
 
@@ -149,7 +156,7 @@ class ReMaxAdvantages(Advantages):
 
 
 @register_estimator("remax", ReMaxAdvantages)
-def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> Estimate:
+def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> AdvantageEstimate:
     """Return each reward less the reward of a greedily decoded rollout (ReMax,
     arXiv:2310.10505, algorithm 1).
     """

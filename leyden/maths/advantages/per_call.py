@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leyden.maths.advantages.base import Advantages, Estimate, RolloutRewards, members, register_estimator
+from leyden.maths.advantages.base import AdvantageEstimate, Advantages, RolloutRewards, members, register_estimator
 from leyden.maths.advantages.statistics import centre_and_variance, whitened
 from leyden.options import check_choice, check_flag, check_number, named_options
 
@@ -48,7 +48,7 @@ class GAEAdvantages(Advantages):
 
 
 @register_estimator("gae", GAEAdvantages)
-def gae(rollouts: Sequence[RolloutRewards], constants: GAEAdvantages) -> Estimate:
+def gae(rollouts: Sequence[RolloutRewards], constants: GAEAdvantages) -> AdvantageEstimate:
     """Return generalised advantage estimates over the calls of each rollout
     (arXiv:1506.02438, eq. 16).
 
@@ -70,7 +70,7 @@ def gae(rollouts: Sequence[RolloutRewards], constants: GAEAdvantages) -> Estimat
         returns.append([advantage + value for advantage, value in zip(row, values_C, strict=True)])
     if constants.whiten:
         advantages = whitened(advantages, epsilon=constants.epsilon, ddof=constants.ddof)
-    return Estimate(advantages, returns)
+    return AdvantageEstimate(advantages, returns)
 
 
 @named_options
@@ -110,7 +110,7 @@ class ProcessAdvantages(Advantages):
 
 
 @register_estimator("process", ProcessAdvantages)
-def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) -> Estimate:
+def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) -> AdvantageEstimate:
     """Return credit for each call from the rewards that followed it (process supervision,
     arXiv:2402.03300, 4.1.3).
 
@@ -131,7 +131,7 @@ def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) ->
             rows = _against_position([_discounted_sums(row, constants.gamma) for row in rewards], constants)
         for place, row in zip(places, rows, strict=True):
             advantages[place] = row
-    return Estimate(advantages)
+    return AdvantageEstimate(advantages)
 
 
 def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:

@@ -28,7 +28,7 @@ import numpy as np
 from leyden.errors import ConfigError, SimulatorError
 from leyden.host.child import (
     Child,
-    Failure,
+    ChildFailure,
     StartMethod,
     exit_if_starting,
     known_start_method,
@@ -43,7 +43,7 @@ from leyden.rl.env.group import EnvFactory, EnvFailure, Infos, Rows, Start, core
 from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
-from leyden.rl.env.worker import Begin, Ready, Results, Sizes, Step, View, run_worker
+from leyden.rl.env.worker import BeginEpisodes, EnvsReady, Results, Sizes, StepEnvs, View, run_worker
 from leyden.rl.seed import SeedsLike
 from leyden.utils.pickling import pack_by_value
 
@@ -54,7 +54,7 @@ _LAST_SECONDS = 2.0
 """How long all workers together may take to close their environments."""
 
 
-class _Lost(Exception):
+class _WorkerLost(Exception):
     """A worker has sent no reply."""
 
     def __init__(self, how: str, traceback: str = "") -> None:
@@ -62,11 +62,11 @@ class _Lost(Exception):
         self.how, self.traceback = how, traceback
 
 
-class _TimedOut(_Lost):
+class _TimedOut(_WorkerLost):
     """A worker has not replied in time."""
 
 
-class _Worker:
+class _EnvWorker:
     """One worker process, as its parent sees it. `start` replaces a process that has ended."""
 
     def __init__(
@@ -92,17 +92,17 @@ class _Worker:
         self._channel: Channel | None = None
 
     def start(self) -> None:
-        """Start the process. It sends Ready when its environments are made."""
+        """Start the process. It sends `EnvsReady` when its environments are made."""
         generators = WorkerGenerators(self._seeds, self.number, self._starts)
         args = (self.number, self.part, self._file, self._packed, self._sizes, self._wants_steps, generators)
         self.child = Child(run_worker, args, name=f"leyden-env-{self.number}", start_method=self._start_method)
         self._channel = Channel(self.child.connection)
         self._starts += 1
 
-    def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> Ready:
+    def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> EnvsReady:
         """Wait until the environments are made, with a warning each `quiet_seconds`.
 
-        Raise _Lost if the worker fails.
+        Raise _WorkerLost if the worker fails.
         """
         began, after = time.monotonic(), quiet_seconds
         end = math.inf if timeout_seconds is None else timeout_seconds
@@ -116,7 +116,7 @@ class _Worker:
                 logger.warning("worker %d takes more than %g s to make %s", self.number, after, self.described)
                 after *= 2
             else:
-                assert isinstance(ready, Ready)
+                assert isinstance(ready, EnvsReady)
                 return ready
 
     @property
@@ -126,7 +126,7 @@ class _Worker:
         return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
 
     def reply(self, timeout_seconds: float | None) -> Any:
-        """Return the reply of the worker. Raise _Lost if none comes."""
+        """Return the reply of the worker. Raise _WorkerLost if none comes."""
         assert self._channel is not None
         assert self.child is not None
         try:
@@ -135,9 +135,9 @@ class _Worker:
             raise _TimedOut(_too_long(timeout_seconds)) from None
         except (EOFError, OSError):
             how = self.child.describe_end(_LAST_SECONDS, remedy="choose start_method='fork'")
-            raise _Lost(f"its worker process {how}") from None
-        if isinstance(answer, Failure):
-            raise _Lost(f"its worker process ended: {answer.headline}", answer.traceback)
+            raise _WorkerLost(f"its worker process {how}") from None
+        if isinstance(answer, ChildFailure):
+            raise _WorkerLost(f"its worker process ended: {answer.headline}", answer.traceback)
         return answer
 
     def send(self, command: Any) -> None:
@@ -206,7 +206,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         if not isinstance(seed, WorkerSeeds):
             seed = WorkerSeeds.draw() if seed is None else WorkerSeeds(seed, seed, seed)
         self._timeout = step_timeout_seconds
-        self._awaited: _Worker | None = None
+        self._awaited: _EnvWorker | None = None
         parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
         sizes = Sizes(len(env_fns), len(parts))
         method = known_start_method(start_method)
@@ -214,7 +214,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         preload(["leyden.rl.env.worker"])
         self._file = SharedMemoryFile()
         self._workers = [
-            _Worker(
+            _EnvWorker(
                 number,
                 part,
                 method,
@@ -237,7 +237,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             self._finalizer()
             raise
 
-    def _open_memory(self, ready: list[Ready], sizes: Sizes) -> None:
+    def _open_memory(self, ready: list[EnvsReady], sizes: Sizes) -> None:
         first = ready[0]
         if any(one != first for one in ready):
             raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
@@ -259,15 +259,15 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         for worker in self._workers:
             self._let_open(worker)
 
-    def _let_open(self, worker: _Worker) -> None:
+    def _let_open(self, worker: _EnvWorker) -> None:
         """Let a worker map the shared memory, which has its final size now."""
         worker.send("open")
         try:
             worker.reply(self._timeout)
-        except _Lost as lost:
+        except _WorkerLost as lost:
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
-    def _first_ready(self, worker: _Worker) -> Ready:
+    def _first_ready(self, worker: _EnvWorker) -> EnvsReady:
         """Wait for a worker that was just started.
 
         Restart one that dies, unless failures are raised.
@@ -275,7 +275,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         for attempt in range(_STARTS):
             try:
                 return worker.ready(self._timeout, self._quiet_seconds)
-            except _Lost as lost:
+            except _WorkerLost as lost:
                 if lost.traceback or self._on_worker_error == "raise" or attempt == _STARTS - 1:
                     raise self._not_made(worker, lost) from None
                 logger.warning("worker %d is started again: %s", worker.number, lost.how)
@@ -283,13 +283,13 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             worker.start()
         raise AssertionError("not reached")
 
-    def _ready(self, worker: _Worker) -> Ready:
+    def _ready(self, worker: _EnvWorker) -> EnvsReady:
         try:
             return worker.ready(self._timeout, self._quiet_seconds)
-        except _Lost as lost:
+        except _WorkerLost as lost:
             raise self._not_made(worker, lost) from None
 
-    def _not_made(self, worker: _Worker, lost: _Lost) -> SimulatorError:
+    def _not_made(self, worker: _EnvWorker, lost: _WorkerLost) -> SimulatorError:
         own = f"\n\nIts own traceback:\n{lost.traceback}" if lost.traceback else ""
         return SimulatorError(f"{worker.described} could not be made: {lost.how}{own}", env_id=worker.part.start)
 
@@ -303,11 +303,11 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return f" (worker {worker.number}, process {pid})"
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        orders: list[tuple[_Worker, Begin]] = []
+        orders: list[tuple[_EnvWorker, BeginEpisodes]] = []
         for worker in self._workers:
             mine = [(env - worker.part.start, seed) for env, seed in starts if env in worker.part]
             if mine:
-                orders.append((worker, Begin(mine)))
+                orders.append((worker, BeginEpisodes(mine)))
                 worker.send(orders[-1][1])
         failures: list[EnvFailure] = []
         for worker, order in orders:
@@ -318,14 +318,14 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         everyone = bool(mask.all())
-        sent: list[tuple[_Worker, list[int]]] = []
+        sent: list[tuple[_EnvWorker, list[int]]] = []
         if shared := self._view.rows is not None:
             write(self._view.actions, ..., actions)
             self._view.todo[...] = mask
         for worker in self._workers:
             envs = worker.everyone if everyone else np.flatnonzero(mask[worker.rows]).tolist()
             if envs:
-                worker.send(SIGNAL if shared else Step(envs, select(actions, worker.rows)))
+                worker.send(SIGNAL if shared else StepEnvs(envs, select(actions, worker.rows)))
                 sent.append((worker, envs))
         infos: Infos = {}
         failures: list[EnvFailure] = []
@@ -336,7 +336,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             failures += failed
         return infos, failures
 
-    def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
+    def _take_in(self, worker: _EnvWorker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
         """Return a worker's infos and failures, by the numbers of all environments.
 
         envs: the environments, by the worker's own numbers, that it was asked to step or reset.
@@ -345,7 +345,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         self._awaited = worker
         try:
             answer = worker.reply(self._timeout)
-        except _Lost as lost:
+        except _WorkerLost as lost:
             return {}, self._replace(worker, envs, doing, lost)
         if answer is SIGNAL:
             return {}, []
@@ -357,12 +357,12 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         infos = {env + start: info for env, info in answer.infos.items()}
         return infos, [replace(failure, env=failure.env + start) for failure in answer.failures]
 
-    def _copy_rows(self, worker: _Worker, rows: Rows) -> None:
+    def _copy_rows(self, worker: _EnvWorker, rows: Rows) -> None:
         mine = self._rows.part(worker.rows)
         write(mine.obs, ..., rows.obs)
         mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
 
-    def _replace(self, worker: _Worker, envs: Sequence[int], doing: str, lost: _Lost) -> list[EnvFailure]:
+    def _replace(self, worker: _EnvWorker, envs: Sequence[int], doing: str, lost: _WorkerLost) -> list[EnvFailure]:
         """Replace a worker that was lost. All its episodes are lost too."""
         at_work = int(self._view.progress[worker.number])
         for attempt in range(_STARTS):  # whatever killed the worker may kill the next one too
@@ -415,7 +415,7 @@ def _pack(factories: Sequence[EnvFactory]) -> bytes:
         ) from error
 
 
-def _end_all(workers: Sequence[_Worker], file: SharedMemoryFile) -> None:
+def _end_all(workers: Sequence[_EnvWorker], file: SharedMemoryFile) -> None:
     for worker in workers:  # all at once: each ends by itself when its pipe does
         if worker.child is not None:
             worker.child.hang_up()

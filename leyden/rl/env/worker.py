@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.host.child import Failure, Parent, end_with_parent
+from leyden.host.child import ChildFailure, Parent, end_with_parent
 from leyden.rl.batch import select
 from leyden.rl.data_queue import address_of
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
@@ -26,7 +26,7 @@ from leyden.utils.pickling import pack_by_value
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class EnvsReady:
     """A worker has made its environments."""
 
     observation_space: AnySpace
@@ -46,14 +46,14 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginEpisodes:
     """The command to begin episodes."""
 
     starts: list[Start]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepEnvs:
     """The command to step, with the actions if they are not in shared memory."""
 
     envs: list[int]
@@ -135,13 +135,13 @@ def run_worker(
             generators.seed()
             group = EnvGroup(factories, wants_steps=wants_steps)
             own = None if group.own_seeds is None else address_of(group.own_seeds) or ""
-            channel.send(Ready(group.observation_space, group.action_space, own))
+            channel.send(EnvsReady(group.observation_space, group.action_space, own))
             channel.receive()
             _serve(channel, group, number, part, file, sizes, generators)
         except (EOFError, BrokenPipeError):
             raise
         except BaseException as error:  # noqa: BLE001 -- the parent reports it
-            channel.send(Failure.of(error))
+            channel.send(ChildFailure.of(error))
 
 
 def _serve(
@@ -172,7 +172,7 @@ def _serve(
                     _send(channel, Results(infos, _for_parent(failures)))
                 else:
                     channel.signal()
-            elif isinstance(command, Begin):
+            elif isinstance(command, BeginEpisodes):
                 generators.seed()  # a simulator may load torch late
                 channel.send(Results({}, _for_parent(group.begin(command.starts)), sent))
             else:

@@ -23,7 +23,7 @@ from leyden import semconv
 from leyden.errors import ConfigError, ProcessFailed
 from leyden.litagent import LitAgent
 from leyden.runner.calls import call_sync
-from leyden.runner.process.endpoint import Reports, reports
+from leyden.runner.process.endpoint import AttemptReports, reports
 from leyden.runner.process.environment import Folder, variables
 from leyden.runner.process.program import ProcessOutput, Program, RunningProgram
 from leyden.runner.process.reward import FORMS, read_reward
@@ -121,7 +121,7 @@ class ProcessAgent(LitAgent[Any]):
             grace_seconds=_GRACE_SECONDS,
         )
 
-    async def _result(self, output: ProcessOutput, posted: Reports) -> Any:
+    async def _result(self, output: ProcessOutput, posted: AttemptReports) -> Any:
         """Return the attempt's reward. Raise ProcessFailed if the program's end gives none."""
         if why := self._failure(output):
             raise ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")

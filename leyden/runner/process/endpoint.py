@@ -5,7 +5,7 @@
 |---|---|
 | `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reward.py` |
 
-A path is served while its attempt runs. To offer another path, add a handler where `Reports` opens
+A path is served while its attempt runs. To offer another path, add a handler where `AttemptReports` opens
 its receiver.
 """
 
@@ -29,7 +29,7 @@ from leyden.types import get_rewards_from_span
 _REWARD = "/reward"
 
 
-class Reports:
+class AttemptReports:
     """The address of the current attempt, and the rewards that came in there. Raises NoActiveTrace
     outside of a trace.
     """
@@ -61,11 +61,11 @@ class Reports:
 
 
 @contextlib.contextmanager
-def reports() -> Generator[Reports]:
+def reports() -> Generator[AttemptReports]:
     """Serve an address for reports of the current trace's program during the block. Raise
     NoActiveTrace outside of a trace.
     """
-    opened = Reports()
+    opened = AttemptReports()
     try:
         yield opened
     finally:

@@ -18,8 +18,8 @@ from opentelemetry import trace as otel_trace
 
 from leyden import semconv
 from leyden.host.orphans import RUNNER_MARK
-from leyden.instrumentation import Route
-from leyden.runner.process.endpoint import Reports
+from leyden.instrumentation import CallRoute
+from leyden.runner.process.endpoint import AttemptReports
 from leyden.runner.process.program import DIRECTORY
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
 
@@ -55,7 +55,7 @@ def variables(
     folder: Folder,
     resources: NamedResources,
     rollout: AttemptedRollout,
-    reports: Reports,
+    reports: AttemptReports,
     changes: Mapping[str, str | None],
 ) -> dict[str, str]:
     """Return the environment: this process's own, the attempt's variables, and last the user's
@@ -77,11 +77,11 @@ def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[
     if llm is None:
         return {}
     ids = rollout.rollout_id, rollout.attempt.attempt_id
-    route = Route(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
+    route = CallRoute(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
     return {**route.environment(), "LEYDEN_MODEL": llm.model}
 
 
-def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: Reports) -> dict[str, str]:
+def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptReports) -> dict[str, str]:
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     step = otel_trace.get_current_span().get_span_context()
     return {

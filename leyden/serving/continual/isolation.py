@@ -26,7 +26,7 @@ from leyden.errors import BudgetExceeded, ChildDied
 from leyden.host.child import (
     GUARD_MISSING,
     Child,
-    Failure,
+    ChildFailure,
     Parent,
     describe_exit,
     end_with_parent,
@@ -125,7 +125,7 @@ async def run_isolated(
         start_method=known_start_method(None),
         daemon=False,
     )
-    failures: list[Failure] = []
+    failures: list[ChildFailure] = []
     ended = child.attend(failures.append)
     try:
         while not ended.done():
@@ -188,7 +188,7 @@ def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits
         code = 0
     except BaseException as error:  # noqa: BLE001 -- the parent reports it
         del reserve
-        failure = Failure.of(error)
+        failure = ChildFailure.of(error)
         parent.send(failure)
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(failure.traceback)
@@ -219,7 +219,9 @@ def _apply(limits: Limits, parent: Parent) -> None:
         seconds = max(1, round(limits.cpu_seconds))
 
         def out_of_time(number: int, frame: FrameType | None) -> None:
-            parent.send(Failure(f"it has used {seconds} s of CPU time, as many as Limits(cpu_seconds=) allows", ""))
+            parent.send(
+                ChildFailure(f"it has used {seconds} s of CPU time, as many as Limits(cpu_seconds=) allows", "")
+            )
             os._exit(1)
 
         signal.signal(signal.SIGXCPU, out_of_time)

@@ -9,23 +9,23 @@ score of any prompt is exact, and the optimum is found by enumeration.
 """
 
 from leyden.testing.promptsim.agents import one_prompt_agent, three_prompts_agent
-from leyden.testing.promptsim.families import FAMILIES, Setting
+from leyden.testing.promptsim.families import FAMILIES, PromptSetting
 from leyden.testing.promptsim.reflection_model import Skill
 from leyden.testing.promptsim.score import Optimum
-from leyden.testing.promptsim.sim import Attempt, PromptSim
+from leyden.testing.promptsim.sim import PromptSim, SimulatedRollout
 from leyden.testing.promptsim.task_model import Behaviour
-from leyden.testing.promptsim.world import Kind, Pair, Rule, World
+from leyden.testing.promptsim.world import AnswerRule, Kind, RuleInteraction, World
 
 __all__ = [
     "FAMILIES",
-    "Attempt",
+    "AnswerRule",
     "Behaviour",
     "Kind",
     "Optimum",
-    "Pair",
+    "PromptSetting",
     "PromptSim",
-    "Rule",
-    "Setting",
+    "RuleInteraction",
+    "SimulatedRollout",
     "Skill",
     "World",
     "one_prompt_agent",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from leyden.testing.promptsim.reflection_model import Skill
 from leyden.testing.promptsim.task_model import Behaviour
 from leyden.testing.promptsim.vocabulary import COMPONENT_PROMPTS, RULES, SEED_PROMPT
-from leyden.testing.promptsim.world import Kind, Pair, World
+from leyden.testing.promptsim.world import Kind, RuleInteraction, World
 
 _N_RULES = len(RULES)
 _NEEDED = tuple(place for place in range(_N_RULES) if place % 3 != 2)
@@ -23,7 +23,7 @@ _DRIFTS_AT = 200
 
 
 @dataclass(frozen=True)
-class Setting:
+class PromptSetting:
     """A world, and all that is true of it besides."""
 
     world: World
@@ -54,17 +54,17 @@ class _Draft:
             for _ in range(4)
         )
 
-    def pair(self, first: int, second: int, *, alone: float = 0.0, both: float) -> Pair:
-        return Pair(self.names[first], self.names[second], alone, both)
+    def pair(self, first: int, second: int, *, alone: float = 0.0, both: float) -> RuleInteraction:
+        return RuleInteraction(self.names[first], self.names[second], alone, both)
 
-    def setting(self, kinds: tuple[Kind, ...], **constants: object) -> Setting:
+    def setting(self, kinds: tuple[Kind, ...], **constants: object) -> PromptSetting:
         """Return a setting in which the first prompts state nothing. constants: of the world."""
         one = len(self.components) == 1
         scale = {"free_words": 120} if one else {"free_words": 50, "base": -1.5, "gain": 5.0}  # three must succeed
         options: dict[str, object] = {**scale, **constants}
         world = World(rules=RULES, kinds=kinds, components=self.components, **options)  # pyright: ignore[reportArgumentType] -- names and types are World's
         hard = self.difficulty
-        return Setting(
+        return PromptSetting(
             world,
             {"prompt": SEED_PROMPT} if one else dict(COMPONENT_PROMPTS),
             Behaviour(symptom_rate=0.95 - 0.5 * hard),
@@ -72,24 +72,24 @@ class _Draft:
         )
 
 
-def _additive(draft: _Draft) -> Setting:
+def _additive(draft: _Draft) -> PromptSetting:
     """Each rule that a task needs helps on its own; four rules help no task."""
     return draft.setting(draft.kinds(shop=_NEEDED))
 
 
-def _clustered(draft: _Draft) -> Setting:
+def _clustered(draft: _Draft) -> PromptSetting:
     """Three clusters of tasks need three disjoint sets of rules."""
     pools = {name: range(place, _N_RULES, 3) for place, name in enumerate(("delivery", "payment", "account"))}
     return draft.setting(draft.kinds(**pools))
 
 
-def _deceptive(draft: _Draft) -> Setting:
+def _deceptive(draft: _Draft) -> PromptSetting:
     """Two rules harm if a prompt states one of them, and help if it states both."""
     pair = draft.pair(8, 11, alone=-1.5 - draft.difficulty, both=2.0)
     return draft.setting(draft.kinds(shop=_NEEDED), pairs=(pair,), gain=4.5)
 
 
-def _faulty_component(draft: _Draft) -> Setting:
+def _faulty_component(draft: _Draft) -> PromptSetting:
     """Two of three prompts state all that is needed of them; the third states nothing."""
     setting = draft.setting(draft.kinds(shop=_NEEDED))
     faulty = draft.chance.choice(list(draft.components))
@@ -101,25 +101,25 @@ def _faulty_component(draft: _Draft) -> Setting:
     return replace(setting, initial_prompts={**prompts, faulty: setting.initial_prompts[faulty]})
 
 
-def _flaky(draft: _Draft) -> Setting:
+def _flaky(draft: _Draft) -> PromptSetting:
     """A tenth of the rewards are wrong, and a tenth of the rollouts hang."""
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, flip_rate=0.1, hang_rate=0.1))
 
 
-def _heavy_tailed(draft: _Draft) -> Setting:
+def _heavy_tailed(draft: _Draft) -> PromptSetting:
     """Calls take 10 ms in the median, and one in a thousand a hundred times as long."""
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, median_seconds=0.01, sigma=1.5))
 
 
-def _scalar_only(draft: _Draft) -> Setting:
+def _scalar_only(draft: _Draft) -> PromptSetting:
     """A failed answer never says why."""
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, symptom_rate=0.0))
 
 
-def _drifting(draft: _Draft) -> Setting:
+def _drifting(draft: _Draft) -> PromptSetting:
     """From task 200 on, tasks need rules that conflict with those needed before."""
     before, after = range(0, _N_RULES, 2), range(1, _N_RULES, 2)
     conflicts = tuple(draft.pair(first, first + 1, both=-2.0) for first in before)
@@ -127,7 +127,7 @@ def _drifting(draft: _Draft) -> Setting:
     return draft.setting(draft.kinds(before=before), later_kinds=later, drifts_at=_DRIFTS_AT, pairs=conflicts)
 
 
-FAMILIES: dict[str, Callable[[_Draft], Setting]] = {
+FAMILIES: dict[str, Callable[[_Draft], PromptSetting]] = {
     "additive": _additive,
     "clustered": _clustered,
     "deceptive": _deceptive,
@@ -139,7 +139,7 @@ FAMILIES: dict[str, Callable[[_Draft], Setting]] = {
 }
 
 
-def setting_of(family: str, *, seed: int, difficulty: float, n_prompts: int) -> Setting:
+def setting_of(family: str, *, seed: int, difficulty: float, n_prompts: int) -> PromptSetting:
     """Return the setting of a family.
 
     Its vocabulary is the same for all seeds; what is needed is not.

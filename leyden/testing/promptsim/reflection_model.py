@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from leyden.testing.promptsim.vocabulary import DISTRACTORS, FLUFF
-from leyden.testing.promptsim.world import Rule, World
+from leyden.testing.promptsim.world import AnswerRule, World
 
 _REFUSES_PROMPT = re.compile(r"\b(?:do not|don't) (?:write|return|give)\b[^.]*\bprompt", re.IGNORECASE)
 _WANTS_PROMPT = re.compile(
@@ -63,7 +63,7 @@ class ReflectionModel:
         chance = random.Random(f"{self._seed}\x1f{text}\x1f{replica}")
         return _in_form(self.rewrite(self.current_prompt(text), self.symptoms(text), chance), text)
 
-    def symptoms(self, text: str) -> list[Rule]:
+    def symptoms(self, text: str) -> list[AnswerRule]:
         """Return the rules whose symptoms the text shows, the most frequent first, then in
         order of appearance.
         """
@@ -89,7 +89,7 @@ class ReflectionModel:
         places = {sentence: flat.find(_flat(sentence)) for sentence in self._known}
         return "\n".join(sorted((each for each in places if places[each] >= 0), key=lambda each: places[each]))
 
-    def rewrite(self, prompt: str, symptoms: Sequence[Rule], chance: random.Random) -> str:
+    def rewrite(self, prompt: str, symptoms: Sequence[AnswerRule], chance: random.Random) -> str:
         """Return the prompt with one more clause, and with the losses and the fluff of
         the model's skill.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from leyden.errors import ConfigError
 from leyden.options import check_number
-from leyden.testing.promptsim.world import Kind, Rule, World, words_of
+from leyden.testing.promptsim.world import AnswerRule, Kind, World, words_of
 
 _NOT = "never"
 _MOST_RULES = 16
@@ -91,11 +91,11 @@ def _subsets(names: Collection[str]) -> list[tuple[str, ...]]:
     return [chosen for size in range(len(names) + 1) for chosen in itertools.combinations(names, size)]
 
 
-def _clauses(rules: Sequence[Rule]) -> str:
+def _clauses(rules: Sequence[AnswerRule]) -> str:
     return "\n".join(min(rule.clauses, key=lambda clause: len(words_of(clause))) for rule in rules)
 
 
-def _keywords(rules: Sequence[Rule]) -> str:
+def _keywords(rules: Sequence[AnswerRule]) -> str:
     """Return the shortest text that states the rules: keywords alone, all
     prohibitions in one statement.
     """
@@ -104,7 +104,7 @@ def _keywords(rules: Sequence[Rule]) -> str:
     return ". ".join([*allowed, *([" ".join([_NOT, *forbidden])] if forbidden else [])])
 
 
-def _fewest_words(rules: Sequence[Rule]) -> int:
+def _fewest_words(rules: Sequence[AnswerRule]) -> int:
     """Return the number of words that any text with these rules has at least; no keyword
     serves two groups.
     """

@@ -17,7 +17,7 @@ from leyden.litagent import LitAgent
 from leyden.options import check_choice, check_number
 from leyden.testing.answers import Misbehaviour
 from leyden.testing.promptsim.agents import one_prompt_agent, three_prompts_agent
-from leyden.testing.promptsim.families import FAMILIES, Setting, setting_of
+from leyden.testing.promptsim.families import FAMILIES, PromptSetting, setting_of
 from leyden.testing.promptsim.reflection_model import ReflectionModel
 from leyden.testing.promptsim.score import Optimum, check_prompts, expected_score, optimum
 from leyden.testing.promptsim.task_model import SOLVED, TaskCall, TaskModel, grade, read_call, ticket
@@ -31,7 +31,7 @@ _HANG_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class SimulatedRollout:
     """One simulated rollout."""
 
     answers: tuple[str, ...]
@@ -48,7 +48,7 @@ class PromptSim:
     """A support desk whose prompts must state hidden rules. The best score is known exactly.
 
     family: "additive", "clustered", "deceptive", "faulty_component", "flaky", "heavy_tailed",
-        "scalar_only", "drifting", or a `Setting` of your own.
+        "scalar_only", "drifting", or a `PromptSetting` of your own.
     seed: decides which rules are needed, the tasks and every draw.
     difficulty: from 0 to 1. A larger one needs more rules for a task, shows fewer symptoms, and
         makes the reflection model worse.
@@ -57,13 +57,18 @@ class PromptSim:
     """
 
     def __init__(
-        self, family: str | Setting = "additive", *, seed: int = 0, difficulty: float = 0.3, prompts: int | None = None
+        self,
+        family: str | PromptSetting = "additive",
+        *,
+        seed: int = 0,
+        difficulty: float = 0.3,
+        prompts: int | None = None,
     ) -> None:
         check_number("seed", seed, whole=True)
         check_number("difficulty", difficulty, at_least=0, at_most=1)
         if prompts not in (None, 1, 3) or (family == "faulty_component" and prompts == 1):
             raise ConfigError(f"prompts is {prompts!r}; possible: 1 (not with 'faulty_component'), 3")
-        if isinstance(family, Setting):
+        if isinstance(family, PromptSetting):
             setting, self.name = family, f"own/{seed}"
         else:
             check_choice("family", family, FAMILIES)
@@ -143,16 +148,16 @@ class PromptSim:
 
     # ---- the models, as plain functions ----------------------------------------------------------
 
-    def attempt(self, prompts: Prompts, task: Mapping[str, Any], *, replica: int = 0) -> Attempt:
+    def attempt(self, prompts: Prompts, task: Mapping[str, Any], *, replica: int = 0) -> SimulatedRollout:
         """Return one rollout of the agent, without an agent. Equal arguments have equal results."""
         texts = self._texts(prompts)
         calls = [TaskCall(name, texts[name].strip(), task["number"], replica) for name in self.world.components]
         seconds = math.fsum(self._tasks.seconds(call) for call in calls)
         if math.isinf(seconds):
-            return Attempt((), solved=False, reward=0.0, seconds=seconds)
+            return SimulatedRollout((), solved=False, reward=0.0, seconds=seconds)
         answers = tuple(self._tasks.answer(call) for call in calls)
         solved = all(answer.startswith(SOLVED) for answer in answers)
-        return Attempt(answers, solved, grade(task, answers), seconds)
+        return SimulatedRollout(answers, solved, grade(task, answers), seconds)
 
     def reflect(self, text: str, *, replica: int = 0) -> str:
         """Return the reflection model's answer to any text: a critique or a new

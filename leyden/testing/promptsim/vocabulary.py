@@ -6,13 +6,13 @@ add a rule, add an entry to `RULES`.
 
 from __future__ import annotations
 
-from leyden.testing.promptsim.world import Rule
+from leyden.testing.promptsim.world import AnswerRule
 
 
-def _rule(name: str, symptom: str, keywords: str, *clauses: str, forbids: bool = False) -> Rule:
+def _rule(name: str, symptom: str, keywords: str, *clauses: str, forbids: bool = False) -> AnswerRule:
     """Return a rule. keywords: one word of each group, as in `greet greeting + name`."""
     groups = tuple(tuple(group.split()) for group in keywords.split("+"))
-    return Rule(name=name, clauses=clauses, keywords=groups, symptom=symptom, forbids=forbids)
+    return AnswerRule(name=name, clauses=clauses, keywords=groups, symptom=symptom, forbids=forbids)
 
 
 RULES = (

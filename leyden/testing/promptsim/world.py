@@ -40,7 +40,7 @@ def statements_of(text: str) -> list[frozenset[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AnswerRule:
     """An instruction that answers need, whatever its wording."""
 
     name: str
@@ -64,7 +64,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RuleInteraction:
     """Two rules of one component whose effects on the log-odds do not add up."""
 
     first: str
@@ -96,11 +96,11 @@ class Kind:
 class World:
     """Rules, tasks and constants. Raise ConfigError if the parts contradict each other."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[AnswerRule, ...]
     kinds: tuple[Kind, ...]
     components: Mapping[str, tuple[str, ...]]
     """The agent's prompts in the order of use, and the rules that each must state."""
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[RuleInteraction, ...] = ()
     later_kinds: tuple[Kind, ...] = ()
     """Replace `kinds` from the task `drifts_at` on."""
     drifts_at: int | None = None

@@ -17,7 +17,7 @@ from leyden.algorithm.apo.round import Round
 from leyden.algorithm.apo.search import Search
 from leyden.algorithm.evaluation import Estimate
 from leyden.algorithm.evaluator import Score, Scores
-from leyden.algorithm.prompts.candidate import Candidate, Place, ranked
+from leyden.algorithm.prompts.candidate import Branch, Candidate, ranked
 from leyden.algorithm.prompts.comparison import Comparison, compare
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import new_prompt_of, problem_with
@@ -99,7 +99,7 @@ def test_candidates_are_ranked_by_mean_then_age_each_once() -> None:
 
 def test_a_search_is_the_same_after_a_checkpoint() -> None:
     first = candidate("a {x}")
-    child = first.edit("prompt", "b {x}", place=Place(0, 3), parent=("rs-1", 2), reason="why")
+    child = first.edit("prompt", "b {x}", place=Branch(0, 3), parent=("rs-1", 2), reason="why")
     search = Search(first, [child, first], best=child)
     search.add(child, {0: 1.0, 7: 0.25})
     assert Search.from_json(search.as_json()) == search
