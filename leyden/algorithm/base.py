@@ -171,6 +171,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         which it starts, so rollouts that were enqueued before a restart find the gateway of the new
         process, and the resources keep their version.
         """
+        proxy = self.get_llm_proxy()
+        if proxy is not None and proxy.is_reserved and not proxy.is_running():
+            await proxy.start()  # no process of an engine runs it
         name = self.get_run().run_id
         await self.get_store().set_endpoint(name, llm.endpoint, api_key=llm.api_key)
         return llm.model_copy(update={"endpoint": f"{GATEWAY_SCHEME}{name}", "api_key": None})

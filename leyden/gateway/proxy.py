@@ -90,7 +90,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         model_list: ModelList | None = None,
         store: LightningStore | LightningStoreServer | None = None,
         timeout_seconds: float = 600.0,
-        launch_mode: Literal["thread", "engine"] = "thread",
+        launch_mode: Literal["engine", "thread"] = "engine",
         deterministic_seed: int | None = None,
         token: str | None = None,
         live_key: str | None = None,
@@ -118,9 +118,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
             serves.
         timeout_seconds: the longest time for one response, from the request to a stream's last
             byte. An agent that reads slowly uses it up, too.
-        launch_mode: "thread" runs the gateway in a thread of this process. "engine" lets a run that
-            trains an `IsolatedBackend` move it into the engine's process, where it calls the engine
-            without HTTP. Any other run uses a thread.
+        launch_mode: "engine" lets a run that trains an `IsolatedBackend` start the gateway in the
+            engine's process, where it calls the engine without HTTP. Any other run, and every run
+            with "thread", starts it in a thread of this process.
         deterministic_seed: add a `seed` to each request that has none. The seed depends on this
             number, the rollout's `metadata["leyden.sampling_key"]` (or its id), how many of its
             attempts have failed, and the number of the call. `PolicyGradient` sets the key to mode,
@@ -157,7 +157,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             None: the defaults of `ConnectionLimits`.
         Raise ConfigError for an option that cannot be used.
         """
-        check_choice("launch_mode", launch_mode, ("thread", "engine"))
+        check_choice("launch_mode", launch_mode, ("engine", "thread"))
         self.launch_mode = launch_mode
         check_port("port", port)
         check_number("timeout_seconds", timeout_seconds, above=0)
@@ -476,7 +476,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
     async def reserve(self) -> None:
         """Open the port for a gateway that another process will run (`run_by`). `stop` closes it.
 
-        Calls wait on the open port until then. Raise ConfigError and GatewayError as `start` does.
+        Calls wait on the open port until then, or until `start` runs the gateway in this process
+        after all. Raise ConfigError and GatewayError as `start` does.
         """
         from leyden.gateway.hosted import Reservation
 
@@ -528,6 +529,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._store
 
     def _listen(self) -> socket.socket:
+        if self._reservation is not None:
+            return self._reservation.listener.dup()
         try:
             listener = listen(self._host, self._port or 0)
         except OSError as error:

@@ -199,7 +199,7 @@ def test_all_kinds_of_bad_agents_in_one_run_with_policy_and_gateway_in_their_own
         tasks_per_step=len(kinds) + 3,
         timeout_seconds=2.0,
     )
-    trainer = ly.Trainer(algorithm=algorithm, llm_proxy=ly.LLMProxy(launch_mode="engine"), run_dir=tmp_path / "run")
+    trainer = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run")
     summary = trainer.fit(agent, [*kinds, "good", "fine", "well"])
     assert {status: count for status, count in summary.rollouts.items() if count} == {
         "succeeded": 2 * 3 * 3,
@@ -558,6 +558,26 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
     ly.Trainer(algorithm=policy_gradient(rows), run_dir=directory).fit(agent, ["a", "b"], resume=True)
     assert (rows.train[0]["rollouts"], rows.train[0]["failed"]) == (6, 0)
     assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 6}
+
+
+@pytest.mark.slow
+def test_an_algorithm_that_starts_its_engine_by_itself_has_its_gateway_in_this_process(tmp_path: Path) -> None:
+    class StartsIt(ly.GRPO):
+        async def _start_backend(self, proxy: ly.LLMProxy) -> None:
+            await self.backend.start()
+
+    seen: set[str] = set()
+
+    @ly.llm_rollout
+    async def agent(task: str, llm: ly.LLM) -> float:
+        seen.update(thread.name for thread in threading.enumerate())
+        return await plays_well(llm)
+
+    backend = ly.IsolatedBackend(WEIGHTS, device="cpu", max_length=128)
+    algorithm = StartsIt(backend, n_steps=1, tasks_per_step=1, rollouts_per_task=2)
+    summary = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run").fit(agent, ["a"])
+    assert summary.rollouts["succeeded"] == 2
+    assert "leyden-gateway" in seen
 
 
 # ---- a run that cannot learn ------------------------------------------------------------------------------------------------
