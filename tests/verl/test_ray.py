@@ -16,6 +16,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leyden.errors import ConfigError
+
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "leyden" / "demo" / "weights")
@@ -85,6 +87,55 @@ def test_whole_steps_of_verls_trainer_are_in_the_run_and_a_resumed_run_continues
     assert [row["iteration"] for row in rows if row["stage"] == "train"] == [1, 2]
     assert rows[-2]["verl/training/rollout_probs_diff_max"] < 1e-4  # also of weights that a checkpoint restored
     assert (folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip() == "2"
+
+
+def test_a_critic_and_a_reference_train_beside_the_policy(tmp_path: Path) -> None:
+    first, second = steps_of(tmp_path / "run", "critic_and_reference")
+    assert first["verl/actor/kl_loss"] == pytest.approx(0, abs=1e-6)  # the reference has the policy's first weights
+    assert second["verl/actor/kl_loss"] > 1e-6
+    for row in (first, second):
+        assert row["verl/critic/grad_norm"] > 0 and math.isfinite(row["verl/critic/vf_loss"])
+        assert row["verl/training/rollout_probs_diff_max"] < 1e-4
+    assert first["verl/critic/values/mean"] != second["verl/critic/values/mean"]
+
+
+def test_adapters_reach_the_sampler_and_runners_have_processes_of_their_own(tmp_path: Path) -> None:
+    first, second = steps_of(tmp_path / "run", "adapters", "cs")
+    assert first["verl/actor/grad_norm"] > 0
+    for row in (first, second):  # the second step samples with adapters that the first one moved
+        assert row["verl/training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_an_adapter_changes_a_layer_as_peft_merges_it() -> None:
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+    from leyden.algorithm.verl.replica import adapter_changes
+
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    config = LoraConfig(r=3, lora_alpha=7, target_modules="all-linear", use_rslora=True, init_lora_weights=False)
+    adapted: Any = get_peft_model(model, config)
+    found = adapter_changes(get_peft_model_state_dict(adapted), config.to_dict())
+    merged = adapted.merge_and_unload().state_dict()
+    changed = {name for name in before if not torch.equal(before[name], merged[name])}
+    assert set(found) == changed != set()
+    for name, change in found.items():
+        torch.testing.assert_close(before[name] + change, merged[name])
+
+
+def test_an_adapter_of_another_kind_is_refused_by_name() -> None:
+    from leyden.algorithm.verl.replica import adapter_changes
+
+    with pytest.raises(ConfigError, match=r"knows no q_proj\.lora_magnitude_vector.*lora\.merge=true"):
+        adapter_changes({"base_model.model.q_proj.lora_magnitude_vector": torch.ones(2)}, {"r": 1, "lora_alpha": 1})
+
+
+def steps_of(folder: Path, kind: str, strategy: str = "shm") -> list[dict[str, Any]]:
+    """Train two steps with the keys of a kind, and return their metrics."""
+    run("whole_step", folder, 2, kind, strategy)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert "succeeded" in (folder / "run.json").read_text()
+    return [row for row in rows if row["stage"] == "train"]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 python under_ray.py agent_loop FILE               verl's own agent loops before Leyden's replica; writes their rows
 python under_ray.py whole_step FOLDER STEPS       steps of verl's trainer, with validation and checkpoints
 python under_ray.py whole_step FOLDER STEPS resume
+python under_ray.py whole_step FOLDER STEPS KIND  the same with the keys of `KINDS`
+python under_ray.py whole_step FOLDER STEPS KIND cs   and with a process for each runner
 python under_ray.py fails FOLDER PART             two steps; in the second one fails a part of `FAILURES`
 """
 
@@ -48,13 +50,45 @@ KEYS: dict[str, Any] = {
     "data.train_batch_size": 4,
 }
 
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+KINDS: dict[str, dict[str, Any]] = {
+    "critic_and_reference": {
+        "algorithm.adv_estimator": "gae",
+        "actor_rollout_ref.actor.use_kl_loss": True,
+        "+actor_rollout_ref.ref.fsdp_config.mixed_precision": FLOAT32,
+        "critic": {
+            "strategy": "fsdp2",
+            "optim.lr": 1e-3,
+            "fsdp": {"+mixed_precision": FLOAT32},
+            "model": {
+                "use_remove_padding": False,
+                "enable_gradient_checkpointing": False,
+                "override_config": {"+attn_implementation": "sdpa"},
+            },
+        },
+    },
+    "adapters": {
+        "actor_rollout_ref.model": {"lora_rank": 4, "lora_alpha": 8},
+        "actor_rollout_ref.actor.optim.lr": 1e-2,
+    },
+}
 
-def whole_step(folder: str, steps: int, *, resume: bool, trainer_cls: Any = None) -> None:
+
+def whole_step(
+    folder: str,
+    steps: int,
+    *,
+    resume: bool = False,
+    kind: str | None = None,
+    strategy: str = "shm",
+    trainer_cls: Any = None,
+) -> None:
     """Train to a step, on four tasks each, and validate and save after each."""
     keys = {**KEYS, "trainer.total_training_steps": steps, "trainer.save_freq": 1, "trainer.test_freq": 1}
+    keys |= KINDS[kind] if kind else {}
     algorithm = VERL(keys, trainer_cls=trainer_cls)
     tasks = [{"secret": number} for number in range(8)]
-    trainer = leyden.Trainer(algorithm=algorithm, n_runners=1, run_dir=folder, progress=False)
+    trainer = leyden.Trainer(algorithm=algorithm, n_runners=1, strategy=strategy, run_dir=folder, progress=False)
     trainer.fit(play, tasks, tasks[:4], resume=resume)
 
 
@@ -114,7 +148,7 @@ def fails(folder: str, part: str) -> None:
                 FAILURES[part](self)
 
     try:
-        whole_step(folder, 2, resume=False, trainer_cls=Failing)
+        whole_step(folder, 2, trainer_cls=Failing)
     except Exception as error:  # noqa: BLE001 -- the test judges it
         print(f"fit raised {type(error).__name__}: {error}")
     else:
@@ -182,4 +216,6 @@ if __name__ == "__main__":
     elif sys.argv[1] == "fails":
         fails(sys.argv[2], sys.argv[3])
     else:
-        whole_step(sys.argv[2], int(sys.argv[3]), resume="resume" in sys.argv)
+        kind = next((name for name in KINDS if name in sys.argv), None)
+        strategy = "cs" if "cs" in sys.argv else "shm"
+        whole_step(sys.argv[2], int(sys.argv[3]), resume="resume" in sys.argv, kind=kind, strategy=strategy)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+from functools import cache
 from typing import Any
 
 import torch
@@ -127,14 +128,51 @@ class CPUPlatform(PlatformBase):
         return None
 
 
+@cache
 def register_engine() -> None:
-    """Register verl's FSDP engine for CPUs.
+    """Register verl's FSDP engines for CPUs: of policies and references, and of critics.
 
-    It imports verl's trainer, so it runs when an engine is needed.
+    It imports verl's trainer, so it runs when an engine is needed. Calling it again does nothing.
     """
+    from transformers import AutoModelForTokenClassification
     from verl.workers.engine.base import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+    class InPlace:
+        """Keeps the weights of a reference where they are.
+
+        verl offloads them to pinned memory of the CPU, which torch allocates only beside an accelerator.
+        """
+
+        engine_config: Any
+
+        def _build_fsdp_module(self, module: Any) -> Any:
+            forward_only, self.engine_config.forward_only = self.engine_config.forward_only, False
+            try:
+                return super()._build_fsdp_module(module)  # pyright: ignore[reportAttributeAccessIssue] -- of verl's engine
+            finally:
+                self.engine_config.forward_only = forward_only
 
     @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-    class CPUEngine(FSDPEngineWithLMHead):  # pyright: ignore[reportUnusedClass] -- the registry has it
-        """verl's FSDP2 engine."""
+    class CPUEngine(InPlace, FSDPEngineWithLMHead):  # pyright: ignore[reportUnusedClass] -- the registry has it
+        """verl's FSDP2 engine of a policy or its reference."""
+
+    @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
+    class CPUCriticEngine(InPlace, FSDPEngineWithValueHead):  # pyright: ignore[reportUnusedClass] -- the registry has it
+        """verl's FSDP2 engine of a critic, loaded with the attention that `override_config` names.
+
+        verl's own loader asks for flash attention, whatever the configuration says.
+        """
+
+        def _build_module(self) -> Any:
+            model = self.model_config
+            model.hf_config.update({"num_labels": 1, "classifier_dropout": 0.0})
+            module = AutoModelForTokenClassification.from_pretrained(
+                model.local_path,
+                dtype=torch.float32,
+                config=model.hf_config,
+                trust_remote_code=model.trust_remote_code,
+            )
+            if model.enable_gradient_checkpointing:
+                module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return module

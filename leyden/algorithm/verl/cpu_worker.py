@@ -15,15 +15,19 @@ from typing import Any
 import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from leyden.algorithm.verl.cpu import register_engine
+
 
 class CPUWorker(ActorRolloutRefWorker):
     """verl's worker, which joins its ranks by gloo alone.
 
     verl joins them by gloo for CPUs and by another backend for the accelerator, which torch refuses
-    if both are the CPU.
+    if both are the CPU. A critic is made after this worker, in its process, and finds the ranks
+    joined and its engine registered.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        register_engine()
         super().__init__(*args, **kwargs)
         torch.set_num_threads(1)
         if not torch.distributed.is_initialized():

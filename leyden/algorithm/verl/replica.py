@@ -12,6 +12,7 @@ each process that imports `leyden.algorithm.verl.plugin`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ class EngineServer:
         self._folder, self._max_length, self._response_length = model, max_length, response_length
         self._step: int | None = None
         """The trainer's step of the weights."""
+        self._base: dict[str, torch.Tensor] = {}
+        """The weights that adapters are added to, of the layers that have some."""
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self._backend: EmbeddedBackend | None = None
         self._port = 0
@@ -62,23 +65,32 @@ class EngineServer:
         if self._backend is not None:
             await self._backend.stop()
 
-    async def set_weights(self, weights: dict[str, torch.Tensor], step: int | None) -> list[str]:
+    async def set_weights(
+        self, weights: Mapping[str, torch.Tensor], step: int | None, lora: Mapping[str, Any] | None = None
+    ) -> list[str]:
         """Serve these weights from now on, at the same address, and return the names that the
         model does not have.
 
-        step: the trainer's step.
+        step: the trainer's step. lora: PEFT's configuration, if the weights are adapters, which are
+        added to the weights that the model had before any adapter.
 
         The engine starts anew, so that nothing of the old weights stays in a cache.
         """
         await self.stop()
-        own = dict(self._model.named_parameters())
+        own = self._model.state_dict()
+        if lora is None:
+            self._base.clear()
+        else:
+            changes = adapter_changes(weights, lora)
+            self._base = {name: own[name].clone() for name in changes if name in own} | self._base
+            weights = {name: change + self._base.get(name, 0) for name, change in changes.items()}
         with torch.no_grad():
             for name, weight in weights.items():
                 if name in own:
                     own[name].copy_(weight)
         self._step = step
         await self.start()
-        return sorted(set(weights) - set(self._model.state_dict()))
+        return sorted(set(weights) - set(own))
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], request_id: str, **_: Any
@@ -125,6 +137,25 @@ class EngineServer:
         """Do nothing."""
 
 
+def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return what adapters add to each layer's weight: `alpha / r * B A` (LoRA, arXiv:2106.09685, section 4.1).
+
+    weights: PEFT's state: `base_model.model.LAYER.lora_A.weight` of shape (r, inputs) and `lora_B`, (outputs, r).
+    lora: PEFT's configuration, with `r` and `lora_alpha`.
+    Raise ConfigError for a kind of adapter that has other weights, such as DoRA's.
+    """
+    scale = lora["lora_alpha"] / (math.sqrt(lora["r"]) if lora.get("use_rslora") else lora["r"])
+    factors = {name.removeprefix(_OF_PEFT): weight for name, weight in weights.items()}
+    layers = {name.removesuffix(_LORA_A) for name in factors if name.endswith(_LORA_A)}
+    if unknown := sorted(set(factors) - {layer + end for layer in layers for end in (_LORA_A, _LORA_B)}):
+        raise ConfigError(
+            f"the rollout engine 'leyden' adds LoRA's two factors to a layer, and knows no {unknown[0]}; set "
+            "actor_rollout_ref.model.lora.merge=true to have verl merge its adapters, or take rollout.name=vllm"
+        )
+    return {f"{layer}.weight": scale * (factors[layer + _LORA_B] @ factors[layer + _LORA_A]) for layer in layers}
+
+
+_OF_PEFT, _LORA_A, _LORA_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _NEUTRAL: dict[str, Any] = {"top_k": -1, "repetition_penalty": 1.0}
 """Parameters of verl's that the engine does not have, with the value that changes nothing."""
 
@@ -176,16 +207,31 @@ class ServerAdapter(BaseRollout):
         """Do nothing: the engine keeps its weights."""
 
     async def update_weights(
-        self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_: Any
+        self,
+        weights: Any,
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        *,
+        peft_config: Mapping[str, Any] | None = None,
+        base_sync_done: bool = False,
+        **_: Any,
     ) -> None:
-        """Send full weights. Every rank gathers them; the first of each replica sends."""
+        """Send full weights, or adapters. Every rank gathers them; the first of each replica sends.
+
+        peft_config: of a model with adapters. base_sync_done: the weights are those of the adapters, and
+        otherwise those of the layers below them, under vLLM's names (`q_proj.base_layer.weight`).
+        """
         if wire_format != "named_tensors":
             raise NotImplementedError(f"the engine 'leyden' takes named tensors, not {wire_format!r}")
-        gathered = {name: weight.detach().to("cpu", torch.float32).clone() for name, weight in weights}
+        gathered = {
+            name.replace(".base_layer.", "."): weight.detach().to("cpu", torch.float32).clone()
+            for name, weight in weights
+        }
         rank, size = torch.distributed.get_rank(), self._replica_size()
         if rank % size:
             return
-        unknown = await ray.get_actor(server_name(rank // size)).set_weights.remote(gathered, global_steps)
+        lora = dict(peft_config) if peft_config and base_sync_done else None
+        unknown = await ray.get_actor(server_name(rank // size)).set_weights.remote(gathered, global_steps, lora)
         if unknown:
             raise RuntimeError(f"the engine 'leyden' has no weights called {', '.join(unknown[:5])}")
 
