@@ -19,7 +19,7 @@ what the call is, above all its tokens; the others fill gaps. The order of `span
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -157,9 +157,10 @@ class _JoinedCalls:
         at = {sighting.span.span_id: sighting for sighting in self._sightings}
         below: dict[_Sighting, list[_Sighting]] = {}
         for sighting in self._sightings:
-            above = _nearest_above(sighting.span.span_id, parents, at)
-            if above is not None:
-                below.setdefault(above, []).append(sighting)
+            span_id = sighting.span.span_id
+            above = nearest(parents.get(span_id), parents, at)
+            if above is not None and above != span_id:
+                below.setdefault(at[above], []).append(sighting)
         for sighting in self._sightings:
             self._join_below(self._call_of[sighting], below.get(sighting, []))
 
@@ -211,16 +212,14 @@ def _has_answer(call: _SightedCall) -> bool:
     return any(sighting.answered for sighting in call.sightings)
 
 
-def _nearest_above(
-    span_id: str, parents: Mapping[str, str | None], sightings: Mapping[str, _Sighting]
-) -> _Sighting | None:
-    seen = {span_id}
-    above = parents.get(span_id)
-    while above is not None and above not in seen:
-        if above in sightings:
-            return sightings[above]
-        seen.add(above)
-        above = parents.get(above)
+def nearest(span_id: str | None, parents: Mapping[str, str | None], known: Container[str]) -> str | None:
+    """Return the first of a span and the spans above it that is in `known`; None if none is."""
+    seen: set[str] = set()
+    while span_id is not None and span_id not in seen:
+        if span_id in known:
+            return span_id
+        seen.add(span_id)
+        span_id = parents.get(span_id)
     return None
 
 

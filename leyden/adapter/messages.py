@@ -8,11 +8,12 @@ below the call (AgentOps), they come from those. It knows messages and no tokens
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from leyden.adapter.attributes import Json, as_list
 from leyden.adapter.base import TraceAdapter, log_result
+from leyden.adapter.calls import nearest
 from leyden.adapter.chat import message_text
 from leyden.adapter.normalise import ModelCallView, ToolCallView, read_tool_call
 from leyden.adapter.order import in_order
@@ -84,21 +85,10 @@ def _tool_calls_below(spans: Sequence[Span], calls: Sequence[ModelCallView]) -> 
     for span in in_order(spans):
         tool = read_tool_call(span)
         if tool is not None and tool.call_id is not None:
-            above = _call_above(span.span_id, parents, calls_of)
+            above = nearest(span.span_id, parents, calls_of)
             if above is not None:
-                found.setdefault(above, []).append(_tool_call(tool))
+                found.setdefault(calls_of[above], []).append(_tool_call(tool))
     return found
-
-
-def _call_above(span_id: str, parents: Mapping[str, str | None], calls_of: Mapping[str, str]) -> str | None:
-    seen: set[str] = set()
-    at: str | None = span_id
-    while at is not None and at not in seen:
-        if at in calls_of:
-            return calls_of[at]
-        seen.add(at)
-        at = parents.get(at)
-    return None
 
 
 def _tool_call(tool: ToolCallView) -> Json:

@@ -179,7 +179,8 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
         step = "" if each.iteration is None else f"  step {each.iteration}"
         kind = f"[{each.reason_kind}] " if each.reason_kind else ""
         _print(f"{each.rollout_id}  {age(each.time)}{step}  {kind}{' '.join(each.reason.split())}")
-    _report_hidden(len(failures), len(newest))
+    if len(failures) > len(newest):
+        _print(f"{len(failures) - len(newest):,} more are not shown; use --limit", err=True)
 
 
 async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
@@ -251,11 +252,6 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
     typer.echo("")
     for line in transcript_lines(spans, max_characters=None if full else 2000):
         _print(line)
-
-
-def _report_hidden(total: int, shown: int) -> None:
-    if total > shown:
-        _print(f"{total - shown:,} more are not shown; use --limit", err=True)
 
 
 def _print(line: str, *, err: bool = False) -> None:

@@ -103,7 +103,7 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     learnt = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=learnt["vocab"],
-        merges=[tuple(pair) for pair in learnt["merges"]],  # pyright: ignore[reportArgumentType]  # annotated as text
+        merges=cast(Any, [tuple(pair) for pair in learnt["merges"]]),  # transformers annotates them as text
         unk_token=PAD,  # never used: bytes cover all text
         pad_token=PAD,
         eos_token=END,

@@ -9,7 +9,6 @@ backend starts, not before. The same code runs on a CPU and on one GPU.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import re
@@ -39,7 +38,7 @@ from leyden.engine.base import (
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
-from leyden.extras import install_extra
+from leyden.extras import import_optional
 from leyden.host.listening import check_token, is_loopback, listen, netloc
 from leyden.maths.losses import LOSSES, Loss
 from leyden.options import check_flag, check_names, check_number
@@ -274,11 +273,8 @@ class EmbeddedBackend(PolicyBackend):
         with self._lock:
             if self._running is not None:
                 return
-            try:
-                for package in ("safetensors", "torch", "transformers"):
-                    importlib.import_module(package)  # only to see that the extra is there
-            except ImportError as error:
-                raise EngineError(f"the embedded engine needs {error.name!r}: {install_extra('torch')}") from error
+            for package in ("safetensors", "torch", "transformers"):
+                import_optional(package, extra="torch", needed_by="the embedded engine")
             executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-trainer")
             try:
                 # On the training thread, so that torch's settings for it are made where they are

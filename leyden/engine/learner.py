@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from leyden.engine.batches import Targets, TrainedPart, check_sequences, held_to
 from leyden.engine.forward.base import ModelForward
 from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
 from leyden.engine.memory import OffloadedOptimizer, free_cached_memory, is_out_of_memory
+from leyden.engine.sampling import listed
 from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import Loss, RegisteredLoss, TokenBatch, find_loss
 from leyden.types import TrainingSequence
@@ -105,7 +106,7 @@ class TorchLearner:
             outputs = self._read(batch, Targets.of(batch, (), self._device), temperature, values=values)
             tensors = (outputs.logprobs_N, outputs.entropies_N, outputs.values_N)
             for lists, found_N in zip(results, (each for each in tensors if each is not None), strict=True):
-                found = iter(_floats(found_N))
+                found = iter(listed(found_N))
                 for s in batch:
                     for position, value in zip(s.positions, found, strict=False):
                         lists[s.index][position + 1] = value
@@ -306,7 +307,7 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
         sums = {"entropy": outputs.entropies_N.sum(), **terms.sums}
-        values = _floats(torch.stack([summed, *sums.values(), *terms.maxima.values()]))  # one copy from the device
+        values = listed(torch.stack([summed, *sums.values(), *terms.maxima.values()]))  # one copy from the device
     n_sums = len(sums)
     return summed, _Seen(
         values[0],
@@ -329,10 +330,6 @@ def _memory_failure(
             raise
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return None
-
-
-def _floats(values_N: Tensor) -> list[float]:
-    return cast(list[float], values_N.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
 
 
 class _Totals:

@@ -6,7 +6,6 @@ saved in a state. It knows models and adapter folders; nothing of sampling or gr
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] -- half typed
 
 from leyden.engine.base import LoRA
-from leyden.errors import ConfigError, EngineError
-from leyden.extras import install_extra
+from leyden.errors import ConfigError
+from leyden.extras import import_optional
 
 _WEIGHTS = "adapter_model.safetensors"
 
@@ -27,9 +26,9 @@ def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
 
     seed: seed of the random half of new adapters.
     Raise ConfigError if the model has none of the target modules, or the folder belongs to another
-    model; EngineError if peft is missing.
+    model; MissingExtra if peft is missing.
     """
-    peft = _peft()
+    peft = import_optional("peft", extra="lora", needed_by="LoRA")
     if hasattr(model, "peft_config"):
         raise ConfigError("the model has adapters already; leave out lora, or pass the model without them")
     config = _new_config(peft, lora) if lora.adapter is None else _config_in(peft, Path(lora.adapter))
@@ -99,10 +98,3 @@ def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
             f"{wanted.get(name, 'missing')} for this model"
         )
     peft.set_peft_model_state_dict(model, found)
-
-
-def _peft() -> Any:
-    try:
-        return importlib.import_module("peft")
-    except ImportError as error:
-        raise EngineError(f"lora needs {error.name!r}: {install_extra('lora')}") from error

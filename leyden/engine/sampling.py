@@ -43,10 +43,11 @@ def draw(
         greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
         tokens_B1 = torch.where(greedy[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
     logprobs_B = logprobs_BV.gather(-1, tokens_B1)[:, 0]
-    return _listed(tokens_B1[:, 0]), _listed(logprobs_B)
+    return listed(tokens_B1[:, 0]), listed(logprobs_B)
 
 
-def _listed(tensor: Tensor) -> list[Any]:
+def listed(tensor: Tensor) -> list[Any]:
+    """Return the values of a tensor, nested as its shape is."""
     return cast(list[Any], tensor.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
 
 

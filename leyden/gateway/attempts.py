@@ -223,7 +223,8 @@ class Attempts:
                 after = news.after
                 if news.gap or missed:
                     missed = False
-                    self._recheck_all()
+                    for live in self._live.copy().values():  # each is checked before its next call
+                        live.check_again_at = 0.0
                 elif finished := set(news.finished):
                     for key in [key for key in self._live.copy() if key[0] in finished]:
                         await self._end_if_over(key, give_up)
@@ -245,11 +246,6 @@ class Attempts:
             with _looking_up(key):
                 await self._find(rollout_id, attempt_id)
         self.end(rollout_id, attempt_id)
-
-    def _recheck_all(self) -> None:
-        """Ask the store before the next call of each attempt, because news may be missing."""
-        for live in self._live.copy().values():
-            live.check_again_at = 0.0
 
     async def _end_if_over(self, key: AttemptKey, give_up: Callable[[str, str], None]) -> None:
         live = self._live.get(key)

@@ -202,26 +202,24 @@ def _first_difference(where: str, mine: Any, theirs: Any) -> str | None:
         pairs = enumerate(zip(one, other, strict=False))
         found = next((each for n, (a, b) in pairs if (each := _first_difference(f"{where}[{n}]", a, b))), None)
         return found or f"{where} has {len(one)} items, the record has {len(other)}"
-    return f"{where} is {_excerpts(mine, theirs)[0]}, the record has {_excerpts(mine, theirs)[1]}"
+    start = _first_unequal(mine, theirs) if isinstance(mine, str) and isinstance(theirs, str) else 0
+    return f"{where} is {_excerpt(mine, start)}, the record has {_excerpt(theirs, start)}"
 
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _excerpts(mine: Any, theirs: Any) -> tuple[str, str]:
-    """Return both values, shortened. Two texts are cut shortly before their first difference."""
-    if not (isinstance(mine, str) and isinstance(theirs, str)):
-        return _short(mine), _short(theirs)
+def _first_unequal(mine: str, theirs: str) -> int:
+    """Return where to begin the excerpts of two texts: shortly before their first difference."""
     pairs = zip(mine, theirs, strict=False)
     start = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(mine), len(theirs)))
-    start = max(0, start - _SHOWN // 3) if start > _SHOWN // 2 else 0
-    return tuple(f"{'...' * bool(start)}{_short(text[start:])}" for text in (mine, theirs))  # pyright: ignore[reportReturnType] -- two texts, two excerpts
+    return max(0, start - _SHOWN // 3) if start > _SHOWN // 2 else 0
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _excerpt(value: Any, start: int) -> str:
+    text = json.dumps(value[start:] if start else value, ensure_ascii=False)
+    return "..." * bool(start) + (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 # ---- the recorded answer -------------------------------------------------------------------------------------------------

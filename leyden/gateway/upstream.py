@@ -5,7 +5,6 @@ The module knows where a model is and what its server understands. It opens no c
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -13,7 +12,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from leyden.dialects import CHAT, DIALECTS, Dialect
 from leyden.errors import ConfigError
-from leyden.extras import install_extra
+from leyden.extras import require_packages
 from leyden.options import named_options
 from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
@@ -119,10 +118,7 @@ class UpstreamModel:
             raise ConfigError(
                 f"model_list: dialects of {self.model_name!r} has {unspoken[0]!r}; LiteLLM is asked in {', '.join(_OF_LITELLM)}"
             )
-        if importlib.util.find_spec("litellm") is None:
-            raise ConfigError(
-                f"model_list: {self.model_name!r} has litellm_params, and litellm is not installed: {install_extra('litellm')}"
-            )
+        require_packages("litellm", extra="litellm", needed_by=f"model_list: {self.model_name!r} with litellm_params")
 
     @property
     def address(self) -> str:

@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from leyden.litagent.base import LitAgent
 from leyden.litagent.decorator import FunctionalLitAgent
 
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _BY_SOURCE = (type, typing.TypeVar, ModuleType, logging.Logger)
 """Values that their source says enough of."""
 
@@ -76,17 +77,13 @@ def _used(code: Any) -> list[str]:
     while waiting:
         for name in _module_names(waiting.pop()):
             binding = statements.get(name, ())
-            if not all(map(_is_definition, binding)) and name in vars(module):
+            if not all(isinstance(each, _DEFINITIONS) for each in binding) and name in vars(module):
                 found[f"{name} = {_value_text(vars(module)[name])}"] = None
             for each in binding:
                 if (text := ast.dump(each)) not in found:
                     found[text] = None
                     waiting.append(each)
     return sorted(found)
-
-
-def _is_definition(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
 
 
 def _bound_names(statement: ast.stmt) -> Iterator[str]:

@@ -207,11 +207,8 @@ class LagWatchdog:
         self._factory = self._new_task
         self._loop.set_task_factory(self._factory)
         if looks:
-            self._start_thread()
-
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name="leyden-watchdog", daemon=True)
-        contextvars.Context().run(thread.start)  # from an empty context: the thread belongs to no trace
+            thread = threading.Thread(target=self._run, name="leyden-watchdog", daemon=True)
+            contextvars.Context().run(thread.start)  # from an empty context: the thread belongs to no trace
 
     @classmethod
     @contextlib.contextmanager
@@ -332,7 +329,8 @@ class LagWatchdog:
             try:
                 if not stalls:
                     self._withdraw_claims()
-                stall = stalls.setdefault(step.what, _Stall(self._owner_of(step)))
+                owner = self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
+                stall = stalls.setdefault(step.what, _Stall(owner))
                 stall.why = reason(since, step.times, importing=step.position.imports is not None)
                 stall.seconds = step.times.wall - asked.wall
                 self._report(stall, step)
@@ -355,9 +353,6 @@ class LagWatchdog:
             return None
         what = asyncio.current_task(self._loop) or frames[0]
         return _LoopStep(what, Position.of(frames), ThreadTimes.of(self._native_id))
-
-    def _owner_of(self, step: _LoopStep) -> InFlight | None:
-        return self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
 
     def _report(self, stall: _Stall, step: _LoopStep) -> None:
         """Log the stall, and note in the attempt's record that its agent blocks the loop. Once for

@@ -368,18 +368,14 @@ class _ResponsesAnswer:
 
 def _item_added(item: Json, index: int) -> list[Json]:
     empty: Json = {"content": []} if "content" in item else {"arguments": ""}
-    begun = {**_without_secret(item), **empty, "status": "in_progress"}
+    shown = {name: value for name, value in item.items() if name != "encrypted_content"}  # sent when the item ends
+    begun = {**shown, **empty, "status": "in_progress"}
     added: list[Json] = [{"type": "response.output_item.added", "output_index": index, "item": begun}]
     if "content" in item:
         part = {**item["content"][0], "text": ""}
         place = {"item_id": item["id"], "output_index": index, "content_index": 0}
         added.append({"type": "response.content_part.added", **place, "part": part})
     return added
-
-
-def _without_secret(item: Json) -> Json:
-    """Return an item without its encrypted content, which is sent when the item ends."""
-    return {name: value for name, value in item.items() if name != "encrypted_content"}
 
 
 def _item_done(item: Json, index: int) -> list[Json]:

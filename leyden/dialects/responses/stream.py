@@ -68,10 +68,8 @@ class EventsFromChat:
         return named_event({**event, "sequence_number": self._n_events - 1})
 
     def _wants_logprobs(self) -> bool:
-        return bool(self._request.get("top_logprobs") or "message.output_text.logprobs" in self._include())
-
-    def _include(self) -> list[Any]:
-        return a_list(self._request.get("include"), "include")
+        included = a_list(self._request.get("include"), "include")
+        return bool(self._request.get("top_logprobs") or "message.output_text.logprobs" in included)
 
     def _start(self, chunk: Json) -> list[Json]:
         self._head = {name: chunk.get(name) for name in ("id", "created", "model")}

@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -102,7 +102,7 @@ class CsvWriter(LogWriter):
             with self.path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
                 reader = csv.DictReader(file, restval="")
                 rows = list(itertools.islice(reader, n_rows))
-                missing = _missing(self._columns, reader.fieldnames or ())
+                missing = [name for name in self._columns if name not in (reader.fieldnames or ())]
         except FileNotFoundError:
             rows, missing = [], []
         if len(rows) < n_rows or missing:
@@ -118,7 +118,3 @@ class CsvWriter(LogWriter):
             table.writeheader()
             table.writerows(rows)
         self._file = self.path.open("a", encoding="utf-8", newline="")
-
-
-def _missing(wanted: Sequence[str], present: Iterable[str]) -> list[str]:
-    return [name for name in wanted if name not in set(present)]

@@ -242,7 +242,6 @@ class Supervisor:
     def _check_memory(self) -> None:
         self._memory_bytes = max(self._memory_bytes, held := sum(map(_resident_bytes, self._processes())))
         if held > self._spec["memory_bytes"]:
-            self._memory_bytes = held
             self._stop("memory")
 
     def _stop(self, cause: str) -> None:
