@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from leyden.demo.make_weights import build_tokenizer
 
-MAX_LENGTH = 2048
+MAX_LENGTH = 8192
 
 CHAT_TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
