@@ -32,12 +32,14 @@ LINKS: Final = "leyden.links"
 REWARD_PREFIX: Final = "leyden.reward"
 PRIMARY_REWARD: Final = "primary"
 
-# The same rewards as OpenTelemetry says them, for backends that know nothing of Leyden: an event for each dimension
+# Rewards in OpenTelemetry's form, for backends that know nothing of Leyden: one event for each
+# dimension.
 GEN_AI_EVALUATION: Final = "gen_ai.evaluation.result"
 GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 GEN_AI_EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
-# What a span is about, told by an attribute of the other span and its value: `leyden.link.0.key_match` ("gen_ai.response.id",
-# "span_id", any attribute's name) and `leyden.link.0.value_match`
+# The span that another span is about, found by an attribute of the former and its value:
+# `leyden.link.0.key_match` ("gen_ai.response.id", "span_id", any attribute's name) and
+# `leyden.link.0.value_match`.
 LINK_PREFIX: Final = "leyden.link"
 
 # Agent Lightning's names of the same things, which what reads spans understands too
@@ -124,11 +126,12 @@ SENT_TIME: Final = "leyden.sent_time"
 instrumented HTTP client.
 """
 
-# In a rollout's metadata: what `LLMProxy(deterministic_seed=...)` derives the seeds of its calls from, in place of its id
+# Key in a rollout's metadata. `LLMProxy(deterministic_seed=...)` derives the seeds of its calls
+# from the value, in place of the rollout's id.
 SAMPLING_KEY: Final = "leyden.sampling_key"
 
-# Where a model call's prompt goes on from an earlier call of its attempt. The gateway's recorder finds
-# the pair; the store and the token graph compare the ids and then use it.
+# The earlier call of its attempt that a model call's prompt continues, and how far. The gateway's
+# recorder finds the pair; the store and the token graph compare the ids before they use it.
 GOES_ON_FROM: Final = "leyden.tokens.goes_on_from"
 """The span id of the earlier call with whose ids (prompt, then response) the prompt begins."""
 KNOWN_PREFIX: Final = "leyden.tokens.known_prefix"

@@ -95,7 +95,7 @@ class AgentView:
     its own."""
 
 
-# ---- model calls -----------------------------------------------------------------------------------------------------------
+# ---- model calls ---------------------------------------------------------------------------------
 
 
 def read_model_call(span: Span) -> ModelCallView | None:
@@ -340,7 +340,7 @@ def _usage(prompt: Any, response: Any) -> tuple[int, int] | None:
     return (prompt, response) if isinstance(prompt, int) and isinstance(response, int) else None
 
 
-# ---- token ids that Agent Lightning left in attributes ------------------------------------------------------------------------
+# ---- token ids that Agent Lightning left in attributes -------------------------------------------
 
 _WEAVE = semconv.AGL_OPERATION_OUTPUT
 _PROMPT_IDS = ("prompt_token_ids", f"{_WEAVE}.prompt_token_ids", "llm.hosted_vllm.prompt_token_ids")
@@ -390,7 +390,7 @@ def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
     return found if len(found) == len(entries) == n_response else None
 
 
-# ---- tool calls, agents, rewards --------------------------------------------------------------------------------------------
+# ---- tool calls, agents, rewards -----------------------------------------------------------------
 
 
 def read_tool_call(span: Span) -> ToolCallView | None:

@@ -240,7 +240,7 @@ def extract(
     typer.echo(json.dumps(found.as_json(), indent=2) if as_json else found.shown(out))
 
 
-# ---- reading -----------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def _recorded(run: RecordedRun, limit: int) -> Recorded:

@@ -52,7 +52,7 @@ def write_whole(path: Path, text: str) -> None:
     written.replace(path)
 
 
-# ---- formats -----------------------------------------------------------------------------------------------------------
+# ---- formats -------------------------------------------------------------------------------------
 
 
 def _in_text(text: str, old: str, new: str) -> Iterator[tuple[int, int, str]]:

@@ -49,7 +49,7 @@ class MissingName:
     instead: str
     """One sentence that says what to write instead."""
     module: str | None = None
-    """The module of the original package that has the name, if an installed one is to be used instead."""
+    """The module of the original package to use instead, if that package is installed."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,9 @@ def _is_a_stub(module: ModuleType) -> bool:
 
 
 def _installed(fullname: str) -> ModuleSpec | None:
-    """Return where a module of the real package is, without importing its packages; None if it is not installed.
+    """Return where an installed module of the real package is; None if it is not installed.
+
+    No package is imported.
 
     A stub in `shadow/` is no real package.
     """

@@ -111,7 +111,7 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
         model_max_length=MAX_LENGTH,
         chat_template=CHAT_TEMPLATE,
     )
-    # Not as `extra_special_tokens`, which transformers 4 and 5 write to the folder in different shapes.
+    # Not as `extra_special_tokens`, which transformers 4 and 5 write to the folder in two shapes.
     tokenizer.add_tokens([AddedToken(START, special=True, normalized=False)])
     return tokenizer
 
@@ -134,7 +134,8 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
         intermediate_size=3 * hidden_size,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
-        # The usual 0.02 suits wide models; at this width attention ignores the answers for hundreds of steps.
+        # The usual 0.02 suits wide models. At this width, attention would ignore the game's
+        # replies for hundreds of steps.
         initializer_range=0.8 * hidden_size**-0.5,
         bos_token_id=None,
         eos_token_id=END_ID,

@@ -185,7 +185,7 @@ def _chosen(directory: Path) -> DemoOptions:
         raise ConfigError(f"{directory / _OPTIONS_FILE} cannot be read: {error}") from error
 
 
-# ---- what came of it ---------------------------------------------------------------------------------------------------
+# ---- what came of it -----------------------------------------------------------------------------
 
 
 def read_metrics(directory: Path, stage: str) -> list[dict[str, float]]:

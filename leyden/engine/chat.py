@@ -1,8 +1,8 @@
 """Conversations through a model's chat template: prompts with tools, responses with tool calls.
 
 `Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses, so
-that the next prompt continues their exact ids. `PartialReply` is one response while it grows. It knows a
-tokenizer, and no model, no decoder and no HTTP.
+that the next prompt continues their exact ids. `PartialReply` is one response while it grows. The
+module knows a tokenizer, and no model, no decoder and no HTTP.
 """
 
 from __future__ import annotations

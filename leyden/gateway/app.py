@@ -125,7 +125,7 @@ class GatewayApp:
                 exchange.attempt_over = True
                 _cancel_unwanted(exchange, task)
 
-    # ---- routes ------------------------------------------------------------------------------------------------------
+    # ---- routes ----------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._guard.check(scope)
@@ -254,7 +254,7 @@ class GatewayApp:
             return await send_reply(send, dump(dialect.conversations.deleted(response_id)))
         await send_reply(send, dump(kept.response))
 
-    # ---- one call ----------------------------------------------------------------------------------------------------
+    # ---- one call --------------------------------------------------------------------------------
 
     async def _call(
         self,

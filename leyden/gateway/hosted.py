@@ -168,7 +168,7 @@ def _written(server: UpstreamModel) -> dict[str, Any]:
     return written
 
 
-# ---- in the engine's process -----------------------------------------------------------------------------------------
+# ---- in the engine's process ---------------------------------------------------------------------
 
 
 @asynccontextmanager

@@ -226,7 +226,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         """Pickle the gateway as a recorder, which reports the attempts of another process to it."""
         return RemoteRecorder, (self._root, self._control_key)
 
-    # ---- options -----------------------------------------------------------------------------------------------------
+    # ---- options ---------------------------------------------------------------------------------
 
     def set_store(self, store: LightningStore | LightningStoreServer) -> None:
         """Record calls in this store, or in the store of this server.
@@ -371,7 +371,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             raise ConfigError(f"as_resource: model is {model!r}; the gateway serves {possible}")
         return model
 
-    # ---- attempts ----------------------------------------------------------------------------------------------------
+    # ---- attempts --------------------------------------------------------------------------------
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
         """Do nothing: the gateway meets an attempt at its first call."""
@@ -399,7 +399,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         """Return the status of each server that had a request since `start`."""
         return [] if self._running is None else self._running.upstreams()
 
-    # ---- updates of the weights --------------------------------------------------------------------------------------
+    # ---- updates of the weights ------------------------------------------------------------------
 
     async def pause(self) -> None:
         """Hold up new calls until `resume`. Calls that a model is answering go on.
@@ -424,7 +424,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             raise GatewayError("the gateway is not running, so it holds no calls: start it first")
         await self._running.gate(command)
 
-    # ---- the server --------------------------------------------------------------------------------------------------
+    # ---- the server ------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
         """Return whether the gateway takes calls."""
@@ -471,7 +471,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await self.stop()
         await self.start()
 
-    # ---- in the process of an engine (see `hosted`) ------------------------------------------------------------------
+    # ---- in the process of an engine (see `hosted`) ----------------------------------------------
 
     async def reserve(self) -> None:
         """Open the port for a gateway that another process will run (`run_by`). `stop` closes it.

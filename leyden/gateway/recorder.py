@@ -253,7 +253,7 @@ class Recorder:
                 del self._reported[next(iter(self._reported))]
         await self._store.add_many_spans(spans)
 
-    # ---- while the store is away or full -----------------------------------------------------------------------------
+    # ---- while the store is away or full ---------------------------------------------------------
 
     async def _takes_nothing(self, error: Exception) -> bool:
         """Return whether a write failed because the store is away or full."""

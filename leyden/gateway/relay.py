@@ -170,7 +170,7 @@ class Relay:
             return
         finally:
             self._gate.leave()
-        # The end of the run cancels the call before this is over, unless the dead engine goes unnoticed.
+        # The run ends and cancels the call meanwhile, unless the engine's death goes unnoticed.
         await asyncio.sleep(self._options.timeout_seconds)
         raise refusal
 
@@ -215,7 +215,7 @@ class Relay:
             param="model",
         )
 
-    # ---- which server ------------------------------------------------------------------------------------------------
+    # ---- which server ----------------------------------------------------------------------------
 
     async def _ask_until_answered(self, exchange: Exchange, servers: tuple[UpstreamModel, ...]) -> None:
         call = exchange.call
@@ -357,7 +357,7 @@ class Relay:
                 param=error.field,
             ) from error
 
-    # ---- the answer --------------------------------------------------------------------------------------------------
+    # ---- the answer ------------------------------------------------------------------------------
 
     async def _relay(
         self, exchange: Exchange, model: UpstreamModel, passage: Passage, answer: UpstreamResponse
@@ -443,7 +443,7 @@ class Relay:
         n_bytes = len(passage.body) + len(dump(response["output"]))
         self.kept.keep(exchange.key, request, response, conversations, n_bytes=n_bytes)
 
-    # ---- how a call ends ---------------------------------------------------------------------------------------------
+    # ---- how a call ends -------------------------------------------------------------------------
 
     async def _record(self, exchange: Exchange) -> None:
         """Queue the record, once, before the agent can see that the answer is whole."""

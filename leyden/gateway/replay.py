@@ -161,7 +161,7 @@ def _call_index(span: Span) -> int:
     return cast(int, span.attributes[semconv.CALL_INDEX])
 
 
-# ---- what differs ------------------------------------------------------------------------------------------------------
+# ---- what differs --------------------------------------------------------------------------------
 
 
 def difference(recorded: Span, request: ComparedRequest) -> str | None:
@@ -222,7 +222,7 @@ def _excerpt(value: Any, start: int) -> str:
     return "..." * bool(start) + (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
-# ---- the recorded answer -------------------------------------------------------------------------------------------------
+# ---- the recorded answer -------------------------------------------------------------------------
 
 
 class RecordedAnswer:

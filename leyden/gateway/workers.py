@@ -171,7 +171,7 @@ def _settle(ready: asyncio.Future[None], message: ChildFailure | None) -> None:
         ready.set_result(None) if message is None else ready.set_exception(GatewayError(message.headline))
 
 
-# ---- in a worker -----------------------------------------------------------------------------------------------------
+# ---- in a worker ---------------------------------------------------------------------------------
 
 
 def _work(

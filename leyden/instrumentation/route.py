@@ -1,9 +1,9 @@
 """Routes: the target of an attempt's model calls, and the headers that they carry.
 
-A `CallRoute` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer) carries
-the route too. It knows URLs and headers, and neither an HTTP client nor a tracer: a tracer puts a
-route there for each trace, the runner says which gateway the attempt has, an instrumentation asks
-`redirect` for each request.
+A `CallRoute` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer)
+carries the route, too. A tracer puts a route there for each trace, the runner sets the attempt's
+gateway, and an instrumentation calls `redirect` for each request. The module knows URLs and
+headers, and neither an HTTP client nor a tracer.
 
 A service that is not in MODEL_HOSTS: give `OtelTracer(model_hosts=...)` its host, with the path
 that comes before `/v1` if there is one (`openrouter.ai/api`).

@@ -103,7 +103,10 @@ def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]
 
 
 def _method(training: Any, validation: Any, rollout: AttemptedRollout) -> Any:
-    """Return the method for the rollout's mode; an agent of 0.1 without one for validation has that for training."""
+    """Return the method for the rollout's mode.
+
+    An agent of 0.1 without a method for validation uses the one for training.
+    """
     inherited = getattr(validation, "__func__", None) is getattr(LitAgent, validation.__name__)
     return training if rollout.mode == "train" or (inherited and _is_of_v01(training)) else validation
 

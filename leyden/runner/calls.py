@@ -205,7 +205,7 @@ async def call_sync(
     return future.result()
 
 
-# ---- for someone with a debugger -----------------------------------------------------------------------------------------
+# ---- for someone with a debugger -----------------------------------------------------------------
 
 Debugger = Callable[[Callable[[], Any]], Awaitable[Any]]
 """A function that calls a sync agent on the thread that a debugger expects."""

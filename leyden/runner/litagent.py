@@ -163,7 +163,8 @@ class LitAgentRunner(Runner[T]):
                 store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
             )
             logger.debug("%s: claimed %s", self.worker_name, [rollout.rollout_id for rollout in rollouts])
-            # Nothing is awaited between a claim and its attempts, or a stop in between would leave claims that nobody reports.
+            # Nothing is awaited between a claim and its attempts, because a stop in between
+            # would leave claims whose end no runner reports.
             versions = {(rollout.resources_id, rollout.resources_version) for rollout in rollouts}
             reading = {version: asyncio.ensure_future(_read_resources(store, *version)) for version in versions}
             if not rollouts:
@@ -248,7 +249,10 @@ async def _read_resources(
 
 
 class _Read:
-    """Resources that are being read, together with all others of a claim, so that its attempts begin in their order."""
+    """The resources of all attempts of a claim, read together.
+
+    The attempts then begin in the order of the claim.
+    """
 
     def __init__(self, own: asyncio.Future[NamedResources | None], all_read: asyncio.Future[Any]) -> None:
         self._own, self._all_read = own, all_read

@@ -35,7 +35,7 @@ _AGAIN_SECONDS = 1.0
 _UNKNOWN_SECONDS = 900.0
 """How long feedback waits for its rollout, which another process may still have to report."""
 _TRIES = 5
-"""How often a batch is tried again on which the store fails as a whole, after pauses that double."""
+"""How often a batch is tried again if the store fails on all of it. The pauses double."""
 _PROBE_SECONDS = 2.0
 """How long a store may take to show that it is there."""
 _ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS = 60.0, 3600.0
@@ -160,7 +160,7 @@ class Outbox:
         self.store_error = str(error) or type(error).__name__
 
     def _set_aside(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
-        """Move records to the file for those on which the store fails; return the ones without room there."""
+        """Move records on which the store fails to their own file; return those that do not fit."""
         records = [record for record, _ in failed]
         if not records:
             return []

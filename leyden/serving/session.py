@@ -87,7 +87,7 @@ class SessionStatus:
 
     labels: Mapping[str, VersionKey]
     store_is_away: bool
-    """Whether labels cannot be read, or records cannot be written, because the store is away or full."""
+    """Whether the store is away or full, so that labels are not read or records not written."""
     store_error: str | None
     """Why, such as that its disk is full; None if it is not away."""
     gateway_is_away: bool
@@ -102,7 +102,7 @@ class SessionStatus:
     refused: int
     """Records that the store refused; the log says why."""
     set_aside: int
-    """Records on which the store fails. They are in `outbox-aside` in the folder, and tried again."""
+    """Records on which the store fails. They wait in `outbox-aside` and are tried again."""
 
 
 class OnlineSession:

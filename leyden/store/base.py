@@ -136,7 +136,7 @@ class LightningStore(NamedOptions, ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # ---- the queue ---------------------------------------------------------------------------------------------------
+    # ---- the queue -------------------------------------------------------------------------------
 
     @abstractmethod
     async def start_rollout(
@@ -269,7 +269,7 @@ class LightningStore(NamedOptions, ABC):
         Safe to retry with an `attempt_id`: an attempt that is stored already is returned as it is.
         """
 
-    # ---- spans ---------------------------------------------------------------------------------------------------------
+    # ---- spans -----------------------------------------------------------------------------------
 
     async def add_span(self, span: Span) -> Span | None:
         """Add one span. None: it was there already. See `add_many_spans`."""
@@ -400,7 +400,7 @@ class LightningStore(NamedOptions, ABC):
             for span in page.spans:
                 yield span
 
-    # ---- rollouts and attempts ---------------------------------------------------------------------------------------
+    # ---- rollouts and attempts -------------------------------------------------------------------
 
     @abstractmethod
     async def query_rollouts(
@@ -612,7 +612,7 @@ class LightningStore(NamedOptions, ABC):
         much has happened to list.
         """
 
-    # ---- what is kept ------------------------------------------------------------------------------------------------
+    # ---- what is kept ----------------------------------------------------------------------------
 
     @abstractmethod
     async def pin(self, name: str, rollout_ids: Sequence[str]) -> None:
@@ -635,7 +635,7 @@ class LightningStore(NamedOptions, ABC):
         other calls. Raises ConfigError for a `limit` below 1. Safe to retry.
         """
 
-    # ---- resources -----------------------------------------------------------------------------------------------------
+    # ---- resources -------------------------------------------------------------------------------
 
     @abstractmethod
     async def add_resources(
@@ -806,7 +806,7 @@ class LightningStore(NamedOptions, ABC):
         Nothing is ever removed. Raises ConfigError for a bad page.
         """
 
-    # ---- releases and feedback -------------------------------------------------------------------------------------------
+    # ---- releases and feedback -------------------------------------------------------------------
 
     @abstractmethod
     async def create_release(
@@ -935,7 +935,7 @@ class LightningStore(NamedOptions, ABC):
         Raises ConfigError for a name without 1 to 200 printable characters. Safe to retry.
         """
 
-    # ---- workers -------------------------------------------------------------------------------------------------------
+    # ---- workers ---------------------------------------------------------------------------------
 
     @abstractmethod
     async def query_workers(
@@ -968,7 +968,7 @@ class LightningStore(NamedOptions, ABC):
         retry.
         """
 
-    # ---- samples -------------------------------------------------------------------------------------------------------
+    # ---- samples ---------------------------------------------------------------------------------
 
     @abstractmethod
     async def add_many_samples(self, samples: Sequence[Sample]) -> None:
@@ -1000,7 +1000,7 @@ class LightningStore(NamedOptions, ABC):
         all names) has in that time. Raises ConfigError for a bad range, order or page.
         """
 
-    # ---- runs and their metrics ----------------------------------------------------------------------------------------
+    # ---- runs and their metrics ------------------------------------------------------------------
 
     @abstractmethod
     async def start_run(self, run: RunRecord) -> RunRecord:

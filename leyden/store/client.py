@@ -196,7 +196,8 @@ class LightningStoreClient(WaitingStore):
         claim_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
         check_wait(timeout_seconds)
-        # It waits at the server, which wakes one claim for one rollout; news would wake those of every client.
+        # The claim waits at the server, which wakes one claim for one rollout. News would wake the
+        # claims of every client.
         if limit <= 0:
             return []
         claim_id = ids.claim_id() if claim_id is None else claim_id
@@ -255,7 +256,7 @@ class LightningStoreClient(WaitingStore):
             if EndAnswer.model_validate_json(answer.body).ended:
                 return
 
-    # ---- the questions behind the methods that wait --------------------------------------------------------------------
+    # ---- the questions behind the methods that wait ----------------------------------------------
 
     async def _claim(
         self, limit: int, worker_id: str | None, claim_id: str | None, *, timeout_seconds: float = 0.0
@@ -278,7 +279,7 @@ class LightningStoreClient(WaitingStore):
     async def _expect_signals(self) -> None:
         (await self._desks.get()).watch()
 
-    # ---- requests ------------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     async def _ask(self, route: Route, arguments: dict[str, Any], *, retry_seconds: float | None = None) -> Any:
         """Send a call and parse its reply. Raise what the server's store raised, and StoreError

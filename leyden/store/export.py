@@ -249,7 +249,7 @@ async def export_parquet(
     return Exported(directory, {name: table.written for name, table in tables.items()})
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 async def _write_rollouts(
@@ -258,7 +258,8 @@ async def _write_rollouts(
     status_in: Sequence[RolloutStatus] | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    # All of them, in the order in which they came: a page of some statuses would shift with every rollout that changes its own.
+    # All rollouts in the order of their arrival: a page of some statuses would shift with every
+    # rollout that changes its status.
     async def ask(limit: int, offset: int) -> PaginatedResult[Rollout]:
         return await store.query_rollouts(limit=limit, offset=offset)
 
@@ -396,7 +397,7 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
     return _Record(rollout, attempts, [span for group in spans for span in group])
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def _rollout_row(record: _Record) -> Row:
@@ -453,7 +454,7 @@ def _audit_row(record: AuditRecord) -> Row:
     }
 
 
-# ---- writing ---------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 class _Table:

@@ -171,7 +171,7 @@ async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
 _OWNER = attrgetter("rollout_id", "attempt_id")
 
 
-# ---- answers -------------------------------------------------------------------------------------------------------------
+# ---- answers -------------------------------------------------------------------------------------
 
 
 def _summary(refused: Sequence[str], total: int) -> str:
@@ -183,7 +183,8 @@ def _failure(status: int, encoding: str, message: str) -> OtlpAnswer:
     """A `google.rpc.Status` with the code INVALID_ARGUMENT."""
     if encoding == JSON:
         return OtlpAnswer(status, JSON, json.dumps({"code": 3, "message": message}).encode())
-    # No package of ours has that message; this one has the same fields (1: a number, 2: a text), hence the same bytes.
+    # No package of ours has `google.rpc.Status`. This message has the same fields (1: a number,
+    # 2: a text), and so the same bytes.
     same = ExportTracePartialSuccess(rejected_spans=3, error_message=message)
     return OtlpAnswer(status, PROTOBUF, same.SerializeToString())
 
@@ -194,7 +195,7 @@ def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
     return response.SerializeToString()
 
 
-# ---- from bytes to spans -------------------------------------------------------------------------------------------------
+# ---- from bytes to spans -------------------------------------------------------------------------
 
 
 def read_spans(body: bytes, encoding: str) -> ReceivedSpans:

@@ -56,7 +56,7 @@ class _Threads:
         self._gate = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # A store that is dropped without `close` lets its threads end, and so does the end of the program.
+        # The threads also end with a store that is dropped without `close`, and with the program.
         self._finalizer = weakref.finalize(self, _stop, self._jobs, self._threads)
         self._start()
 

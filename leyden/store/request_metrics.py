@@ -32,7 +32,7 @@ class Durations:
 
 
 class RequestMetrics:
-    """Requests by method and status, and the durations of requests that did not wait for an event."""
+    """Requests by method and status, and the durations of those that did not wait for an event."""
 
     def __init__(self, connections: Callable[[], int] = lambda: 0) -> None:
         """connections: returns the number of open connections."""

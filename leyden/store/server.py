@@ -158,7 +158,7 @@ class LightningStoreServer(NamedOptions):
         return LightningStoreClient(self.endpoint, token=self._token)
 
     def __reduce__(self) -> tuple[Callable[..., LightningStoreClient], tuple[Any, ...]]:
-        # a function of the client's module: a process that gets a pickled server never loads a server
+        # The client's module has the function, so that unpickling does not load the server.
         from leyden.store.client import reconnect
 
         return reconnect, (self.endpoint, self._token, {})

@@ -176,7 +176,7 @@ class Route:
         """Whether the reply is a page of a query."""
         return typing.get_origin(self.hints["return"]) is PaginatedResult
 
-    # ---- the server's side -------------------------------------------------------------------------------------------
+    # ---- the server's side -----------------------------------------------------------------------
 
     def read(self, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
         """Return the method's arguments by name. Raise ConfigError, which names the fault and its
@@ -237,7 +237,7 @@ class Route:
                 given[name] = value
         return given
 
-    # ---- the client's side -------------------------------------------------------------------------------------------
+    # ---- the client's side -----------------------------------------------------------------------
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, without those that were not given (UNSET). Raise
@@ -386,7 +386,7 @@ BY_METHOD: Mapping[str, Route] = {route.method: route for route in ROUTES}
 _WORDS = frozenset(part for route in ROUTES for part in route.segments if part[0] != "{")
 
 
-# ---- finding a route ---------------------------------------------------------------------------------------------------
+# ---- finding a route -----------------------------------------------------------------------------
 
 
 class _Node:
@@ -467,7 +467,7 @@ def _unquoted(part: str) -> str:
         raise ConfigError(f"the id {unquote_to_bytes(part)!r} in the path is not UTF-8") from None
 
 
-# ---- JSON ------------------------------------------------------------------------------------------------------------
+# ---- JSON ----------------------------------------------------------------------------------------
 
 
 def dump(value: Any, name: str = "the answer", *, packed: bool = True) -> bytes:
@@ -630,7 +630,7 @@ def _kind(hint: Any) -> Literal["list", "mapping", "value"]:
     return "list" if origins & {Sequence, list} else "value"
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 def status_of(error: LeydenError) -> int:

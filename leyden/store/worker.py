@@ -83,7 +83,7 @@ class SessionThread:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(session, self._jobs), name=name, daemon=True)
         self._thread.start()
-        # A store that is dropped without `close` lets its thread end, and so does the end of the program.
+        # The thread also ends with a store that is dropped without `close`, and with the program.
         self._finalizer = weakref.finalize(self, _stop, self._jobs, self._thread)
 
     async def run(

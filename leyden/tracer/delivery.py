@@ -2,10 +2,10 @@
 
 There is one `Delivery` for each store and event loop, however many attempts are open, and at most
 one `add_many_spans` of it is under way: what ends meanwhile travels in the next one. A span waits
-0.2 s at most (it is a heartbeat), 64 spans do not wait, and closing an `SpanOutbox` delivers everything
-of its trace. A span that ends after that (a late one) goes by way of a background thread with its
-own event loop, since the loop of its attempt may be over by then; so do the spans of traces that
-were opened without a loop.
+0.2 s at most (it is a heartbeat), 64 spans do not wait, and closing a `SpanOutbox` delivers
+everything of its trace. A span that ends after that (a late one) goes through a background thread
+with an event loop of its own, since the loop of its attempt may be over by then; so do the spans of
+traces that were opened without a loop.
 
 It knows outboxes and stores, and nothing of agents or OpenTelemetry. A store that fails is tried
 again every second until the outbox closes (a late span: for a minute); what one attempt did wrong

@@ -141,7 +141,7 @@ def register_engine() -> None:
     class InPlace:
         """Keeps the weights of a reference where they are.
 
-        verl offloads them to pinned memory of the CPU, which torch allocates only beside an accelerator.
+        verl moves them to pinned memory of the CPU, which torch allocates only with an accelerator.
         """
 
         engine_config: Any

@@ -138,9 +138,11 @@ class EngineServer:
 
 
 def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return what adapters add to each layer's weight: `alpha / r * B A` (LoRA, arXiv:2106.09685, section 4.1).
+    """Return what adapters add to each layer's weight: `alpha / r * B A`
+    (LoRA, arXiv:2106.09685, section 4.1).
 
-    weights: PEFT's state: `base_model.model.LAYER.lora_A.weight` of shape (r, inputs) and `lora_B`, (outputs, r).
+    weights: PEFT's state: `base_model.model.LAYER.lora_A.weight` of shape (r, inputs), and
+        `lora_B` of shape (outputs, r).
     lora: PEFT's configuration, with `r` and `lora_alpha`.
     Raise ConfigError for a kind of adapter that has other weights, such as DoRA's.
     """
@@ -218,8 +220,9 @@ class ServerAdapter(BaseRollout):
     ) -> None:
         """Send full weights, or adapters. Every rank gathers them; the first of each replica sends.
 
-        peft_config: of a model with adapters. base_sync_done: the weights are those of the adapters, and
-        otherwise those of the layers below them, under vLLM's names (`q_proj.base_layer.weight`).
+        peft_config: the configuration of a model with adapters.
+        base_sync_done: whether the weights are those of the adapters. Otherwise they are those of
+            the layers below them, under vLLM's names (`q_proj.base_layer.weight`).
         """
         if wire_format != "named_tensors":
             raise NotImplementedError(f"the engine 'leyden' takes named tensors, not {wire_format!r}")

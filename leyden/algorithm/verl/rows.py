@@ -108,7 +108,7 @@ class Report:
         return f"{self.rollouts} rollouts gave {self.rows} rows" + (f"; dropped: {reasons}" if reasons else "")
 
 
-# ---- rewards ---------------------------------------------------------------------------------------------------------
+# ---- rewards -------------------------------------------------------------------------------------
 
 
 def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[list[RewardedRollout], Report]:
@@ -130,7 +130,7 @@ def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[
     return scored, report
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def make_rows(rollouts: Sequence[RewardedRollout], level: Aggregation = "trajectory") -> list[SequenceRow]:
@@ -164,7 +164,7 @@ def _row(rollout: RewardedRollout, trajectory: Trajectory, calls: Sequence[tuple
     )
 
 
-# ---- truncation ------------------------------------------------------------------------------------------------------
+# ---- truncation ----------------------------------------------------------------------------------
 
 
 def truncate_rows(
@@ -230,7 +230,7 @@ def _placeholder(rollout: RewardedRollout, pad_id: int) -> SequenceRow:
     return SequenceRow(rollout.group, rollout.rollout_id, rollout.reward, [pad_id], [pad_id], [0], [0.0], n_calls=0)
 
 
-# ---- padding ---------------------------------------------------------------------------------------------------------
+# ---- padding -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ def _right(values: Sequence[Number], width: int, padding: Number) -> list[Number
     return [*values, *[padding] * (width - len(values))]
 
 
-# ---- tensors ---------------------------------------------------------------------------------------------------------
+# ---- tensors -------------------------------------------------------------------------------------
 
 
 def row_tensors(padded: PaddedRows) -> dict[str, Tensor]:

@@ -454,7 +454,10 @@ class _Reward(AnyEnv, Reward[Any]):
 
 
 def _native(state: Any) -> Any:
-    """Return a state as Leyden's parts read it: of this module's simulator, of Leyden's, or of Qlib's backtest."""
+    """Return a state as Leyden's parts read it.
+
+    state: of this module's simulator, of Leyden's, or of Qlib's backtest.
+    """
     of_qlib = isinstance(state, SAOEState) and not isinstance(state.history_steps, History)
     return _of_tables(state) if of_qlib else getattr(state, "native", state)
 

@@ -167,8 +167,10 @@ _OF_PYQLIB = {
     "rl.order_execution.utils",
     "rl.strategy.single_order",
 }
-"""Modules that drive Qlib's backtest and read its data. An installed pyqlib takes precedence, and its
-modules meet Leyden's classes wherever they import `qlib.rl`."""
+"""Modules that drive Qlib's backtest and read its data.
+
+An installed pyqlib takes precedence. Its modules get Leyden's classes when they import `qlib.rl`.
+"""
 
 
 def _modules() -> Mapping[str, ForeignModule]:

@@ -34,7 +34,7 @@ _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
 
 
-# ---- to chat ---------------------------------------------------------------------------------------------------------
+# ---- to chat -------------------------------------------------------------------------------------
 
 _UNKNOWN_TO_CHAT = {
     "background": (False,),
@@ -259,7 +259,7 @@ def _chat_tool_choice(choice: Any) -> Any:
     return {"type": "function", "function": {"name": named.get("name")}}
 
 
-# ---- from chat -------------------------------------------------------------------------------------------------------
+# ---- from chat -----------------------------------------------------------------------------------
 
 _UNKNOWN_TO_RESPONSES: dict[str, tuple[Any, ...]] = {
     "n": (1,),

@@ -5,8 +5,8 @@
 |---|---|
 | `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reward.py` |
 
-A path is served while its attempt runs. To offer another path, add a handler where `AttemptReports` opens
-its receiver.
+A path is served while its attempt runs. To offer another path, add a handler where
+`AttemptReports` opens its receiver.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class RunningProgram:
         self._program = program
         spec = Path(program.directory) / _SPEC
         spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))
-        # In a session of its own: Ctrl-C in the terminal reaches the runner alone, which ends the program in good order.
-        # From an empty context: it is no part of the attempt, unlike the program, whose variables it is told.
+        # A session of its own: Ctrl-C in the terminal reaches only the runner, which ends the
+        # program in good order. An empty context: the supervisor belongs to no attempt.
         self._supervisor = contextvars.Context().run(
             subprocess.Popen,
             [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(__file__).parent), str(spec)],

@@ -139,7 +139,7 @@ class Supervisor:
             **{name: [len(kept.head), len(kept.tail), kept.total] for name, kept in self._kept.items()},
         }
 
-    # ---- start -------------------------------------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
         pipes = {name: os.pipe() for name in self._kept}
@@ -171,7 +171,7 @@ class Supervisor:
         if os.getppid() != runner:
             self._cause = "request"
 
-    # ---- while it runs -----------------------------------------------------------------------------------------------
+    # ---- while it runs ---------------------------------------------------------------------------
 
     def _wait_for_something(self) -> None:
         for fd, _ in self._poll.poll(self._milliseconds()):
@@ -251,7 +251,7 @@ class Supervisor:
     def _out_of_patience(self) -> bool:
         return self._kill_at is not None and time.monotonic() > self._kill_at + _UNKILLABLE_SECONDS
 
-    # ---- all that came from it -------------------------------------------------------------------------------------------
+    # ---- all that came from it -------------------------------------------------------------------
 
     def _processes(self) -> list[int]:
         """Every descendant: what lost its parent is a child of this process."""

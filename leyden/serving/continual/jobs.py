@@ -152,8 +152,9 @@ class MeasureJob(_TrainerJob):
 
 
 class _Measure(Algorithm):
-    """Run each task with both versions, which take turns at being the first, so that a slow minute and
-    the place in the queue slow both alike.
+    """Run each task with both versions, which take turns at being the first.
+
+    A slow minute and the place in the queue then slow both versions alike.
     """
 
     run_kind = "eval"

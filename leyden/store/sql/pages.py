@@ -107,7 +107,7 @@ def page_of(
     limit: int,
     offset: int,
 ) -> PaginatedResult[T]:
-    """Return the page of `query`'s rows that `where` and `order` choose, each row read by `read`."""
+    """Return the page of `query`'s rows that `where` and `order` choose, each read by `read`."""
     items = [read(row) for row in tx.page(query, where + order, parameters)]
     total, exact = total_of(tx, query, where, parameters, found=len(items), limit=limit, offset=offset)
     return PaginatedResult(items, limit, offset, total, exact)

@@ -43,9 +43,10 @@ _DEFAULTS = {
 }
 _SESSION = (
     "SET search_path TO {schema}; SET synchronous_commit TO {durability}; SET standard_conforming_strings TO on; SET jit TO off;"
-    # Every query has its index; the statistics of a table that has just been filled would have it scanned.
+    # Every query has its index. With the statistics of a table that was just filled, PostgreSQL
+    # would scan it instead.
     " SET enable_seqscan TO off;"
-    # A store whose machine is gone must not hold its locks, and who waits for them must outlive that.
+    # A store whose machine is gone must not keep its locks. Waiting for a lock takes longer.
     " SET idle_in_transaction_session_timeout TO '10s'; SET lock_timeout TO '30s'"
 )
 _FULL = "53100"
@@ -188,7 +189,7 @@ def migrate(connection: Any, target: Target) -> None:
 
 
 def store_error(target: Target, error: Exception) -> LeydenError:
-    """Return the caller's error for an error of the database: what happened, where, and the remedy."""
+    """Return the caller's error for a database error: what happened, where, and the remedy."""
     state: str = getattr(error, "sqlstate", None) or ""
     if isinstance(error, psycopg().DataError | UnicodeEncodeError) or state == "54000":
         return ConfigError(f"{target.url} cannot hold this value: {_line(error)}")

@@ -36,7 +36,7 @@ _REMEDIES = {
     "SQLITE_READONLY": "check the permissions of the file and its directory",
 }
 _FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
-"""Beginnings of SQLite's error names for a full disk, an exhausted quota and a limit of the size of files."""
+"""Beginnings of SQLite's error names for a full disk, a quota, and a limit on file sizes."""
 
 
 def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
@@ -94,7 +94,7 @@ def check_schema(connection: sqlite3.Connection, url: str) -> None:
 
 
 def store_error(url: str, error: sqlite3.Error) -> StoreError:
-    """Return the caller's error for an error of the database: what happened, where, and the remedy."""
+    """Return the caller's error for a database error: what happened, where, and the remedy."""
     name: str = getattr(error, "sqlite_errorname", None) or ""
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if name.startswith(kind)), None)
     kind = StoreFull if name.startswith(_FULL) else StoreError
@@ -126,7 +126,7 @@ class SqliteTransaction:
         self.begin(None)
 
     def begin(self, most: int | None) -> None:
-        """Begin another operation, without news so far, on at most `most` rows (None: any number)."""
+        """Begin an operation, without news so far, on at most `most` rows (None: any number)."""
         self._most = most
         self.now = time.time()
         self.claimable = 0

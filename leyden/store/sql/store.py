@@ -221,7 +221,7 @@ class SqlLightningStore(WaitingStore):
             raise ConfigError(f"limit must be at least 1, got {limit}")
         if retention.keeps_everything:
             return 0
-        # What may go is found beside the writers, and goes in steps between which they have their turn.
+        # The rollouts are chosen while others write, and deleted in steps between their writes.
         steps = await self._driver.read(forgetting.forgettable, (retention, limit), {})
         return sum([await self._driver.write(forgetting.forget, (step,), {}) for step in steps])
 

@@ -58,7 +58,7 @@ _ROLLOUT_BYTES = 700
 _INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_kind": "interrupted"}
 
 
-# ---- claiming --------------------------------------------------------------------------------------------------------
+# ---- claiming ------------------------------------------------------------------------------------
 
 
 def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None = None) -> list[AttemptedRollout]:
@@ -167,7 +167,7 @@ def new_attempt(
     return rollout
 
 
-# ---- reporting -------------------------------------------------------------------------------------------------------
+# ---- reporting -----------------------------------------------------------------------------------
 
 
 def update_attempt(
@@ -261,7 +261,7 @@ def next_deadline(tx: Transaction) -> float | None:
     return min(known, default=None)
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def query_attempts(
@@ -288,7 +288,7 @@ def get_attempt_by_id(tx: Transaction, rollout_id: str, attempt_id: str) -> Atte
     return attempt_from(rollout_id, attempt_row(tx, rollout_id, attempt_id)[ATTEMPT:])
 
 
-# ---- shared ----------------------------------------------------------------------------------------------------------
+# ---- shared --------------------------------------------------------------------------------------
 
 
 def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attempt:

@@ -29,7 +29,7 @@ _VERSION, _CREATE_TIME, _TEXT = 1, 2, 4
 HIGHEST_VERSION = 2**53
 
 
-# ---- versions --------------------------------------------------------------------------------------------------------
+# ---- versions ------------------------------------------------------------------------------------
 
 
 def add_resources(
@@ -147,7 +147,7 @@ def unknown_version(tx: Transaction, resources_id: str, version: int | None) -> 
     return UnknownResources(f"{which} is not in {tx.store_url}; see query_resources(all_versions=True)")
 
 
-# ---- where models listen ---------------------------------------------------------------------------------------------
+# ---- where models listen -------------------------------------------------------------------------
 
 
 def set_endpoint(tx: Transaction, name: str, base_url: str, *, api_key: str | None = None) -> None:

@@ -49,7 +49,7 @@ def begin_attribute_index(tx: Transaction, key: str) -> None:
 
 
 def extend_attribute_index(tx: Transaction, key: str) -> bool:
-    """Index this attribute of some more of the earlier spans. Return whether these were the last."""
+    """Index this attribute of some more earlier spans. Return whether these were the last."""
     tx.expect(_STEP)
     row = tx.one("get_attribute_index", attribute=key)
     assert row is not None, "begin_attribute_index comes first, and nothing is taken back"
