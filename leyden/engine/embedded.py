@@ -292,6 +292,7 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.decoder import Decoder
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
+        from leyden.engine.forward.products import use_faster_products
         from leyden.engine.learner import TorchLearner
         from leyden.engine.running import RunningPolicy
         from leyden.host.asgi import AsgiThread
@@ -306,6 +307,7 @@ class EmbeddedBackend(PolicyBackend):
         if max_length > policy.context:
             raise ConfigError(f"max_length is {max_length}, but the model has a context of {policy.context} tokens")
         slots = Decoder.n_slots(self._max_batch_rows, self._deterministic)
+        use_faster_products(policy.model)
         forward = choose_forward(policy.model, max_rows=slots, max_length=max_length)
         if self._gradient_checkpointing:
             forward.recompute_layers()

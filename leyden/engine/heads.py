@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from leyden.engine.forward.base import ModelForward
+from leyden.engine.forward.products import linear
 from leyden.engine.forward.recompute import recomputed
 from leyden.errors import ConfigError
 
@@ -198,11 +198,10 @@ class _ChunkedLinear(torch.autograd.Function):
             by_logits_CV.scatter_(-1, ids_N[at, None], by_logits_CV.gather(-1, ids_N[at, None]) + scale_C1)
             narrow_CV = by_logits_CV.div_(ctx.temperature).to(weight_VE.dtype)
             if by_hidden_NE is not None:
-                torch.mm(narrow_CV, weight_VE, out=by_hidden_NE[at])
-            if by_weight_VE is not None and weight_VE.dtype == torch.float32:
-                by_weight_VE.addmm_(narrow_CV.T, hidden_CE)
-            elif by_weight_VE is not None:
-                by_weight_VE.add_(narrow_CV.T @ hidden_CE)
+                by_hidden_NE[at] = linear(narrow_CV, weight_VE.T)
+            if by_weight_VE is not None:  # added in parts, each at most as large as a chunk's logits
+                for part in _chunks(len(weight_VE), max(1, ctx.size * len(weight_VE) // weight_VE.shape[1])):
+                    by_weight_VE[part].add_(linear(narrow_CV[:, part].T, hidden_CE.T))
             if by_bias_V is not None:
                 by_bias_V.add_(by_logits_CV.sum(0))
         return (
@@ -216,5 +215,5 @@ class _ChunkedLinear(torch.autograd.Function):
 
 
 def _tempered(hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    logits_CV = functional.linear(hidden_CE, weight_VE, bias_V).float()
+    logits_CV = linear(hidden_CE, weight_VE, bias_V).float()
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
