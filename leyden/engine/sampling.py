@@ -8,10 +8,17 @@ requests and no cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+_BLOCK: Final = 128
+"""Tokens of a block, whose probabilities are summed before one of them is looked for."""
+_SMALLEST_IN_BLOCKS: Final = 4096
+"""A smaller vocabulary is one block."""
+_BELOW_1: Final = 1 - 2**-53
 
 
 def draw(
@@ -27,23 +34,50 @@ def draw(
     if any(temperature not in (0.0, 1.0) for temperature in temperatures):
         divisor = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)
         logits_BV = logits_BV / divisor[:, None]
-    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-    probabilities_BV = logprobs_BV.exp()
+    probabilities_BV = torch.softmax(logits_BV, dim=-1)
+    chances_BV = probabilities_BV
     if any(top_p < 1.0 for top_p in top_ps):
-        probabilities_BV = _nucleus(probabilities_BV, torch.tensor(top_ps, device=device))
+        chances_BV = _nucleus(probabilities_BV, torch.tensor(top_ps, device=device))
     if torch.are_deterministic_algorithms_enabled():
-        probabilities_BV = probabilities_BV.cpu()  # a cumulative sum on CUDA has no deterministic kernel
-    # Double precision: over a large vocabulary, single-precision sums would shift probability
-    # between tokens.
-    cumulative_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.float64)
-    uniforms_B1 = torch.tensor(uniforms, dtype=torch.float64, device=cumulative_BV.device)[:, None]
-    drawn_B1 = torch.searchsorted(cumulative_BV, uniforms_B1 * cumulative_BV[:, -1:], right=True)
-    tokens_B1 = drawn_B1.clamp_max(logits_BV.shape[-1] - 1).to(device)
+        chances_BV = chances_BV.cpu()  # a cumulative sum on CUDA has no deterministic kernel
+    uniforms_B1 = torch.tensor(uniforms, dtype=torch.float64, device=chances_BV.device)[:, None]
+    tokens_B1 = _invert(chances_BV, uniforms_B1).to(device)
     if 0.0 in temperatures:
         greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
         tokens_B1 = torch.where(greedy[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
-    logprobs_B = logprobs_BV.gather(-1, tokens_B1)[:, 0]
-    return listed(tokens_B1[:, 0]), listed(logprobs_B)
+    logprobs_B1 = probabilities_BV.gather(-1, tokens_B1).log()
+    return listed(tokens_B1[:, 0]), listed(logprobs_B1[:, 0])
+
+
+def _invert(chances_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+    """Return the first token of each row up to which the chances sum to more than the uniform
+    number, as a share of all, shape (B, 1).
+
+    The chances need not sum to 1. Cumulative sums are in double precision: over a large vocabulary,
+    single-precision ones would shift probability between tokens. A large vocabulary is summed in
+    blocks first, because cumulative sums of all its tokens take longer than a softmax.
+    """
+    n_vocabulary = chances_BV.shape[-1]
+    if n_vocabulary < _SMALLEST_IN_BLOCKS:
+        return _find(chances_BV, uniforms_B1)[0]
+    if n_missing := -n_vocabulary % _BLOCK:
+        chances_BV = functional.pad(chances_BV, (0, n_missing))
+    blocks_BKS = chances_BV.view(len(chances_BV), -1, _BLOCK)
+    block_B1, left_B1 = _find(blocks_BKS.sum(-1), uniforms_B1)
+    block_BS = blocks_BKS.gather(1, block_B1[..., None].expand(-1, -1, _BLOCK))[:, 0]
+    return block_B1 * _BLOCK + _find(block_BS, left_B1)[0]
+
+
+def _find(chances_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first place up to which the chances of a row sum to more than the uniform number,
+    as a share of all, and how far into that place the number lies, in [0, 1).
+    """
+    cumulative_BK = chances_BK.cumsum(dim=-1, dtype=torch.float64)
+    sought_B1 = uniforms_B1 * cumulative_BK[:, -1:]
+    place_B1 = torch.searchsorted(cumulative_BK, sought_B1, right=True).clamp_max(chances_BK.shape[-1] - 1)
+    after_B1 = cumulative_BK.gather(-1, place_B1)
+    before_B1 = after_B1 - chances_BK.gather(-1, place_B1)
+    return place_B1, ((sought_B1 - before_B1) / (after_B1 - before_B1)).clamp(0.0, _BELOW_1)
 
 
 def listed(tensor: Tensor) -> list[Any]:

@@ -197,6 +197,22 @@ def test_draws_follow_the_tempered_distribution():
         assert logprobs[0] == pytest.approx(math.log(float(wanted[tokens[0]])), abs=1e-5)
 
 
+@pytest.mark.parametrize("n_vocabulary", [4096, 5003, 32_000])
+def test_a_large_vocabulary_is_drawn_by_its_cumulative_distribution(n_vocabulary: int):
+    rng = random.Random(n_vocabulary)
+    logits_V = 3 * torch.randn(n_vocabulary, generator=torch.Generator().manual_seed(n_vocabulary))
+    logits_V[rng.sample(range(n_vocabulary), n_vocabulary // 2)] = -math.inf
+    logits_V[-100:] = -math.inf
+    uniforms = [0.0, 1 - 2**-53, *(rng.random() for _ in range(200))]
+    tokens, logprobs = draw(logits_V.repeat(len(uniforms), 1), [1.0] * len(uniforms), [1.0] * len(uniforms), uniforms)
+    cumulative_V = logits_V.double().softmax(-1).cumsum(-1)
+    for token, logprob, uniform in zip(tokens, logprobs, uniforms, strict=True):
+        before, after = (float(cumulative_V[at]) if at >= 0 else 0.0 for at in (token - 1, token))
+        assert before - 1e-6 <= uniform <= after + 1e-6
+        assert logprob == pytest.approx(float(logits_V.log_softmax(-1)[token]), abs=1e-5)
+        assert math.isfinite(logprob)
+
+
 def test_top_p_keeps_the_smallest_set_that_reaches_it_and_reports_the_whole_distribution():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     n, rng = 2000, random.Random(0)

@@ -7,6 +7,7 @@ batch without padding, E width of a hidden state, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -61,7 +62,7 @@ class ModelForward(Protocol):
 
 
 class KeyValueStore:
-    """Keys and values of every layer in preallocated rows: tensors (rows, length, heads, dim).
+    """Keys and values of every layer in preallocated rows: tensors (rows, heads, length, dim).
 
     They grow by doubling, which keeps short conversations on a long-context model small. Rows keep
     their content until they are written over.
@@ -74,6 +75,9 @@ class KeyValueStore:
         self._values: list[Tensor | None] = []
         self._rows = min(16, max_rows)
         self._length = min(64, max_length)
+        self._read: list[Tensor] = []
+        """Memory of what was read last: keys and values. Getting it anew from the system for each
+        layer takes longer than the copy."""
 
     def reserve(self, row: int, length: int) -> None:
         """Make room for `length` tokens in rows up to `row`; contents stay."""
@@ -86,26 +90,39 @@ class KeyValueStore:
 
     def write(self, layer: int, rows_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put keys (N, heads, dim) and values (N, heads, dim) of one token each at their places."""
-        at = (rows_N, positions_N)
-        self._at_least(self._keys, layer, keys).index_put_(at, keys)
-        self._at_least(self._values, layer, values).index_put_(at, values)
+        self._at_least(self._keys, layer, keys)[rows_N, :, positions_N] = keys
+        self._at_least(self._values, layer, values)[rows_N, :, positions_N] = values
 
     def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, length, heads, dim) of the first `length` places of each
-        row.
+        """Return keys and values (B, heads, length, dim) of the first `length` places of each
+        row. They last until the next call.
         """
-        keys, values = self._layer(layer)
-        return keys[:, :length].index_select(0, rows_B), values[:, :length].index_select(0, rows_B)
+        found: list[Tensor] = []
+        for place, tensor in enumerate(self._layer(layer)):
+            _, n_heads, _, size = tensor.shape
+            shape = len(rows_B), n_heads, length, size
+            read = self._memory(place, tensor, math.prod(shape)).view(shape)
+            found.append(torch.index_select(tensor[:, :, :length], 0, rows_B, out=read))
+        return found[0], found[1]
 
     def read_at(self, layer: int, rows_B1: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, T, heads, dim) at the given places of each row."""
         keys, values = self._layer(layer)
-        return keys[rows_B1, positions_BT], values[rows_B1, positions_BT]
+        return keys[rows_B1, :, positions_BT], values[rows_B1, :, positions_BT]
 
     def clear(self) -> None:
         """Free the memory."""
         self._keys.clear()
         self._values.clear()
+        self._read.clear()
+
+    def _memory(self, place: int, like: Tensor, n: int) -> Tensor:
+        """Return `n` numbers of the memory for keys (0) or values (1)."""
+        if place == len(self._read):
+            self._read.append(like.new_empty(0))
+        if len(self._read[place]) < n:
+            self._read[place] = like.new_empty(n)
+        return self._read[place][:n]
 
     def _layer(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[layer], self._values[layer]
@@ -117,11 +134,12 @@ class KeyValueStore:
         while len(tensors) <= layer:
             tensors.append(None)
         held = tensors[layer]
-        if held is not None and held.shape[0] >= self._rows and held.shape[1] >= self._length:
+        if held is not None and held.shape[0] >= self._rows and held.shape[2] >= self._length:
             return held
         # Zeros and not empty memory: a masked place may be read, and NaN times zero is NaN.
-        grown = torch.zeros(self._rows, self._length, *like.shape[1:], dtype=like.dtype, device=like.device)
+        n_heads, size = like.shape[1:]
+        grown = torch.zeros(self._rows, n_heads, self._length, size, dtype=like.dtype, device=like.device)
         if held is not None:
-            grown[: held.shape[0], : held.shape[1]] = held
+            grown[: held.shape[0], :, : held.shape[2]] = held
         tensors[layer] = grown
         return grown

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from leyden.engine.forward.base import KeyValueStore
 from leyden.engine.forward.prefix_tree import PrefixTree
-from leyden.engine.forward.recompute import recomputed
+from leyden.engine.forward.recompute import gated_mlp, recomputed
 from leyden.errors import ConfigError
 
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -83,6 +83,8 @@ class LayoutForward:
 
     def recompute_layers(self) -> None:
         self._run = recomputed
+        for layer in self._layers:
+            layer.is_recomputed = True
 
     def release(self) -> None:
         self._store.clear()
@@ -102,10 +104,8 @@ class LayoutForward:
         keys, values = self._store.read(index, rows.rows_B, rows.length)
         n, n_heads, size = q_BHD.shape
         # The heads of one group share keys: let them be the query positions of one head.
-        q_BKGD = q_BHD.view(n, keys.shape[2], -1, size)
-        attended = functional.scaled_dot_product_attention(
-            q_BKGD, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=rows.mask_B11T
-        )
+        q_BKGD = q_BHD.view(n, keys.shape[1], -1, size)
+        attended = functional.scaled_dot_product_attention(q_BKGD, keys, values, attn_mask=rows.mask_B11T)
         return attended.reshape(n, n_heads * size)
 
     def _attend_prompts(self, index: int, q_NHD: Tensor, rows: _Prompts) -> Tensor:
@@ -115,13 +115,13 @@ class LayoutForward:
         """
         keys, values = self._store.read(index, rows.rows_B, rows.length)
         n_heads, size = q_NHD.shape[1:]
-        n_kv = keys.shape[2]
+        n_kv = keys.shape[1]
         padded = q_NHD.new_zeros(len(rows.rows_B) * rows.width, n_heads, size)
         padded[rows.places_N] = q_NHD
         q_BKGSD = padded.view(-1, rows.width, n_kv, n_heads // n_kv, size).permute(0, 2, 3, 1, 4)
         mask_B1GST = rows.mask_B1ST[:, :, None].expand(-1, -1, n_heads // n_kv, -1, -1)
         attended = functional.scaled_dot_product_attention(
-            q_BKGSD.flatten(2, 3), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask_B1GST.flatten(2, 3)
+            q_BKGSD.flatten(2, 3), keys, values, attn_mask=mask_B1GST.flatten(2, 3)
         )
         attended_BKGSD = attended.reshape(-1, n_kv, n_heads // n_kv, rows.width, size)
         return attended_BKGSD.permute(0, 3, 1, 2, 4).reshape(-1, n_heads * size)[rows.places_N]
@@ -136,6 +136,8 @@ class _Layer:
         self._q, self._k, self._v, self._o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._size: int = attention.head_dim
+        self.is_recomputed = False
+        """Whether a gradient recomputes the whole layer."""
         self._gate, self._up, self._down, self._act = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,7 +169,10 @@ class _Layer:
         """Add the result of attention, then the result of the MLP."""
         x = x + self._o(attended)
         h = _norm(self._mlp_norm, x)
-        return x + self._down(self._act(self._gate(h)) * self._up(h))
+        gate, up = self._gate(h), self._up(h)
+        if self.is_recomputed:
+            return x + self._down(self._act(gate) * up)
+        return x + gated_mlp(self._act, gate, up, self._down)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _SMALLEST: Final = 2**22
-"""Multiplications from which a product is worth it. Each call of oneDNN costs 10 microseconds more."""
+"""Multiplications from which a product is worth it. Each call of oneDNN costs 10 microseconds
+more."""
 _SMALLEST_WITH_GRADIENT: Final = 2**24
 """The same for a gradient. Each new shape costs 0.2 milliseconds once; decoding repeats its shapes,
 gradients seldom do."""

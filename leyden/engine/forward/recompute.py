@@ -1,17 +1,18 @@
-"""Gradient checkpointing (arXiv:1604.06174): activations are computed again for the
-gradient, not kept.
+"""Activations that are computed again for the gradient, not kept: all of a layer (gradient
+checkpointing, arXiv:1604.06174), or those of a gated MLP that cost next to nothing.
 
-It knows functions of tensors and layers of transformers' models, nothing of what they compute.
+It knows functions of tensors and layers of transformers' models.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch.utils.checkpoint
+from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.errors import ConfigError
@@ -29,6 +30,49 @@ def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     checkpoint = cast(Callable[..., Any], torch.utils.checkpoint.checkpoint)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
     # Dropout is off, so no random state has to be restored.
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def gated_mlp(act: Any, gate: Tensor, up: Tensor, down: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return down(act(gate) * up).
+
+    With the activation SiLU only `gate` and `up` are kept for the gradient, half of what autograd
+    would keep. Not to be called inside `recomputed`, which would keep both as well.
+    """
+    if type(act).__name__ not in _SILU or not torch.is_grad_enabled():
+        return down(act(gate) * up)
+    apply = cast(Callable[..., Tensor], _GatedSiLU.apply)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+    product = apply(gate, up)
+    address, n = product.data_ptr(), product.numel()
+
+    def pack(kept: Tensor) -> Tensor | torch.Size:
+        return kept.shape if (kept.data_ptr(), kept.numel()) == (address, n) else kept
+
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        return kept if isinstance(kept, Tensor) else _silu(gate.detach()).mul_(up.detach()).view(kept)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return down(product)
+
+
+class _GatedSiLU(torch.autograd.Function):
+    """silu(gate) * up, which keeps its inputs alone."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return _silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride] -- one gradient for each output
+        gate, up = ctx.saved_tensors
+        (by_product,) = gradients
+        by_gate = torch.ops.aten.silu_backward(by_product * up, gate)
+        return cast(Tensor, by_gate), _silu(gate).mul_(by_product)
+
+
+_silu = torch.nn.functional.silu
+_SILU: Final = ("SiLU", "SiLUActivation")
+"""Classes of the activation in torch and in transformers."""
 
 
 def recompute_layers(model: Any) -> None:
