@@ -55,7 +55,7 @@ from leyden.utils.atomic import ASIDE, commit_directory
 
 T = TypeVar("T", bound=BaseModel)
 
-Row = dict[str, Any]
+ParquetRow = dict[str, Any]
 
 _PAGE = 5000
 """Rollouts in one question; each page passes over all that came before it."""
@@ -400,7 +400,7 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def _rollout_row(record: _Record) -> Row:
+def _rollout_row(record: _Record) -> ParquetRow:
     rollout = record.rollout
     return vars(rollout) | {
         "reward": record.attempts[-1].reward if record.attempts else None,
@@ -410,14 +410,14 @@ def _rollout_row(record: _Record) -> Row:
     }
 
 
-def _attempt_row(attempt: Attempt) -> Row:
+def _attempt_row(attempt: Attempt) -> ParquetRow:
     return vars(attempt) | {
         "metadata": text_of(attempt.metadata, "the metadata of an attempt"),
         "rewards": text_of(attempt.rewards, "the rewards of an attempt"),
     }
 
 
-def _span_row(span: Span) -> Row:
+def _span_row(span: Span) -> ParquetRow:
     tokens = {} if span.tokens is None else vars(span.tokens)
     return (
         tokens
@@ -432,14 +432,14 @@ def _span_row(span: Span) -> Row:
     )
 
 
-def _resources_row(update: ResourcesUpdate) -> Row:
+def _resources_row(update: ResourcesUpdate) -> ParquetRow:
     return vars(update) | {
         "parent": text_of(update.parent, "the parent of resources"),
         "resources": text_of(update.resources, "resources"),
     }
 
 
-def _release_row(release: Release) -> Row:
+def _release_row(release: Release) -> ParquetRow:
     return vars(release) | {
         "from_version": text_of(release.from_version, "a version"),
         "canary_version": text_of(release.canary_version, "a version"),
@@ -447,7 +447,7 @@ def _release_row(release: Release) -> Row:
     }
 
 
-def _audit_row(record: AuditRecord) -> Row:
+def _audit_row(record: AuditRecord) -> ParquetRow:
     return vars(record) | {
         "before": text_of(record.before, "a version"),
         "after": text_of(record.after, "a version"),
@@ -479,13 +479,13 @@ class _Table:
         self._bytes = 0
         self.written = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ParquetRow) -> None:
         """One more row; what has no column is left out, what has no value is null."""
         values = tuple(row.get(name) for name in self._names)
         self._rows.append(values)
         self._bytes += sum(_length(value) for value in values)
 
-    def add_many(self, rows: Iterable[Row]) -> None:
+    def add_many(self, rows: Iterable[ParquetRow]) -> None:
         """Add several rows."""
         for row in rows:
             self.add(row)

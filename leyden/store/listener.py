@@ -29,7 +29,7 @@ _LONGEST_SECONDS = 1.0
 """Between two attempts to connect again."""
 
 
-class _Outbox:
+class _Requests:
     """Requests to the thread: flags, and a socket that wakes it."""
 
     def __init__(self) -> None:
@@ -67,40 +67,40 @@ class Listener:
     """
 
     def __init__(self, target: Target, sender: str, signals: Signals) -> None:
-        self._outbox = _Outbox()
+        self._requests = _Requests()
         connection = _listening(target)
         thread = threading.Thread(
             target=_serve,
-            args=(connection, target, sender, signals, self._outbox),
+            args=(connection, target, sender, signals, self._requests),
             name="leyden-store-listener",
             daemon=True,
         )
         thread.start()
-        self._finalizer = weakref.finalize(self, _stop, self._outbox, thread)
+        self._finalizer = weakref.finalize(self, _stop, self._requests, thread)
 
     def spans_were_added(self) -> None:
         """Tell the other stores, soon. From any thread."""
-        if not self._outbox.spans:
-            self._outbox.spans = True
-            self._outbox.wake()
+        if not self._requests.spans:
+            self._requests.spans = True
+            self._requests.wake()
 
     def look_for_spans_soon(self) -> None:
         """Wake the callers that wait for spans, soon. Safe from any thread."""
-        if not self._outbox.look:
-            self._outbox.look = True
-            self._outbox.wake()
+        if not self._requests.look:
+            self._requests.look = True
+            self._requests.wake()
 
     def stop(self) -> None:
         """Announce pending news, and end. Safe to repeat."""
         self._finalizer()
 
 
-def _stop(outbox: _Outbox, thread: threading.Thread) -> None:
-    outbox.stopped.set()
-    outbox.wake()
+def _stop(requests: _Requests, thread: threading.Thread) -> None:
+    requests.stopped.set()
+    requests.wake()
     if thread is not threading.current_thread():
         thread.join()
-    outbox.close()
+    requests.close()
 
 
 def _listening(target: Target) -> Any:
@@ -114,11 +114,11 @@ def _listening(target: Target) -> Any:
     return connection
 
 
-def _serve(connection: Any, target: Target, sender: str, signals: Signals, outbox: _Outbox) -> None:
+def _serve(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
     """The thread."""
     while True:
         try:
-            _hear(connection, target, sender, signals, outbox)
+            _hear(connection, target, sender, signals, requests)
             connection.close()
             return
         except psycopg().Error as error:
@@ -126,16 +126,16 @@ def _serve(connection: Any, target: Target, sender: str, signals: Signals, outbo
             logger.warning(
                 "%s: lost the connection that listens for news: %s", target.url, " ".join(str(error).split())
             )
-        connection = _listening_again(target, outbox)
+        connection = _listening_again(target, requests)
         if connection is None:
             return
         signals.look_again()
 
 
-def _listening_again(target: Target, outbox: _Outbox) -> Any | None:
+def _listening_again(target: Target, requests: _Requests) -> Any | None:
     """A new connection, as soon as there can be one; None when the listener is stopped before."""
     pause = 0.01
-    while not outbox.stopped.wait(pause):
+    while not requests.stopped.wait(pause):
         try:
             return _listening(target)
         except psycopg().Error:
@@ -143,36 +143,36 @@ def _listening_again(target: Target, outbox: _Outbox) -> Any | None:
     return None
 
 
-def _hear(connection: Any, target: Target, sender: str, signals: Signals, outbox: _Outbox) -> None:
+def _hear(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
     """Listen and tell until it is stopped. Raises psycopg.Error when the connection is lost."""
     told = 0.0
     news = True
     """Whether a notification may be there."""
     with selectors.DefaultSelector() as selector:
         selector.register(connection.fileno(), selectors.EVENT_READ)
-        selector.register(outbox.reader, selectors.EVENT_READ)
+        selector.register(requests.reader, selectors.EVENT_READ)
         while True:
-            stopped = outbox.stopped.is_set()
-            asked = outbox.spans or outbox.look
+            stopped = requests.stopped.is_set()
+            asked = requests.spans or requests.look
             if not (stopped or news):
                 ready = selector.select(max(0.0, told + _PAUSE_SECONDS - time.monotonic()) if asked else None)
                 news = any(key.fileobj == connection.fileno() for key, _ in ready)
-            outbox.drain()
+            requests.drain()
             if news or stopped:
                 for notification in connection.notifies(timeout=0):
                     _pass_on(notification.payload, sender, signals)
                 news = False
-            if stopped or ((outbox.spans or outbox.look) and time.monotonic() >= told + _PAUSE_SECONDS):
+            if stopped or ((requests.spans or requests.look) and time.monotonic() >= told + _PAUSE_SECONDS):
                 told = time.monotonic()
-                if outbox.look:
-                    outbox.look = False
+                if requests.look:
+                    requests.look = False
                     signals.publish(0, (), True)
-                if outbox.spans:
-                    outbox.spans = False  # first: more may be added meanwhile
+                if requests.spans:
+                    requests.spans = False  # first: more may be added meanwhile
                     try:
                         _tell(connection, target, sender)
                     except BaseException:
-                        outbox.spans = True
+                        requests.spans = True
                         raise
                     news = True  # notifications read with the result are not on the socket any more
             if stopped:
