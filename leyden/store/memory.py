@@ -7,18 +7,17 @@ It knows one connection and one lock; an operation runs inline, in the thread th
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from leyden.errors import StoreClosed, StoreError
+from leyden.store import worker
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
 from leyden.store.sql.sqlite import connect, migrate
 from leyden.store.sql.store import SqlLightningStore
-from leyden.store.worker import YIELD_EVERY
 
 T = TypeVar("T")
 
@@ -33,7 +32,7 @@ class _MemoryDriver:
         migrate(connection, self.url)
         self._session = Session(connection, self.url, "writer", signals.publish)
         self._close = weakref.finalize(self, connection.close)
-        self._pid = os.getpid()
+        self._pid = worker.process_id
         self._open = True
         self._given = 0
 
@@ -51,13 +50,13 @@ class _MemoryDriver:
         return self._run(operation, args, kwargs, reads=False)
 
     async def _run(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool) -> T:
-        if os.getpid() != self._pid:
+        if worker.process_id != self._pid:
             raise StoreError(
-                f"{self.url} is in the memory of process {self._pid}, and what its forked child {os.getpid()} wrote would be in a copy; "
-                "serve it with LightningStoreServer, and give the child the server"
+                f"{self.url} is in the memory of process {self._pid}, and what its forked child {worker.process_id} wrote "
+                "would be in a copy; serve it with LightningStoreServer, and give the child the server"
             )
         self._given += 1
-        if self._given % YIELD_EVERY == 0:
+        if self._given % worker.YIELD_EVERY == 0:
             await asyncio.sleep(0)
         with self._session.lock:
             if not self._open:

@@ -13,7 +13,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -58,16 +58,16 @@ class _FileDriver:
         except Long:
             return await self._reader.run(operation, args, kwargs)
 
-    async def write(
+    def write(
         self,
         operation: Operation[T],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
         undo: Operation[None] | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         self._checkpointer.wrote()
-        return await self._writer.run(operation, args, kwargs, undo=undo)
+        return self._writer.run(operation, args, kwargs, undo=undo)
 
     def tell_server(self, server: str | None) -> None:
         self._lock.tell_server(server)

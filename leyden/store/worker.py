@@ -35,6 +35,17 @@ _SETTLE_SECONDS = 1.0
 
 Loops = weakref.WeakSet[asyncio.AbstractEventLoop]
 
+process_id = os.getpid()
+"""The id of this process. It is kept because each operation reads it, and `os.getpid` takes 0.14 us."""
+
+
+def _renew_process_id() -> None:
+    global process_id
+    process_id = os.getpid()
+
+
+os.register_at_fork(after_in_child=_renew_process_id)
+
 
 class Job:
     """One operation on its way through a thread, and the future of its result; None if no caller
@@ -76,7 +87,7 @@ class SessionThread:
     def __init__(self, session: Session, name: str, *, inline: bool) -> None:
         self._session = session
         self._inline = inline
-        self._pid = os.getpid()
+        self._pid = process_id
         self._open = True
         self._given = 0
         self._gate = threading.Lock()
@@ -146,9 +157,9 @@ def check_process(url: str, pid: int) -> None:
 
     Call it before any lock is touched: a forked child has copies that are never released.
     """
-    if os.getpid() != pid:
+    if process_id != pid:
         raise StoreError(
-            f"{url} was opened by process {pid} and cannot be used in its forked child {os.getpid()}; "
+            f"{url} was opened by process {pid} and cannot be used in its forked child {process_id}; "
             "open a store of its own there, after the fork"
         )
 

@@ -127,7 +127,11 @@ def get_reward_value(span: Span) -> float | None:
     value = attributes.get(_REWARD)
     if value is None:
         value = attributes.get(_AGL_REWARD)
-    return _legacy_reward(span) if value is None else _number(value)
+    if value is not None:
+        return _number(value)
+    if span.name == semconv.AGL_ANNOTATION or _AGENTOPS_TASK in attributes or _AGENTOPS_ENTITY in attributes:
+        return _legacy_reward(span)
+    return None  # most spans; the store asks this of each
 
 
 def get_known_prefix(span: Span) -> tuple[str, int] | None:
@@ -156,7 +160,7 @@ def _dimensions(attributes: Attributes, prefix: str) -> dict[str, float]:
 def _legacy_reward(span: Span) -> float | None:
     if span.name == semconv.AGL_ANNOTATION:
         return _number(span.attributes.get("reward"))
-    for key in _AGENTOPS_OUTPUTS:
+    for key in (_AGENTOPS_TASK, _AGENTOPS_ENTITY):
         output = span.attributes.get(key)
         if isinstance(output, str) and '"reward"' in output:
             try:
@@ -173,7 +177,7 @@ def _number(value: Any) -> float | None:
 
 
 _REWARD, _AGL_REWARD = f"{semconv.REWARD_PREFIX}.0.value", f"{semconv.AGL_REWARD}.0.value"
-_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
+_AGENTOPS_TASK, _AGENTOPS_ENTITY = "agentops.task.output", "agentops.entity.output"
 
 
 def is_reward_span(span: Span) -> bool:

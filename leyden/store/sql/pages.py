@@ -24,8 +24,8 @@ class Filters:
     """
 
     logic: FilterLogic
-    conditions: list[str] = field(default_factory=list[str])
-    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
+    conditions: list[str] = field(default_factory=list)  # `list[str]` takes five times as long
+    parameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.logic not in ("and", "or"):

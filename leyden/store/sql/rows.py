@@ -45,8 +45,7 @@ M = TypeVar("M", bound=BaseModel)
 SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END, ATTEMPTS, INTERRUPTED, PRIORITY = (
     range(13)
 )
-RUN_ID, GROUP_ID, ARM, RESOURCES_VERSION = 13, 14, 15, 16
-ATTEMPT, ATTEMPT_SIZE = 17, slice(25, 27)
+RESOURCES_VERSION, ATTEMPT, ATTEMPT_SIZE = 16, 17, slice(25, 27)
 """The columns of `select_rollouts`. ATTEMPT is the first column of the attempt, NULL if there is
 none.
 
@@ -58,7 +57,8 @@ two."""
 _WHICH, _WHAT = slice(SEQUENCE_ID, 12), slice(12, OF_ROLLOUT)
 """The columns with a span's own fields."""
 
-_DEFAULT_CONFIG = dict(RolloutConfig())
+DEFAULT_CONFIG = RolloutConfig()
+"""For reading only: `config_of` builds one for each rollout."""
 _SPAN_BYTES = 200
 """A span without attributes, events, resource and tokens."""
 
@@ -93,16 +93,16 @@ def _all_fields(model: type[BaseModel]) -> set[str]:
 def text_of(value: Any, what: str) -> str:
     """`value` as JSON. Raises ConfigError, naming `what`, when it is not a JSON value."""
     try:
-        body = to_json(value)
+        text = to_json(value).decode()
     except PydanticSerializationError as error:
         try:  # a lone surrogate is no UTF-8, and still a JSON string
             return json.dumps(value, allow_nan=False, default=_fields_of)
         except (TypeError, ValueError):
             raise ConfigError(f"{what} must be a JSON value: {error}") from None
-    # One byte is found fifty times as fast as a word.
-    if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):  # perhaps inside a string
-        json.loads(body, parse_constant=partial(_refuse_constant, what))
-    return body.decode()
+    # One character is found fifty times as fast as a word.
+    if ("N" in text and "NaN" in text) or ("I" in text and "Infinity" in text):  # perhaps inside a string
+        json.loads(text, parse_constant=partial(_refuse_constant, what))
+    return text
 
 
 def _fields_of(value: Any) -> Any:
@@ -129,11 +129,12 @@ def config_of(row: Row) -> RolloutConfig:
     """The config of a row of `select_rollouts`."""
     if row[CONFIG]:
         return RolloutConfig.model_validate_json(row[CONFIG])
-    return build(RolloutConfig, _DEFAULT_CONFIG | {"retry_condition": []})
+    return build(RolloutConfig, DEFAULT_CONFIG.__dict__ | {"retry_condition": []})
 
 
 def rollout_fields(row: Row) -> dict[str, Any]:
     _, rollout_id, status, mode, resources_id, task, _, metadata, start_time, end_time = row[:ATTEMPTS]
+    priority, run_id, group_id, arm, resources_version = row[PRIORITY:ATTEMPT]
     return {
         "rollout_id": rollout_id,
         "input": from_text(task),
@@ -141,12 +142,12 @@ def rollout_fields(row: Row) -> dict[str, Any]:
         "end_time": end_time,
         "mode": mode,
         "resources_id": resources_id,
-        "resources_version": row[RESOURCES_VERSION],
-        "run_id": row[RUN_ID],
-        "group_id": row[GROUP_ID],
-        "arm": row[ARM],
+        "resources_version": resources_version,
+        "run_id": run_id,
+        "group_id": group_id,
+        "arm": arm,
         "status": status,
-        "priority": row[PRIORITY],
+        "priority": priority,
         "config": config_of(row),
         "metadata": from_text(metadata),
     }
@@ -171,10 +172,8 @@ def rollout_from(row: Row) -> Rollout:
 
 def attempt_from(rollout_id: str, row: Row) -> Attempt:
     """A row of `select_attempts`."""
-    sequence_id, attempt_id, status, worker_id, start_time, end_time, last_heartbeat_time, metadata, _, _, *came_to = (
-        row
-    )
-    reward, rewards, prompt_tokens, response_tokens, cost, failure = came_to
+    sequence_id, attempt_id, status, worker_id, start_time, end_time, last_heartbeat_time, metadata = row[:8]
+    reward, rewards, prompt_tokens, response_tokens, cost, failure = row[10:]
     return build(
         Attempt,
         {

@@ -15,6 +15,8 @@ from leyden.store.sql.rows import (
     ATTEMPT,
     ATTEMPT_SIZE,
     ATTEMPTS,
+    CONFIG,
+    DEFAULT_CONFIG,
     INPUT,
     INTERRUPTED,
     METADATA,
@@ -303,7 +305,7 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
             after.status,
             attempt_sequence=after.sequence_id - row[INTERRUPTED],  # interrupted attempts do not count
             is_latest=is_latest,
-            config=config_of(row),
+            config=config_of(row) if row[CONFIG] else DEFAULT_CONFIG,
             interrupted=after.interrupted,
         )
         move_rollout(tx, row, status)
@@ -313,7 +315,8 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
 def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -> Attempt:
     if after.status in ATTEMPT_FINISHED and before.end_time is None:
         after.end_time = max(tx.now, before.start_time)  # a clock may go backwards, a record does not
-        after.failure = None if after.status == "succeeded" else failure_of(after)
+        if after.status != "succeeded":
+            after.failure = failure_of(after)
     tx.run(
         "set_attempt",
         rollout=seq,

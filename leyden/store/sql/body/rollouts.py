@@ -218,28 +218,25 @@ def insert_rollout(
     metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
     config = _config_columns(request.config)
     attempts = 0 if status == "queuing" else 1
-    columns = {
-        "rollout_id": rollout_id,
-        "status": status,
-        "mode": request.mode,
-        "priority": request.priority,
-        "resources_id": resources_id,
-        "input": task,
-        "metadata": metadata,
-        "start_time": tx.now,
-        "attempts": attempts,
-        "run": run,
-        "group_id": request.group_id,
-        "arm": request.arm,
-        "resources_version": version,
-        "replay_from": _replayed_rollout(request.metadata),
+    insert = tx.insert if attempts else tx.run
+    seq = insert(
+        "insert_rollout",
+        rollout_id=rollout_id,
+        status=status,
+        mode=request.mode,
+        priority=request.priority,
+        resources_id=resources_id,
+        input=task,
+        metadata=metadata,
+        start_time=tx.now,
+        attempts=attempts,
+        run=run,
+        group_id=request.group_id,
+        arm=request.arm,
+        resources_version=version,
+        replay_from=_replayed_rollout(request.metadata),
         **config,
-    }
-    seq: int | None = None
-    if attempts:
-        seq = tx.insert("insert_rollout", **columns)
-    else:
-        tx.run("insert_rollout", **columns)
+    )
     tx.tally({"enqueued": 1})
     return (
         *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
@@ -251,8 +248,10 @@ def _replayed_rollout(metadata: Mapping[str, Any] | None) -> str | None:
     """Return the id of the rollout that one with this metadata repeats; None if it names no
     possible id.
     """
+    if not metadata:
+        return None
     with contextlib.suppress(ConfigError):
-        source = read_replay_from(metadata or {})
+        source = read_replay_from(metadata)
         if source is not None:
             check_id("rollout_id", source.rollout_id)
             return source.rollout_id

@@ -15,12 +15,11 @@ from leyden.store.sql.body.outcomes import add_to_outcome
 from leyden.store.sql.body.span_index import index_values
 from leyden.store.sql.body.tokens import TokenWriter
 from leyden.store.sql.pages import Filters
-from leyden.store.sql.rows import bytes_of, numbered, span_values
+from leyden.store.sql.rows import DEFAULT_CONFIG, bytes_of, numbered, span_values
 from leyden.store.sql.transaction import SpanTarget, Transaction
 from leyden.types import (
     ATTEMPT_FINISHED,
     ROLLOUT_FINISHED,
-    RolloutConfig,
     Span,
     attempt_after_span,
     get_known_prefix,
@@ -31,8 +30,6 @@ _ATTEMPT = 3
 """The column of `get_span_target` where the attempt begins, as in `SpanTarget`."""
 _IDS_AT_ONCE = 500
 """In one statement."""
-_ANY_CONFIG = RolloutConfig()
-"""Is asked only when an attempt ends."""
 _OWNER = attrgetter("rollout_id", "attempt_id")
 
 
@@ -178,7 +175,7 @@ def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_adde
         after,
         attempt_sequence=attempt,
         is_latest=attempt == target.attempts,
-        config=_ANY_CONFIG,
+        config=DEFAULT_CONFIG,  # is read only when an attempt ends
     )
     if followed != target.rollout_status:
         tx.run("set_rollout_status", seq=rollout, status=followed)

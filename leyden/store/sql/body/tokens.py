@@ -76,9 +76,10 @@ def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None
     """Return the token record of each row. The rows begin like `select_spans`, and may belong to
     different attempts.
     """
-    packed = sorted((row for row in rows if row[TOKENS] is not None), key=itemgetter(KEY))
+    packed = [row for row in rows if row[TOKENS] is not None]
     if not packed:
         return [None] * len(rows)
+    packed.sort(key=itemgetter(KEY))
     records = _Records(tx)
     for row in packed:
         records.see(row)
