@@ -18,7 +18,9 @@ import symtable
 import sys
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, cast
 
@@ -67,11 +69,8 @@ def _used(code: Any) -> list[str]:
     Raise TypeError if it uses a variable whose value has no text.
     """
     module = sys.modules[code.__module__]
-    own = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    statements: dict[str, list[ast.stmt]] = {}
-    for statement in ast.parse(inspect.getsource(module)).body:
-        for name in _bound_names(statement):
-            statements.setdefault(name, []).append(statement)
+    own = _definition(code)
+    statements = _statements(inspect.getsource(module))
     found: dict[str, None] = {ast.dump(own): None}
     waiting: list[ast.AST] = [own]
     while waiting:
@@ -86,8 +85,29 @@ def _used(code: Any) -> list[str]:
     return sorted(found)
 
 
+@lru_cache(maxsize=16)
+def _definition(code: Any) -> ast.Module:
+    """Return the definition of a function or class. A run asks twice, for its runners and its
+    algorithm.
+    """
+    return ast.parse(textwrap.dedent(inspect.getsource(code)))
+
+
+@lru_cache(maxsize=16)
+def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
+    """Return the statements at the top of a module by the names that they bind there."""
+    statements: dict[str, list[ast.stmt]] = {}
+    for statement in ast.parse(source).body:
+        for name in _bound_names(statement):
+            statements.setdefault(name, []).append(statement)
+    return statements
+
+
 def _bound_names(statement: ast.stmt) -> Iterator[str]:
     """Return the names that a statement at the top of a module binds there."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        statement = copy(statement)
+        statement.body = [ast.Pass()]  # it binds nothing there, and takes most of the time
     table = symtable.symtable(ast.unparse(statement), "module", "exec")
     return (each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported())
 
