@@ -22,17 +22,20 @@ __all__ = ["Side", "alternate", "cpu_seconds_of", "row"]
 
 
 class Side:
-    """A script that answers commands, in the Python of its environment. To be used in `with`; the process ends with it."""
+    """A script that answers commands, in the Python of its environment. To be used in `with`; the process ends with it.
 
-    def __init__(self, name: str, python: Path, script: Path, *arguments: str) -> None:
+    root: the clone whose Leyden it imports and in which it runs.
+    """
+
+    def __init__(self, name: str, python: Path, script: Path, *arguments: str, root: Path = ROOT) -> None:
         self.name = name
         environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         if name in ("leyden", "libpq"):
-            environ["PYTHONPATH"] = str(ROOT)
+            environ["PYTHONPATH"] = str(root)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed with the process
         self._process = subprocess.Popen(
             [python, script, *arguments],
-            cwd=ROOT,
+            cwd=root,
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

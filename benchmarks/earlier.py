@@ -1,0 +1,94 @@
+"""Leyden beside an earlier commit of itself, by CPU: the store, the gateway, runners and the demo.
+
+Both commits run in the same environment, in processes that stay, and short slices of them take turns. Only CPU is compared, because it says
+the same on a busy machine. The earlier commit is `LEYDEN_EARLIER`, a name that `git` knows; it is unpacked from the clone's history.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import MINIMUM_RUNS, ROOT, Peer, Row, Sample
+from benchmarks.sides import Side, alternate, row
+from benchmarks.store import MODES, SCRIPT, Contender
+
+EARLIER = os.environ.get("LEYDEN_EARLIER", "ceb3539")
+"""By default the commit before outcomes, versions of resources and the collector."""
+PARTS = Path(__file__).parent / "peers" / "earlier_side.py"
+PAIRS = 15
+SLICE_SECONDS = 0.4
+HEADLINES = ()
+
+
+def main(peer: Peer | None) -> list[Row]:
+    """The same slices of both commits, in turn. No peer."""
+    with ExitStack() as stack:
+        earlier = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(earlier, filter="data")
+        return [*stores((ROOT, earlier)), *parts((ROOT, earlier))]
+
+
+def stores(roots: Sequence[Path]) -> list[Row]:
+    """CPU microseconds of a rollout, in each mode and place."""
+    rows: list[Row] = []
+    for where, said_where in (("memory", "in memory"), ("file", "in a file"), ("http", "over HTTP, 1 client")):
+        for mode, said in MODES.items():
+            with ExitStack() as stack:
+                both = [_store(stack, where, root) for root in roots]
+                alternate([one.slice(mode) for one in both], pairs=PAIRS)
+                taken = [[Sample(value=micros, cpu_s=micros / 1e6) for micros in one.cpu_micros[mode]] for one in both]
+            rows.append(_row(f"store {said_where}, {said}", "CPU us a rollout", taken))
+    return rows
+
+
+def _store(stack: ExitStack, where: str, root: Path) -> Contender:
+    """A new store of this clone; over HTTP, with a server in a process of its own that keeps a file."""
+    worker, server = (
+        stack.enter_context(Side("leyden", Path(sys.executable), SCRIPT, "leyden", root=root)) for _ in range(2)
+    )
+    worker.ask("open", where=server.ask("serve", where="file")["url"] if where == "http" else where)
+    cpu = server.cpu_seconds if where == "http" else lambda: 0.0
+    return Contender(EARLIER, [worker], cpu, slice_seconds=SLICE_SECONDS)
+
+
+def parts(roots: Sequence[Path]) -> list[Row]:
+    """What the clones' own benchmarks of gateway, runners and demo cost."""
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("gateway, durable: calls", "CPU ms a call", {"do": "gateway", "kind": "calls", "calls": 600}),
+        ("gateway, durable: streams", "CPU ms a stream", {"do": "gateway", "kind": "streams", "calls": 200}),
+        ("runners: 100 starts one by one, shm", "CPU ms a rollout", {"do": "starts", "strategy": "shm"}),
+        ("runners: 100 starts one by one, ipc", "CPU ms a rollout", {"do": "starts", "strategy": "ipc"}),
+        ("runners: 100 starts one by one, cs", "CPU ms a rollout", {"do": "starts", "strategy": "cs"}),
+        ("fit(Baseline), durable", "CPU ms a task", {"do": "fit", "store": None, "tasks": 1000}),
+        ("fit(Baseline), store in memory", "CPU ms a task", {"do": "fit", "store": "memory", "tasks": 1000}),
+        ("demo, deterministic, 2 steps", "CPU s", {"do": "demo", "steps": 2}),
+    ]
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        both = [stack.enter_context(Side("leyden", Path(sys.executable), PARTS, root=root)) for root in roots]
+        for name, unit, command in asked:
+
+            def slice_of(side: Side, command: dict[str, Any] = command) -> Callable[[], Sample]:
+                return lambda: Sample(value=float(str(side.ask(**command))), cpu_s=0.0)
+
+            for side in both:
+                side.ask(**command)  # what is loaded when first used
+            pairs = MINIMUM_RUNS if command["do"] == "demo" else 9
+            rows.append(_row(name, unit, alternate([slice_of(side) for side in both], pairs=pairs)))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _row(name: str, unit: str, taken: Sequence[list[Sample]]) -> Row:
+    return row(name, unit, taken[0], taken[1], f"Leyden {EARLIER}", higher_is_better=False)
