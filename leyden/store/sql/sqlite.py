@@ -43,7 +43,7 @@ def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
     """Return a connection in autocommit mode, for one thread at a time. Transactions are begun
     explicitly.
     """
-    # Without an adapter sqlite3 searches for one whenever it binds such a value, which takes 0.2 us.
+    # Without an adapter sqlite3 looks for one whenever it binds such a value, which takes 0.2 us.
     for kind in (type(None), bytes):
         sqlite3.register_adapter(kind, _as_it_is)
     connection = sqlite3.connect(
