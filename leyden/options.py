@@ -38,7 +38,7 @@ def check_number(
     whole: bool = False,
     or_none: str | None = None,
 ) -> None:
-    """Raises ConfigError unless `value` is a finite number in this range; for a bool too.
+    """Raise ConfigError unless `value` is a finite number in this range. A bool is no number.
 
     whole: it must be an int. or_none: what None means, where None is possible.
     """
@@ -62,12 +62,12 @@ def check_number(
 
 
 def check_port(name: str, value: object) -> None:
-    """Raises ConfigError unless `value` is a TCP port, 0 for any that is free, or None."""
+    """Raise ConfigError unless `value` is a TCP port, 0 for any free port, or None."""
     check_number(name, value, at_least=0, at_most=_LAST_PORT, whole=True, or_none="the usual one")
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raises ConfigError unless `value` is True or False."""
+    """Raise ConfigError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; possible: True, False")
 

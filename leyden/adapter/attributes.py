@@ -48,7 +48,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def parsed(value: Any) -> Any:
-    """The value of text that is JSON; any other value as it is."""
+    """Return the value of text that is JSON, and any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -58,10 +58,10 @@ def parsed(value: Any) -> Any:
 
 
 def as_dict(value: Any) -> Json:
-    """The value if it is a dict, else an empty one."""
+    """Return the value if it is a dict, else an empty dict."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """The value if it is a list, else an empty one."""
+    """Return the value if it is a list, else an empty list."""
     return cast(list[Any], value) if isinstance(value, list) else []

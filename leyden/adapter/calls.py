@@ -103,7 +103,7 @@ def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
 
 @dataclass(eq=False, slots=True)
 class _SightedCall:
-    """Sightings of one call."""
+    """One model call, and the spans that record it (its sightings)."""
 
     sightings: list[_Sighting]
     is_wrapper: bool = False

@@ -18,7 +18,7 @@ _ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
 
 
 def chat_messages(value: Any, *, role: str = "user") -> list[Json]:
-    """A list of messages in any of the shapes as chat messages.
+    """Return a list of messages, in any known shape, as chat messages.
 
     role: of a message that does not say it, unless it is a tool's answer or has tool calls.
     """
@@ -31,7 +31,10 @@ def chat_messages(value: Any, *, role: str = "user") -> list[Json]:
 
 
 def chat_message(message: Json, role: str) -> list[Json]:
-    """One message as chat messages: several, where one message answers several tool calls."""
+    """Return one message, in any known shape, as chat messages.
+
+    One that answers several tool calls becomes several.
+    """
     if _is_plain(message):
         return [message]
     if "message" in message and isinstance(message["message"], dict):
@@ -67,7 +70,7 @@ def _content_parts(text: str) -> Any:
 
 
 def tool_call(call: Json) -> Json:
-    """A call of a tool in any of the shapes as chat has it; the arguments are JSON text."""
+    """Return a tool call, in any known shape, as chat has it. Its arguments are JSON text."""
     call = as_dict(call.get("tool_call")) or call
     function = as_dict(call.get("function")) or call
     arguments = function.get("arguments")
@@ -81,7 +84,7 @@ def tool_call(call: Json) -> Json:
 
 
 def chat_tool(tool: Any) -> Json:
-    """A tool's definition in any of the shapes as chat has it."""
+    """Return a tool's definition, in any known shape, as chat has it."""
     tool = as_dict(parsed(as_dict(as_dict(tool).get("tool")).get("json_schema"))) or as_dict(parsed(tool))
     if "function" in tool:
         return tool
@@ -93,14 +96,14 @@ def chat_tool(tool: Any) -> Json:
 
 
 def message_text(content: Any) -> str:
-    """The text of a message's content."""
+    """Return the text of a message's content."""
     if isinstance(content, list):
         return "".join(_part_text(as_dict(part)) for part in cast(list[Any], content))
     return "" if content is None else _as_text(content)
 
 
 def image_urls(messages: Iterable[Json]) -> list[str]:
-    """The URLs of the images in chat messages, in order."""
+    """Return the URLs of the images in chat messages, in order."""
     parts = (as_dict(part) for message in messages for part in as_list(message.get("content")))
     urls = (as_dict(part.get("image_url")).get("url") for part in parts if part.get("type") == "image_url")
     return [url for url in urls if isinstance(url, str)]
@@ -183,7 +186,7 @@ def _content_part(part: Json) -> Json:
 
 
 def _simplest(content: list[Json]) -> Any:
-    """Text where there is only text, None where there is nothing."""
+    """Return text if all parts are text, None without parts, else the parts."""
     if all(part["type"] == "text" for part in content if "type" in part) and all("text" in part for part in content):
         return "".join(part["text"] for part in content) if content else None
     return content

@@ -48,7 +48,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         self.agent_match = agent_match
 
     def adapt(self, source: Sequence[Span]) -> list[OpenAIMessages]:
-        """The conversations of one attempt."""
+        """Return the conversations of one attempt."""
         if not source:
             return []
         selected = select_calls(
@@ -69,7 +69,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
 
 
 def _answers(call: ModelCallView, tools: Sequence[Json]) -> list[Json]:
-    """The choices of the answer, with the tool calls that were recorded apart from it."""
+    """Return the choices of the answer, with the tool calls that other spans recorded."""
     answers = call.output_messages
     if tools and len(answers) <= 1 and not any(answer.get("tool_calls") for answer in answers):
         answer = answers[0] if answers else {"role": "assistant", "content": None}
@@ -78,7 +78,7 @@ def _answers(call: ModelCallView, tools: Sequence[Json]) -> list[Json]:
 
 
 def _tool_calls_below(spans: Sequence[Span], calls: Sequence[ModelCallView]) -> dict[str, list[Json]]:
-    """The tool calls that spans below a call tell of, by the span id of the call."""
+    """Return the tool calls that spans below a model call recorded, by the call's span id."""
     parents = {span.span_id: span.parent_id for span in spans}
     calls_of = {span.span_id: call.span.span_id for call in calls for span in call.spans}
     found: dict[str, list[Json]] = {}

@@ -99,7 +99,10 @@ class AgentView:
 
 
 def read_model_call(span: Span) -> ModelCallView | None:
-    """The span as a model call, None when it is none. Embeddings and agents' own spans are none."""
+    """Return the span as a model call.
+
+    None for any other span, such as embeddings or an agent's step.
+    """
     if not _may_be_model_call(span):
         return None
     return next((read(span) for recognises, read in _DIALECTS if recognises(span)), None)
@@ -376,7 +379,7 @@ def _choice_ids(attributes: Attributes) -> list[int]:
 
 
 def _ids(value: Any) -> list[int]:
-    """A list of ids, or the first of a list of such lists (one for each choice)."""
+    """Return a list of ids, or the first of several lists (one for each choice)."""
     ids = as_list(value)
     if ids and isinstance(ids[0], list):
         ids = cast(list[Any], ids[0])
@@ -394,7 +397,7 @@ def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
 
 
 def read_tool_call(span: Span) -> ToolCallView | None:
-    """The span as a tool call, None when it is none."""
+    """Return the span as a tool call; None if it is none."""
     attributes = span.attributes
     name = _name(attributes.get("gen_ai.tool.name")) or _name(attributes.get("tool.name"))
     kind = _kind(attributes)
@@ -428,7 +431,7 @@ def _first(attributes: Attributes, *names: str) -> Any:
 
 
 def read_agent(span: Span) -> AgentView | None:
-    """The span as an agent's step, None when it is none."""
+    """Return the span as an agent's step; None if it is none."""
     attributes = span.attributes
     for name, needed, value in _AGENT_NAMES:
         found = attributes.get(name)
@@ -459,7 +462,7 @@ must have."""
 
 
 def _langgraph(span: Span) -> AgentView | None:
-    """A graph or a node of it, as OpenInference records LangGraph: in the JSON of `metadata`."""
+    """Return a LangGraph graph or node, which OpenInference describes in `metadata`; or None."""
     text = span.attributes.get("metadata")
     if not isinstance(text, str) or "langgraph" not in text or _kind(span.attributes) not in ("chain", "agent"):
         return None

@@ -44,7 +44,7 @@ _CHARACTER = 6.9
 
 
 def draw(rows: Sequence[TreeLine]) -> str:
-    """The rows as an SVG document, 960 px wide."""
+    """Return the rows as an SVG document, 960 px wide."""
     height = _TOP + _ROW * len(rows) + _BOTTOM
     clock = _Clock([row.span for row in rows])
     kinds = [_kind(row.span) for row in rows]
@@ -220,7 +220,7 @@ def _shortened(text: str, length: int) -> str:
 
 
 def _safe(text: str) -> str:
-    """Text as XML takes it; characters that XML does not have become a replacement character."""
+    """Escape text for XML, and replace characters that XML does not have."""
     return escape(_NOT_XML.sub("\ufffd", text))
 
 

@@ -104,7 +104,7 @@ def match_rewards(
 
 
 def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
-    """The call that the reward names, None when it names none."""
+    """Return the call that the reward names; None if it names none."""
     for prefix in (semconv.LINK_PREFIX, semconv.AGL_LINK_PREFIX):
         number = 0
         while isinstance(key := reward.attributes.get(f"{prefix}.{number}.key_match"), str):

@@ -98,7 +98,7 @@ class TokenGraph:
         return self._longest(list(prompt_ids), self.root, 0)[1]
 
     def nodes(self) -> list[TokenNode]:
-        """All nodes that hold tokens, parents before children."""
+        """Return all nodes that hold tokens, parents before children."""
         found: list[TokenNode] = []
         waiting = list(reversed(self.root.children))
         while waiting:

@@ -67,7 +67,7 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
         self._triplets = triplets or LlmProxyTraceToTriplet()
 
     def adapt(self, source: Sequence[Span]) -> list[Trajectory]:
-        """The trajectories of one attempt, in the order in which they began."""
+        """Return the trajectories of one attempt, in the order in which they began."""
         spans = sorted(source, key=lambda span: span.sequence_id)
         trajectories = merge_triplets(self._triplets.adapt(spans), reward=find_final_reward(spans))
         for trajectory in trajectories:

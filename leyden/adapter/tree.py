@@ -55,7 +55,7 @@ class TraceTree:
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> TraceTree:
-        """The tree of one attempt's spans, given in any order; each span id is in it once.
+        """Return the tree of one attempt's spans, given in any order. Each span id is in it once.
 
         Raises ConfigError when there are no spans: nothing can be said of them.
         """
@@ -85,7 +85,7 @@ class TraceTree:
         self.children.append(child)
 
     def find_id(self, id: str) -> TraceTree | None:
-        """The node of a span id, at or below this one."""
+        """Return the node of a span id, at or below this one; None if there is none."""
         return next((node for node in self.traverse() if node.id == id), None)
 
     def traverse(self) -> list[TraceTree]:
@@ -99,7 +99,7 @@ class TraceTree:
         return found
 
     def names_tuple(self) -> tuple[str, list[Any]]:
-        """The name, with the agent's in brackets, and the same of each child."""
+        """Return the name, with the agent's in brackets, and the names of all children likewise."""
 
         def said(node: TraceTree, below: list[Any]) -> tuple[str, list[Any]]:
             agent = node.agent_name()
@@ -125,7 +125,7 @@ class TraceTree:
         return of[id(self)]
 
     def agent_name(self) -> str | None:
-        """The name of the agent whose step this very span is, None when it is no agent's."""
+        """Return the name of the agent whose step this span is; None if it is no agent's step."""
         agent = read_agent(self.span)
         return None if agent is None else agent.name
 
@@ -152,7 +152,7 @@ class TraceTree:
         return names
 
     def within_rewards(self) -> set[str]:
-        """The ids of the spans below a span that carries a reward or works one out."""
+        """Return the ids of the spans below a span that carries a reward or computes one."""
         return {below.id for node in self.traverse() if is_reward(node.span) for below in node.traverse()[1:]}
 
     def repair_hierarchy(self) -> None:

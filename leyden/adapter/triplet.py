@@ -66,7 +66,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
-        """One triplet for each selected call of one attempt."""
+        """Return one triplet for each selected call of one attempt."""
         if not source:
             return []
         tree = TraceTree.from_spans(source)
@@ -134,7 +134,7 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
     """
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
-        """One triplet for each model call of one attempt."""
+        """Return one triplet for each model call of one attempt."""
         spans = in_order(source)
         recorded = model_calls([span for span in spans if span.name in _PROXY_SPANS])
         calls = [call for call in recorded if not call.failed]

@@ -83,7 +83,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """
 
     def is_async(self) -> bool:
-        """Whether `run` is a coroutine function."""
+        """Return whether `run` is a coroutine function."""
         return inspect.iscoroutinefunction(self.run)
 
     def planned_resources(self) -> NamedResources | None:
@@ -141,7 +141,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._store, self._collector = store, None
 
     def get_store(self) -> LightningStore:
-        """The store that rollouts are enqueued in."""
+        """Return the store in which rollouts are enqueued."""
         if self._store is None:
             raise self._not_set("store")
         return self._store
@@ -151,7 +151,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._adapter = adapter
 
     def get_adapter(self) -> TraceAdapter[Any]:
-        """The adapter from spans to this algorithm's data."""
+        """Return the adapter from spans to this algorithm's data."""
         if self._adapter is None:
             raise self._not_set("adapter")
         return self._adapter
@@ -161,7 +161,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._llm_proxy, self._evaluator = llm_proxy, None
 
     def get_llm_proxy(self) -> LLMProxy | None:
-        """The gateway; None when there is none."""
+        """Return the gateway; None if there is none."""
         return self._llm_proxy
 
     async def publish_endpoint(self, llm: Model) -> Model:
@@ -225,7 +225,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._initial_resources = resources
 
     def get_initial_resources(self) -> NamedResources | None:
-        """The resources that the user starts with; None when none were given."""
+        """Return the resources that the user starts with; None if none were given."""
         return self._initial_resources
 
     def set_concurrency(self, concurrency: int) -> None:

@@ -46,7 +46,7 @@ class FunctionalAlgorithm(Algorithm):
         return self._function
 
     def is_async(self) -> bool:
-        """Whether the function is a coroutine function."""
+        """Return whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self._function)
 
     def run(

@@ -133,7 +133,7 @@ class Baseline(FastAlgorithm):
         self.span_verbosity: SpanVerbosity = span_verbosity
 
     def planned_resources(self) -> NamedResources:
-        """The initial resources, and nothing else."""
+        """Return the initial resources, and nothing else."""
         return self.get_initial_resources() or {}
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:

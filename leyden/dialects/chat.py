@@ -88,7 +88,7 @@ def _with_fields(raw: bytes, request: Json, added: Json) -> bytes:
 
 
 def usage(n_prompt: int, n_response: int) -> Json:
-    """The token counts of an answer."""
+    """Return the token counts of an answer."""
     return {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}
 
 
@@ -205,7 +205,7 @@ class StreamAssembler:
                     logprobs.setdefault(name, []).extend(values)
 
     def answer(self) -> Json:
-        """The whole answer so far."""
+        """Return the answer so far."""
         choices = [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
         return {**self._head, "choices": choices}
 

@@ -48,7 +48,7 @@ def split_events(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
 
 
 def sse_event(data: bytes, *, like: bytes = b"") -> bytes:
-    """One server-sent event; with the name, id and comments of the event `like`."""
+    """Return a server-sent event, with the name, id and comments of the event `like`."""
     others = [line + b"\n" for line in like.splitlines() if line and not line.startswith(b"data:")]
     return b"".join(others) + b"data: " + data + b"\n\n"
 

@@ -28,14 +28,14 @@ def shown(value: Any) -> str:
 
 
 def an_object(value: Any, field: str) -> Json:
-    """Raises Untranslatable."""
+    """Return a value that is an object. Raise Untranslatable for any other."""
     if not isinstance(value, dict):
         raise Untranslatable(field, f"must be an object, got {shown(value)}")
     return cast(Json, value)
 
 
 def a_list(value: Any, field: str) -> list[Any]:
-    """An absent value is empty. Raises Untranslatable."""
+    """Return a value that is a list; an absent one is empty. Raise Untranslatable for any other."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -44,7 +44,7 @@ def a_list(value: Any, field: str) -> list[Any]:
 
 
 def a_text(value: Any, field: str) -> str:
-    """Raises Untranslatable."""
+    """Return a value that is text. Raise Untranslatable for any other."""
     if not isinstance(value, str):
         raise Untranslatable(field, f"must be a string, got {shown(value)}")
     return value
@@ -67,12 +67,12 @@ def neutral(fields: Json, table: Mapping[str, Sequence[Any]], where: str) -> Non
 
 
 def reasoning_of(message: Json) -> str:
-    """The reasoning of a chat message or delta; empty if there is none."""
+    """Return the reasoning of a chat message or delta; empty if there is none."""
     return next((text for name in REASONING if isinstance(text := message.get(name), str) and text), "")
 
 
 def single_text(parts: list[Json]) -> str | list[Json]:
-    """The content of a message: a string where it is one plain text."""
+    """Return the content of a message: a string if it is one plain text, else its parts."""
     if not parts:
         return ""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
@@ -81,7 +81,10 @@ def single_text(parts: list[Json]) -> str | list[Json]:
 
 
 def the_choice(answer: Json) -> Json:
-    """The one choice of a chat answer. Raises Untranslatable if there is none or are several."""
+    """Return the only choice of a chat answer.
+
+    Raise Untranslatable if there is none or more than one.
+    """
     choices = a_list(answer.get("choices"), "choices")
     if len(choices) != 1:
         raise Untranslatable("choices", f"must be one for this API, got {len(choices)}")

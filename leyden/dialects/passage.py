@@ -79,7 +79,7 @@ class Passage:
         return told, dump(_translated(lambda chat: self.client.answer_from_chat(chat, self.request), shown))
 
     def stream(self) -> PassageStream:
-        """For an answer that is a stream."""
+        """Return a translator for a response that is a stream."""
         return PassageStream(self.client, self.upstream, self.hidden, self.request)
 
     @property
@@ -111,7 +111,7 @@ class Passage:
         return b"".join(sse_event(dump(chunk)) for chunk in chunks) + sse_event(DONE)
 
     def error(self, status: int, raw: bytes) -> bytes:
-        """An error of the upstream as the agent gets it."""
+        """Return an error of the upstream in the form for the agent."""
         same = self.verbatim or self.client.error is self.upstream.error
         return raw if same else self.client.error(status, error_message(raw))
 
@@ -144,7 +144,7 @@ class PassageStream:
         return self._assembler.error
 
     def answer(self) -> Json:
-        """The answer so far, in chat."""
+        """Return the answer so far, in chat form."""
         return self._assembler.answer()
 
     def feed(self, event: bytes, data: bytes) -> bytes:

@@ -165,7 +165,7 @@ class Decoder:
         return future
 
     def forget_cache(self) -> None:
-        """Nothing computed so far is reused; rows under way are computed again.
+        """Drop everything computed so far; rows under way are computed again.
 
         Call it between steps.
         """

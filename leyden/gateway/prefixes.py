@@ -40,13 +40,11 @@ class Prefixes:
     def add(
         self, key: AttemptKey, span_id: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
     ) -> tuple[int, str | None]:
-        """Add a call, and return how much of its prompt an earlier call has, and which one.
+        """Add a call. Return how many first ids of its prompt an earlier call has, and which call.
 
-        The number counts ids from the beginning of the prompt.
-
+        Of the earlier calls, the one with the most ids in common is chosen, and of several the
+        newest. The result is its number of common ids and its span id, or (0, None).
         prompt_ids, response_ids: shapes (P,) and (R,).
-        The earlier call is given by its span id; of equal ones it is the newest. It is None if no
-        call begins like this one.
         """
         prompt = array("i", prompt_ids)
         ends = self._ends.setdefault(key, {})

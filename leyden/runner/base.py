@@ -24,11 +24,11 @@ class AttemptRecorder(Protocol):
     """Records an attempt's model calls without the agent's help, as the gateway does."""
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
-        """The agent is about to be called, with these resources."""
+        """Announce that the agent is about to be called with these resources."""
         ...
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """The attempt is over: later calls are refused."""
+        """Refuse later calls of the attempt, because it is over."""
         ...
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:

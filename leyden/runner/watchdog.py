@@ -137,7 +137,7 @@ class _WaitingClaim:
             return self.withdrawn
 
     def cancel(self) -> None:
-        """In the loop."""
+        """Cancel the task that waits for the claim. It runs in the event loop."""
         if not self.over and self.task is not None:
             self.task.cancel()
 

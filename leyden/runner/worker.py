@@ -41,7 +41,7 @@ class WorkerBundle:
     async def __call__(
         self, store: LightningStore, worker_id: int, event: Latch, *, at_most: int | None = None
     ) -> None:
-        """One worker: a copy of the runner, set up, run until the event, always torn down."""
+        """Run one worker: a copy of the runner, set up, run until the event, then torn down."""
         runner = copy.copy(self.runner)
         runner.most_at_first = at_most
         runner.init_worker(worker_id, store, worker_name=self.worker_names[worker_id])

@@ -482,7 +482,7 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout:
-        """One rollout, with its latest attempt where there is one. Raises UnknownRollout."""
+        """Return one rollout, with its latest attempt if it has one. Raise UnknownRollout."""
 
     @abstractmethod
     async def query_attempts(
@@ -494,15 +494,18 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
-        """The attempts of a rollout. Raises UnknownRollout, ConfigError for a bad sort or page."""
+        """Return the attempts of a rollout.
+
+        Raise UnknownRollout, or ConfigError for a bad sort or page.
+        """
 
     @abstractmethod
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        """The newest attempt; None when there is none yet. Raises UnknownRollout."""
+        """Return the newest attempt; None if there is none yet. Raise UnknownRollout."""
 
     @abstractmethod
     async def get_attempt_by_id(self, rollout_id: str, attempt_id: str) -> Attempt:
-        """One attempt. Raises UnknownRollout, UnknownAttempt."""
+        """Return one attempt. Raise UnknownRollout or UnknownAttempt."""
 
     @abstractmethod
     async def update_rollout(
@@ -953,11 +956,11 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def get_worker_by_id(self, worker_id: str) -> Worker:
-        """One worker. Raises UnknownWorker."""
+        """Return one worker. Raise UnknownWorker."""
 
     @abstractmethod
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
-        """A heartbeat; an unknown worker is created. Safe to retry."""
+        """Record a heartbeat of a worker, and create it if it is unknown. Safe to retry."""
 
     @abstractmethod
     async def pause_worker(self, worker_id: str, paused: bool = True) -> Worker:

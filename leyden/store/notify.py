@@ -27,7 +27,7 @@ from leyden.utils import ids
 
 
 def check_wait(seconds: float | None) -> None:
-    """Raises ConfigError for NaN, which the timers of an event loop cannot put in order."""
+    """Raise ConfigError for NaN, which the timers of an event loop cannot order."""
     if seconds is not None and math.isnan(seconds):
         raise ConfigError("a wait of nan seconds never ends; give a number, or infinity")
 
@@ -213,7 +213,7 @@ class Signals:
 
     @contextmanager
     def claim(self) -> Generator[ClaimWaiter, None, None]:
-        """A registered waiter for the queue."""
+        """Register and return a waiter for the queue."""
         waiter = ClaimWaiter()
         with self._lock:
             self._claims[waiter] = None
@@ -239,7 +239,7 @@ class Signals:
 
     @contextmanager
     def rollouts(self, rollout_ids: Iterable[str], *, needed: int) -> Generator[RolloutWaiter, None, None]:
-        """A registered waiter that wakes when `needed` of these rollouts are finished."""
+        """Register and return a waiter that wakes when `needed` of these rollouts are finished."""
         waiter = RolloutWaiter(rollout_ids, needed)
         with self._lock:
             for rollout_id in waiter.pending:
@@ -288,7 +288,10 @@ def _is_count(text: str) -> bool:
 
 
 def _count(waiter: RolloutWaiter, rollout_id: str) -> bool:
-    """One more of the waiter's rollouts is finished: whether that was the last one it needed."""
+    """Count one more finished rollout of the waiter.
+
+    Return whether it was the last that it needs.
+    """
     waiter.pending.discard(rollout_id)
     waiter.needed -= 1
     return waiter.needed == 0

@@ -180,7 +180,7 @@ def _summary(refused: Sequence[str], total: int) -> str:
 
 
 def _failure(status: int, encoding: str, message: str) -> OtlpAnswer:
-    """A `google.rpc.Status` with the code INVALID_ARGUMENT."""
+    """Return a `google.rpc.Status` with the code INVALID_ARGUMENT."""
     if encoding == JSON:
         return OtlpAnswer(status, JSON, json.dumps({"code": 3, "message": message}).encode())
     # No package of ours has `google.rpc.Status`. This message has the same fields (1: a number,
@@ -302,7 +302,7 @@ def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+    """Return a number of variable length, and where it ends."""
     value = 0
     for shift, byte in enumerate(message[at : at + 10]):
         value |= (byte & 127) << 7 * shift
@@ -363,7 +363,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
-    """One span. Raises _Refused, saying why, for one that cannot be placed."""
+    """Return one span. Raise _Refused with the reason if it cannot be placed."""
     attributes = _attributes(proto.attributes)
     rollout_id, attempt_id = (_placing_id(noun, attributes, resource) for noun in ("rollout_id", "attempt_id"))
     if proto.links:
@@ -447,7 +447,7 @@ def _attributes(attributes: Iterable[KeyValue]) -> Attributes:
 
 
 def _plain(value: AnyValue) -> Any:
-    """The Python value; None where none is set."""
+    """Return the Python value; None if none is set."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None

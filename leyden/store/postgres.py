@@ -67,7 +67,7 @@ class _Threads:
         kwargs: Mapping[str, Any],
         undo: Operation[None] | None = None,
     ) -> Any:
-        """The operation's answer, after its commit. See `Driver` for `undo`."""
+        """Run an operation, and return its answer after its commit. See `Driver` for `undo`."""
         job = Job(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
         with self._gate:
             if not self._open:
@@ -91,7 +91,10 @@ class _Threads:
 
 
 def _serve(session: PostgresSession, jobs: SimpleQueue[Job | None]) -> None:
-    """A thread. It holds no reference to its `_Threads`, so that one can be dropped."""
+    """Run jobs until the store closes.
+
+    It is the function of a thread, and keeps no reference to `_Threads`.
+    """
     answered: Loops = weakref.WeakSet()
     session.connect()
     _work(session, jobs, answered)

@@ -152,7 +152,7 @@ def _end(over: threading.Event, thread: threading.Thread) -> None:
 
 
 def _stamp_of(path: Path) -> _Stamp:
-    """Raises OSError where there is no file."""
+    """Return what tells two versions of a file apart. Raise OSError if there is no file."""
     if path.with_name(f"{path.name}-wal").exists():
         return None
     status = path.stat()

@@ -210,7 +210,7 @@ class Route:
             raise ConfigError(f"{self}: {_faults(error)}") from None
 
     def written(self, arguments: Mapping[str, Any], answer: Any, body: bytes, *, packed: bool) -> bytes:
-        """The answer to `body` as JSON; packed: as LEYDEN_JSON."""
+        """Return the answer to `body` as JSON. packed: as LEYDEN_JSON."""
         if self.echoes and packed:
             assert self.body_is is not None
             return dump(_in_short(arguments[self.body_is], answer))
@@ -264,14 +264,20 @@ class Route:
         return f"{PREFIX}/{'/'.join(parts)}" + (f"?{urlencode(asked)}" if asked else "")
 
     def body_of(self, arguments: Mapping[str, Any]) -> bytes:
-        """The body of one call. Raises ConfigError for a value that is not JSON, naming it."""
+        """Return the body of one call.
+
+        Raise ConfigError, which names it, for a value that is not JSON.
+        """
         if self.body_is is not None:
             return dump(arguments[self.body_is], self.body_is)
         given = {name: value for name, value in arguments.items() if name not in self.in_path}
         return dump(given, "")
 
     def answer_from(self, arguments: Mapping[str, Any], body: bytes) -> Any:
-        """The answer that a server wrote as LEYDEN_JSON. Raises ValueError for anything else."""
+        """Return the answer that a server wrote as LEYDEN_JSON.
+
+        Raise ValueError for anything else.
+        """
         if self.echoes:
             assert self.body_is is not None
             return _from_short(arguments[self.body_is], load(_SHORT, body))
@@ -431,7 +437,7 @@ def find_route(verb: str, raw_path: str) -> tuple[Route, list[str]] | None:
 
 
 def verbs_at(raw_path: str) -> list[str]:
-    """Which verbs a path takes; none where there is nothing."""
+    """Return the verbs that a path takes; none if there is no route."""
     return sorted({verb for node, _ in _places(raw_path) for verb in node.routes})
 
 
@@ -488,7 +494,7 @@ def dump(value: Any, name: str = "the answer", *, packed: bool = True) -> bytes:
 
 
 def _culprit(value: Any, name: str, error: Exception) -> tuple[str, Exception]:
-    """The innermost part of `value` that cannot be JSON, and why."""
+    """Return the innermost part of `value` that cannot be JSON, and why."""
     for place, part in _parts(value, name):
         try:
             to_json(part)
@@ -583,7 +589,7 @@ def _short(value: Any) -> str:
 
 
 def _without_unset(hint: Any) -> Any:
-    """The type without UNSET, which on the wire is a missing key."""
+    """Return the type without UNSET, which on the wire is a missing key."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _union(part for part in typing.get_args(hint) if part is not Unset)
     return hint
@@ -634,12 +640,12 @@ def _kind(hint: Any) -> Literal["list", "mapping", "value"]:
 
 
 def status_of(error: LeydenError) -> int:
-    """The HTTP status that stands for an error."""
+    """Return the HTTP status that stands for an error."""
     return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
 
 
 def error_from(status: int, body: bytes, url: str) -> LeydenError:
-    """The error that a server answered with: of the same class, with the same message."""
+    """Return the error that a server sent, of the same class and with the same message."""
     try:
         told = json.loads(body)
         kind, message = getattr(leyden.errors, told["error"]), told["message"]

@@ -105,7 +105,7 @@ class SessionThread:
         *,
         undo: Operation[None] | None = None,
     ) -> Any:
-        """The operation's answer, after its commit. See `Driver` for `undo`."""
+        """Run an operation, and return its answer after its commit. See `Driver` for `undo`."""
         try:
             return await self.run_here(operation, args, kwargs)
         except Long:
@@ -165,7 +165,10 @@ def check_process(url: str, pid: int) -> None:
 
 
 def _serve(session: Session, jobs: SimpleQueue[Job | None]) -> None:
-    """The thread. It holds no reference to its `SessionThread`, so that one can be dropped."""
+    """Run jobs until there are no more.
+
+    It is the function of the thread, and keeps no reference to `SessionThread`.
+    """
     answered: Loops = weakref.WeakSet()
     _work(session, jobs, answered)
     settle(answered)
@@ -183,7 +186,7 @@ def _work(session: Session, jobs: SimpleQueue[Job | None], answered: Loops) -> N
 
 
 def _next_batch(jobs: SimpleQueue[Job | None]) -> list[Job]:
-    """All jobs that wait, at least one; empty when there will be no more."""
+    """Return all waiting jobs, at least one; empty if there will be no more."""
     job = jobs.get()
     batch: list[Job] = []
     while job is not None:

@@ -95,7 +95,7 @@ class FakeUpstream:
         return f"http://127.0.0.1:{self._port}/v1"
 
     def llm(self) -> LLM:
-        """The model as a resource."""
+        """Return the model as a resource."""
         return LLM(endpoint=self.endpoint, model=self.model, api_key="upstream-key")
 
     def misbehave(self, *misbehaviours: Misbehaviour) -> None:

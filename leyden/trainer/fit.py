@@ -417,8 +417,9 @@ class Fit:
                 await self._store.update_rollout(rollout.rollout_id, status="cancelled")
 
     async def _release_claims(self) -> None:
-        """Requeue the attempts under way, so that the next run claims them; the store may have
-        failed.
+        """Requeue the attempts under way, so that a resumed run claims them at once.
+
+        Errors of the store are ignored, because its failure may be what ended the run.
         """
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):

@@ -39,13 +39,13 @@ _AFTER_UNFINISHED: Mapping[AttemptStatus, RolloutStatus] = {"preparing": "prepar
 
 
 def check_attempt_transition(attempt_id: str, current: AttemptStatus, wanted: AttemptStatus) -> None:
-    """Raises IllegalTransition if `wanted` may not follow `current`."""
+    """Raise IllegalTransition if `wanted` may not follow `current`."""
     if wanted != current and wanted not in ATTEMPT_TRANSITIONS[current]:
         raise IllegalTransition(_refusal("attempt", attempt_id, current, wanted, ATTEMPT_TRANSITIONS[current]))
 
 
 def check_rollout_transition(rollout_id: str, current: RolloutStatus, wanted: RolloutStatus) -> None:
-    """Raises IllegalTransition if `wanted` may not follow `current`."""
+    """Raise IllegalTransition if `wanted` may not follow `current`."""
     if wanted != current and wanted not in ROLLOUT_TRANSITIONS[current]:
         raise IllegalTransition(_refusal("rollout", rollout_id, current, wanted, ROLLOUT_TRANSITIONS[current]))
 

@@ -52,11 +52,17 @@ class LLM(Resource):
     """
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """The base URL for one attempt. A plain LLM has one for all; a ProxyLLM needs both ids."""
+        """Return the base URL for one attempt.
+
+        A plain LLM has one for all; a ProxyLLM needs both ids.
+        """
         return self.endpoint
 
     def get_api_key(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str | None:
-        """The key for one attempt. A plain LLM has one for all; a ProxyLLM needs both ids."""
+        """Return the key for one attempt.
+
+        A plain LLM has one for all; a ProxyLLM needs both ids.
+        """
         return self.api_key
 
     def openai(self, rollout_id: str | None = None, attempt_id: str | None = None) -> AsyncOpenAI:
@@ -95,7 +101,7 @@ class ProxyLLM(LLM):
         return self.endpoint.rstrip("/").removesuffix("/v1")
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """The base URL of one attempt: `.../rollout/{id}/attempt/{id}/v1`.
+        """Return the base URL of one attempt: `.../rollout/{id}/attempt/{id}/v1`.
 
         Raises ConfigError if an id is missing: without it the call could not be recorded.
         """
@@ -110,7 +116,7 @@ class ProxyLLM(LLM):
         return attempt_key(self.api_key, *_both("get_api_key", rollout_id, attempt_id))
 
     def with_attempted_rollout(self, rollout_id: str, attempt_id: str) -> LLM:
-        """The plain LLM that one attempt should call."""
+        """Return the plain LLM that one attempt should call."""
         return LLM(
             endpoint=self.get_base_url(rollout_id, attempt_id),
             model=self.model,

@@ -89,7 +89,7 @@ class Span(BaseModel):
 
 
 def reward_attributes(rewards: Mapping[str, float]) -> Attributes:
-    """The attributes that say `rewards`, whose first entry is the primary one.
+    """Return the attributes that record `rewards`, whose first entry is the primary one.
 
     Raises ValueError for an empty mapping and for a value that is not a finite number.
     """
@@ -181,17 +181,17 @@ _AGENTOPS_TASK, _AGENTOPS_ENTITY = "agentops.task.output", "agentops.entity.outp
 
 
 def is_reward_span(span: Span) -> bool:
-    """Whether the span carries a reward."""
+    """Return whether the span carries a reward."""
     return get_reward_value(span) is not None
 
 
 def find_reward_spans(spans: Iterable[Span]) -> list[Span]:
-    """The spans that carry a reward, in the order given."""
+    """Return the spans that carry a reward, in the given order."""
     return [span for span in spans if is_reward_span(span)]
 
 
 def find_final_reward(spans: Sequence[Span]) -> float | None:
-    """The reward of the last reward span, None when there is none."""
+    """Return the reward of the last reward span; None if there is none."""
     for span in reversed(spans):
         value = get_reward_value(span)
         if value is not None:

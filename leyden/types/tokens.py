@@ -48,14 +48,14 @@ def pack_floats(values: list[float]) -> bytes:
 
 
 def unpack_ints(data: bytes) -> list[int]:
-    """The inverse of `pack_ints`. Raises ValueError when the length is not a multiple of 4."""
+    """Invert `pack_ints`. Raise ValueError if the length is not a multiple of 4."""
     values = array("i")
     values.frombytes(data)
     return _little_endian(values).tolist()
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """The inverse of `pack_floats`; the values are those of the 32-bit floats."""
+    """Invert `pack_floats`. The values are those of the 32-bit floats."""
     values = array("f")
     values.frombytes(data)
     return _little_endian(values).tolist()

@@ -136,6 +136,7 @@ def _folder_of_verl() -> Path:
 
 
 def _read(config: Config | None) -> Mapping[str, Any]:
+    """Return the user's changes to the configuration as a mapping. Raise ConfigError."""
     omegaconf = _import("omegaconf")
     if config is None:
         return {}

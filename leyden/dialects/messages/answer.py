@@ -97,7 +97,7 @@ def usage_of(usage: Any) -> Json:
 
 
 def answer_to_chat(message: Json) -> Json:
-    """A message as a chat answer. Raises Untranslatable."""
+    """Return a message as a chat answer. Raise Untranslatable if chat cannot express it."""
     found: Json = {"role": "assistant", "content": None}
     blocks = [an_object(block, "content") for block in a_list(message.get("content"), "content")]
     thinking, calls = list[Json](), list[Json]()

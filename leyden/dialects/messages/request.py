@@ -44,7 +44,7 @@ _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
 
 
 def request_to_chat(request: Json) -> Json:
-    """The request as a chat request. Raises Untranslatable."""
+    """Return the request as a chat request. Raise Untranslatable if chat cannot express it."""
     neutral(request, {"container": (), "mcp_servers": ([],)}, "chat")
     if request.get("stream"):
         neutral(request, NOT_IN_EVENTS, "a stream of this API")
@@ -169,7 +169,7 @@ _STAGES = {"thinking": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
 
 
 def _chat_assistant(blocks: list[Json], field: str) -> list[Json]:
-    """One message, or several where a block comes before one that chat would put first."""
+    """Return one message, or several if a block precedes one that chat would put first."""
     groups: list[list[tuple[Json, str]]] = [[]]
     stage = 0
     for index, block in enumerate(blocks):
@@ -215,7 +215,7 @@ def _chat_call(block: Json, field: str) -> Json:
 
 
 def arguments_of(value: Json) -> str:
-    """A call's input as chat's `arguments`."""
+    """Return a call's input as chat's `arguments`."""
     if value.keys() == {_INVALID_JSON}:
         return str(value[_INVALID_JSON])
     return json.dumps(value, ensure_ascii=False)
@@ -288,7 +288,7 @@ _TRANSLATED = {
 
 
 def request_from_chat(chat: Json) -> Json:
-    """A chat request as one of this API. Raises Untranslatable."""
+    """Return a chat request as one of this API. Raise Untranslatable if it cannot be expressed."""
     neutral(chat, _NEUTRAL, "Anthropic's API")
     request = without(chat, _TRANSLATED)
     request["max_tokens"] = chat.get("max_completion_tokens") or chat.get("max_tokens") or DEFAULT_MAX_TOKENS

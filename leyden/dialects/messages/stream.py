@@ -29,7 +29,7 @@ class EventsFromChat:
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """The events of one chunk. Raises Untranslatable."""
+        """Return the events of one chunk. Raise Untranslatable if they cannot be expressed."""
         events: list[Json] = [] if self._started else [self._start(chunk)]
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
@@ -40,7 +40,7 @@ class EventsFromChat:
         return [named_event(event) for event in events]
 
     def end(self) -> list[bytes]:
-        """The events that end the message."""
+        """Return the events that end the message."""
         events = [] if self._started else [self._start({})]
         events += self._close()
         stop_reason, stop_sequence = stop_of(self._choice, calls=self._calls > 0)
@@ -81,7 +81,7 @@ class EventsFromChat:
         return events
 
     def _whole_thinking(self, block: Any) -> list[Json]:
-        """A signature, which belongs to the thinking that came as text, or a redacted block."""
+        """Return the events of a redacted block, or those that sign a block of thinking."""
         if block.get("type") == "redacted_thinking":
             return [*self._close(), self._begin("redacted", block), *self._close()]
         came_as_text = self._open == "thinking"
@@ -140,7 +140,7 @@ class EventsToChat:
         self._usage: Json = {}
 
     def feed(self, event: Json) -> list[Json]:
-        """The chunks of one event. Raises Untranslatable."""
+        """Return the chunks of one event. Raise Untranslatable if chat cannot express them."""
         match event.get("type"):
             case "message_start":
                 return self._start(an_object(event.get("message"), "message"))

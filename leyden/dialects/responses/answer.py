@@ -33,7 +33,7 @@ _ECHOED: Json = {
 
 
 def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fields: Any) -> Json:
-    """The response object around `output`. head: id, created and model as chat has them."""
+    """Return the response object around `output`. head: id, created and model in chat form."""
     echoed = {name: default if (given := request.get(name)) is None else given for name, default in _ECHOED.items()}
     return {
         **echoed,
@@ -81,18 +81,18 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
 
 
 def reasoning_item(answer_id: Any, index: int) -> Json:
-    """A reasoning item that has just begun."""
+    """Return a reasoning item that has just begun."""
     return {"type": "reasoning", "id": f"rs_{answer_id}_{index}", "summary": [], "content": [], "status": "in_progress"}
 
 
 def message_item(answer_id: Any) -> Json:
-    """A message that has just begun."""
+    """Return a message item that has just begun."""
     item = {"type": "message", "id": f"msg_{answer_id}", "role": "assistant", "status": "in_progress"}
     return {**item, "content": list[Any]()}
 
 
 def call_item(answer_id: Any, index: int, call_id: Any, name: Any) -> Json:
-    """A call that has just begun."""
+    """Return an item of a tool call that has just begun."""
     head = {"type": "function_call", "id": f"fc_{answer_id}_{index}", "call_id": call_id, "name": name}
     return {**head, "arguments": "", "status": "in_progress"}
 
@@ -138,7 +138,7 @@ def _usage(usage: Any) -> Json:
 
 
 def answer_to_chat(response: Json) -> Json:
-    """A response as a chat answer. Raises Untranslatable."""
+    """Return a response as a chat answer. Raise Untranslatable if chat cannot express it."""
     message: Json = {"role": "assistant", "content": None}
     logprobs: list[Any] = []
     for index, item in enumerate(a_list(response.get("output"), "output")):

@@ -49,7 +49,7 @@ _OF_RESPONSES = {
 
 
 def request_to_chat(request: Json) -> Json:
-    """The request as a chat request. Raises Untranslatable."""
+    """Return the request as a chat request. Raise Untranslatable if chat cannot express it."""
     neutral(request, _UNKNOWN_TO_CHAT, "chat")
     if request.get("stream"):
         neutral(request, NOT_IN_EVENTS, "a stream of this API")
@@ -71,7 +71,7 @@ def request_to_chat(request: Json) -> Json:
 
 
 def input_items(request: Json) -> list[Json]:
-    """The items of a request's `input`. Raises Untranslatable."""
+    """Return the items of a request's `input`. Raise Untranslatable for an invalid one."""
     given = request.get("input")
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
@@ -179,14 +179,17 @@ def with_reasoning(message: Json, item: Json, field: str) -> None:
 
 
 def thinking_block(text: str, encrypted: str) -> Json:
-    """Return the encrypted content of a reasoning item as chat keeps it."""
+    """Return the encrypted content of a Responses reasoning item as a thinking block of chat.
+
+    Redacted content is marked by a prefix, and has no text.
+    """
     if encrypted.startswith(_REDACTED):
         return {"type": "redacted_thinking", "data": encrypted.removeprefix(_REDACTED)}
     return {"type": "thinking", "thinking": text, "signature": encrypted}
 
 
 def _reasoning_text(item: Json, field: str) -> str:
-    """The reasoning itself where there is some, its summary otherwise."""
+    """Return the text of a reasoning item: its content if it has some, else its summary."""
     for name in ("content", "summary"):
         if parts := a_list(item.get(name), f"{field}.{name}"):
             return "".join(a_text(an_object(part, field).get("text"), f"{field}.{name}.text") for part in parts)
@@ -279,7 +282,10 @@ _OF_CHAT = {
 
 
 def request_from_chat(chat: Json) -> Json:
-    """A chat request as one of this API; OpenAI is asked to keep nothing. Raises Untranslatable."""
+    """Return a chat request as one of this API, which asks OpenAI to keep nothing.
+
+    Raise Untranslatable.
+    """
     neutral(chat, _UNKNOWN_TO_RESPONSES, "the Responses API")
     request: Json = {"store": False, **without(chat, _OF_CHAT)}
     request["input"] = _items(a_list(chat.get("messages"), "messages"))
@@ -380,7 +386,7 @@ def _assistant_items(message: Json, number: int) -> list[Json]:
 
 
 def reasoning_items(message: Json, *, prefix: str) -> list[Json]:
-    """The reasoning of a chat message as items. prefix: how their ids begin."""
+    """Return the reasoning of a chat message as items. prefix: the beginning of their ids."""
     blocks = a_list(message.get("thinking_blocks"), "thinking_blocks")
     if not blocks and (text := reasoning_of(message)):
         blocks = [{"type": "thinking", "thinking": text}]

@@ -41,7 +41,7 @@ class EventsFromChat:
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """The events of one chunk. Raises Untranslatable."""
+        """Return the events of one chunk. Raise Untranslatable if they cannot be expressed."""
         events = [] if self._head else self._start(chunk)
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
@@ -54,7 +54,7 @@ class EventsFromChat:
         return [self._event(event) for event in events]
 
     def end(self) -> list[bytes]:
-        """The events that end the response."""
+        """Return the events that end the response."""
         events = [] if self._head else self._start({})
         events += self._close()
         choice = {"message": {"role": "assistant"}, "finish_reason": self._finish_reason}
@@ -171,7 +171,7 @@ class EventsFromChat:
 
 
 def _copy(item: Json) -> Json:
-    """An event's own copy of what goes on changing."""
+    """Return a copy for an event, because the original still changes."""
     return {name: list(value) if is_list(value) else value for name, value in item.items()}
 
 
@@ -187,7 +187,7 @@ class EventsToChat:
         self._reasoning = ""
 
     def feed(self, event: Json) -> list[Json]:
-        """The chunks of one event. Raises Untranslatable."""
+        """Return the chunks of one event. Raise Untranslatable if chat cannot express them."""
         kind = str(event.get("type"))
         match kind:
             case "response.created":

@@ -93,7 +93,7 @@ class MlflowWriter(LogWriter):
         self._client = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Which run it is."""
+        """Return the writer's state, with the id of the run."""
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

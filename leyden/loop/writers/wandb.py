@@ -83,7 +83,7 @@ class WandbWriter(LogWriter):
         self._run = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Which run it is."""
+        """Return the writer's state, with the id of the run."""
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from leyden.rl.spaces import AnySpace
 
 
 class BatchSimulator(Protocol):
-    """N trajectories that are stepped together. It includes the interpreters and the reward."""
+    """A simulator of N episodes that are stepped together, with interpreters and reward inside."""
 
     num_envs: int
     observation_space: AnySpace

@@ -213,7 +213,7 @@ def _shown_command(command: Sequence[str]) -> str:
 
 
 def _last_words(output: ProcessOutput) -> str:
-    """The end of its standard error, on one line."""
+    """Return the end of the program's standard error, on one line."""
     lines = [line.strip() for line in output.stderr.strip().splitlines()][-_LAST_LINES:]
     if not lines:
         return ""

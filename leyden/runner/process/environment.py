@@ -45,7 +45,7 @@ class Folder:
         return self.path / "resources.json"
 
     def write(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
-        """Raises TypeError for a task that is no JSON value."""
+        """Write the program's input. Raise TypeError for a task that is no JSON value."""
         self.task.write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
         plain = {name: _own(resource, rollout).model_dump(mode="json") for name, resource in resources.items()}
         self.resources.write_text(json.dumps(plain) + "\n")

@@ -22,7 +22,7 @@ Reward = Any
 
 
 def read_reward(text: str | bytes) -> Reward:
-    """The reward in a text. Raises ValueError for what has none of the three forms."""
+    """Return the reward in a text. Raise ValueError for a text in none of the three forms."""
     try:
         said: object = json.loads(text)
     except ValueError:

@@ -118,7 +118,7 @@ class Supervisor:
         return self._head(time.monotonic() - began if seconds is None else seconds)
 
     def output(self) -> bytes:
-        """The kept bytes, in the order in which the head counts them."""
+        """Return the kept bytes, in the order in which the head counts them."""
         return b"".join(bytes(kept.head) + kept.tail for kept in self._kept.values())
 
     def kill(self) -> None:
@@ -254,7 +254,7 @@ class Supervisor:
     # ---- all that came from it -------------------------------------------------------------------
 
     def _processes(self) -> list[int]:
-        """Every descendant: what lost its parent is a child of this process."""
+        """Return every descendant. An orphan is a child of this process."""
         if not _LINUX:
             return [self._pid] if self._status is None else []
         found: list[int] = []
@@ -299,7 +299,7 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None
 
 
 def _children(pid: int) -> list[int]:
-    """The children of each thread of `pid`; none when it is gone."""
+    """Return the children of each thread of `pid`; none if the process is gone."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -345,7 +345,7 @@ def _wake_pipe() -> int:
 
 
 def _noted(number: int, frame: object) -> None:
-    """The wake pipe has said it."""
+    """Handle SIGCHLD by doing nothing: the wake-up pipe reports it."""
 
 
 def _forget(directory: str) -> None:

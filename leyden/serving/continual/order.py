@@ -48,7 +48,7 @@ class RequestOrder:
         """Values that came for a request that was released or left out."""
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """Return how many requests wait."""
         return len(self._requests)
 
     def assign(self, request_id: str, *, key: str, canary: bool, share: float, time: float) -> None:

@@ -32,12 +32,12 @@ class Filters:
             raise ConfigError(f"filter_logic must be 'and' or 'or', got {self.logic!r}")
 
     def equal(self, column: str, value: str | int | None) -> None:
-        """The column is this value."""
+        """Return the condition that the column has this value."""
         if value is not None:
             self.conditions.append(f"{column} = :{self._parameter(value)}")
 
     def contains(self, column: str, part: str | None) -> None:
-        """The column has this part; case matters."""
+        """Return the condition that the column contains this text; case matters."""
         if part is not None:
             self.conditions.append(f"instr({column}, :{self._parameter(part)}) > 0")
 
@@ -85,7 +85,7 @@ class Filters:
 
 
 def check_page(limit: int, offset: int) -> None:
-    """Raises ConfigError for a limit or an offset that no page has."""
+    """Raise ConfigError for a limit or an offset that no page can have."""
     if limit == 0 or limit < -1:
         raise ConfigError(f"limit must be -1 (all) or at least 1, got {limit}")
     if offset < 0:

@@ -208,7 +208,7 @@ def _line(error: Exception) -> str:
 
 
 def _version(connection: Any, target: Target) -> int:
-    """The version of the schema, 0 where there is none yet."""
+    """Return the version of the schema; 0 if there is none yet."""
     found = connection.execute(
         "SELECT count(*), count(*) FILTER (WHERE tablename = 'leyden_schema') FROM pg_tables WHERE schemaname = %s",
         [target.schema],
@@ -224,7 +224,7 @@ def _version(connection: Any, target: Target) -> int:
 
 @cache
 def _migrations() -> Sequence[str]:
-    """The scripts, in order."""
+    """Return the migration scripts, in order."""
     entries = files("leyden.store.sql").joinpath("migrations", "postgres").iterdir()
     scripts = sorted((entry for entry in entries if entry.name.endswith(".sql")), key=lambda entry: entry.name)
     return [entry.read_text(encoding="utf-8") for entry in scripts]
@@ -232,13 +232,13 @@ def _migrations() -> Sequence[str]:
 
 @cache
 def statements() -> Mapping[str, str]:
-    """Every query by name, as psycopg writes it."""
+    """Return every query by name, as psycopg writes it."""
     return {name: placeholders(text) for name, text in load_queries("postgres").items()}
 
 
 @lru_cache(maxsize=512)
 def placeholders(text: str) -> str:
-    """A statement with its parameters as psycopg writes them."""
+    """Return a statement with its parameters as psycopg writes them."""
     return _PARAMETER.sub(_placeholder, text)
 
 

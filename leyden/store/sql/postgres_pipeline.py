@@ -49,12 +49,12 @@ class Outcome:
         return self._pipeline.result_of(self).command_tuples or 0
 
     def fetchone(self) -> Row | None:
-        """The first row, None if there is none."""
+        """Return the first row; None if there is none."""
         rows = self.fetchall()
         return rows[0] if rows else None
 
     def fetchall(self) -> list[Row]:
-        """All rows."""
+        """Return all rows."""
         return self._pipeline.rows_of(self)
 
 
@@ -134,7 +134,7 @@ class Pipeline:
         self.result_of(undone)
 
     def result_of(self, outcome: Outcome) -> Any:
-        """The `PGresult` of a statement."""
+        """Return the `PGresult` of a statement."""
         if outcome.batch == self._batch:
             self._end_batch()  # no mere flush: only between batches does the server count how long a client is idle
             self._send()
@@ -143,7 +143,7 @@ class Pipeline:
         return outcome.result
 
     def rows_of(self, outcome: Outcome) -> list[Row]:
-        """All rows that a statement found."""
+        """Return all rows that a statement found."""
         result = self.result_of(outcome)
         if not (n_rows := result.ntuples):
             return []
@@ -221,7 +221,7 @@ them; () leaves them to the server."""
 
 @lru_cache(maxsize=1024)
 def _numbered(statement: str) -> tuple[bytes, Sequence[str]]:
-    """A statement with its parameters as libpq writes them, and their names in this order."""
+    """Return a statement with its parameters as libpq writes them, and their names in order."""
     names: list[str] = []
 
     def number(found: re.Match[str]) -> str:

@@ -193,7 +193,7 @@ class PostgresTransaction:
         return found.fetchone()
 
     def expect(self, rows: int | None, /) -> None:
-        """Every operation may take its time: it runs in a thread of its own."""
+        """Do nothing: an operation has a thread of its own, and may take its time."""
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
         key = rollout_id, attempt_id

@@ -21,7 +21,7 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 @cache
 def load_queries(dialect: str | None = None) -> Mapping[str, str]:
-    """Every query of `queries.sql`, those of `queries_{dialect}.sql` instead of their namesakes."""
+    """Return every query of `queries.sql`, or its namesake in `queries_{dialect}.sql`."""
     shared = parse_queries(_text("queries.sql"))
     if dialect is None:
         return shared

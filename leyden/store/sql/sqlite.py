@@ -87,7 +87,7 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
 
 
 def check_schema(connection: sqlite3.Connection, url: str) -> None:
-    """Raises StoreError for a database whose schema is not this version's; changes nothing."""
+    """Raise StoreError for a database of another schema version. It changes nothing."""
     version, known = _version(connection, url), len(_migrations())
     if version == 0:
         raise StoreError(f"{url} holds no store yet; open it once without read_only")
@@ -178,10 +178,10 @@ class SqliteTransaction:
             raise Long
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
-        """A database with one writer at a time needs no locks."""
+        """Do nothing: a database with one writer at a time needs no locks."""
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
-        """The database is here."""
+        """Do nothing: the database is in this process."""
 
     def run(self, query: str, /, **parameters: Any) -> None:
         statement, values = self._by_place[query]
@@ -266,7 +266,7 @@ def _newer(url: str, version: int) -> StoreError:
 
 @cache
 def _migrations() -> Sequence[str]:
-    """The scripts, in order."""
+    """Return the migration scripts, in order."""
     scripts = sorted(
         (
             entry
@@ -279,7 +279,7 @@ def _migrations() -> Sequence[str]:
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of a migration, one by one. Raises StoreError for one that does not end."""
+    """Yield the statements of a migration. Raise StoreError for one that does not end."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

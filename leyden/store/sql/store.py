@@ -66,7 +66,7 @@ def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], An
 
 
 def _writes(method: F, operation: Callable[..., Any]) -> F:
-    """The protocol's `method`, as a write by the body's `operation`."""
+    """Return the protocol's `method` as a write by the body's `operation`."""
 
     @wraps(method, updated=())
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def _writes(method: F, operation: Callable[..., Any]) -> F:
 
 
 def _writes_in_run(method: F, operation: Callable[..., Any]) -> F:
-    """The protocol's `method`, as a write whose `run_id` is by default the caller's run.
+    """Return the protocol's `method` as a write whose `run_id` is by default the caller's run.
 
     The caller's run is read here because the operation may run in another thread.
     """

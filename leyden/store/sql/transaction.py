@@ -165,11 +165,11 @@ class Transaction(Protocol):
         ...
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
-        """The first row of an answer, None when there is none."""
+        """Return the first row of an answer; None if there is none."""
         ...
 
     def all(self, query: str, /, **parameters: Any) -> list[Row]:
-        """All rows of an answer."""
+        """Return all rows of an answer."""
         ...
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:

@@ -73,7 +73,10 @@ class _Draft:
 
 
 def _additive(draft: _Draft) -> PromptSetting:
-    """Each rule that a task needs helps on its own; four rules help no task."""
+    """Return a world in which each rule that a task needs helps by itself.
+
+    Four rules help no task.
+    """
     return draft.setting(draft.kinds(shop=_NEEDED))
 
 
@@ -102,7 +105,7 @@ def _faulty_component(draft: _Draft) -> PromptSetting:
 
 
 def _flaky(draft: _Draft) -> PromptSetting:
-    """A tenth of the rewards are wrong, and a tenth of the rollouts hang."""
+    """Return a world with a tenth of the rewards wrong, and a tenth of the rollouts hanging."""
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, flip_rate=0.1, hang_rate=0.1))
 
@@ -114,7 +117,7 @@ def _heavy_tailed(draft: _Draft) -> PromptSetting:
 
 
 def _scalar_only(draft: _Draft) -> PromptSetting:
-    """A failed answer never says why."""
+    """Return a world in which a failed answer never says why."""
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, symptom_rate=0.0))
 

@@ -159,8 +159,11 @@ class World:
         return frozenset(rule.name for rule in rules if any(map(rule.is_meant_by, statements)))
 
     def unmet(self, component: str, stated: Collection[str], kind: Kind) -> list[str]:
-        """Return the rules that a failed answer's symptoms may point to, in the world's order: the
-        component's rules that help with this kind of task and that the prompt does not state.
+        """Return the rules that would have helped a failed answer, in the order of `rules`.
+
+        component: the prompt that the rules belong to.
+        stated: the rules that this prompt states already.
+        kind: the kind of the task.
         """
         helpful = {name for pair in self.pairs if pair.both > 0 for name in (pair.first, pair.second)}
         wanted = (kind.needs | helpful) & self._placed[component]

@@ -96,7 +96,7 @@ def undo_claim(tx: Transaction, claim_id: str, *, unless_repeated: bool = False)
 
 
 def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, said: bool) -> None:
-    """The attempt never was, the rollout waits where it waited before."""
+    """Delete an attempt that no worker received, and return its rollout to the queue."""
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
     if row is None or row[ATTEMPTS] != row[ATTEMPT]:
         return
@@ -130,7 +130,7 @@ def start_attempt(
 
 
 def started(tx: Transaction, rollout_id: str, attempt_id: str) -> AttemptedRollout | None:
-    """The rollout with this attempt, if it has it already."""
+    """Return the rollout with this attempt, if it has it already."""
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout_id, attempt_id=attempt_id)
     return None if row is None or row[ATTEMPT] is None else attempted(row, attempt_from(rollout_id, row[ATTEMPT:]))
 

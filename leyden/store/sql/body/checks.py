@@ -36,7 +36,7 @@ def check_attempt_id(value: str | None) -> None:
 
 
 def check_span(span: Span) -> None:
-    """Raises ConfigError for a span that no store takes."""
+    """Raise ConfigError for a span that no store accepts."""
     of = span.__dict__  # see `rows.span_values`
     span_id, trace_id, parent_id = of["span_id"], of["trace_id"], of["parent_id"]
     all_ids = span_id + trace_id if parent_id is None else span_id + trace_id + parent_id

@@ -16,7 +16,7 @@ def rollout_key(tx: Transaction, rollout_id: str) -> Row:
 
 
 def rollout_row(tx: Transaction, rollout_id: str) -> Row:
-    """The row of `get_rollout`. Raises UnknownRollout."""
+    """Return the row of `get_rollout`. Raise UnknownRollout."""
     row = tx.one("get_rollout", rollout_id=rollout_id)
     if row is None:
         raise unknown_rollout(tx, rollout_id)
@@ -67,14 +67,14 @@ def unknown_run(tx: Transaction, run_id: str) -> UnknownRun:
 
 
 def unknown_rollout(tx: Transaction, rollout_id: str) -> UnknownRollout:
-    """The error for a rollout that is not there."""
+    """Return the error for a rollout that is not in the store."""
     return UnknownRollout(
         f"rollout {rollout_id!r} is not in {tx.store_url}; was it enqueued in another store, or forgotten (see Retention)?"
     )
 
 
 def unknown_attempt(tx: Transaction, rollout_id: str, attempt_id: str) -> UnknownAttempt:
-    """The error for an attempt that its rollout does not have."""
+    """Return the error for an attempt that its rollout does not have."""
     if attempt_id == "latest":
         return UnknownAttempt(f"rollout {rollout_id!r} in {tx.store_url} has no attempt yet; claim it first")
     return UnknownAttempt(f"rollout {rollout_id!r} in {tx.store_url} has no attempt {attempt_id!r}; see query_attempts")

@@ -101,6 +101,6 @@ def forget(tx: Transaction, seqs: Sequence[int]) -> int:
 
 
 def _must_stay(tx: Transaction) -> set[int]:
-    """The rollouts that numbers and cursors begin behind."""
+    """Return the rollouts that must be kept, because new numbers and cursors begin after them."""
     newest = (tx.one("newest_rollout"), tx.one("rollout_of_newest_span"))
     return {row[0] for row in newest if row is not None}

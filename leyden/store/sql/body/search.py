@@ -114,13 +114,13 @@ def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, lis
 
 
 def spans_at(tx: Transaction, keys: Sequence[int]) -> list[FoundSpan]:
-    """The spans with these keys, in this order, whosever they are."""
+    """Return the spans with these keys, of any rollout, in the order of the keys."""
     rows = {row[KEY]: row for row in tx.all("select_spans_at", keys=json.dumps(keys))} if keys else {}
     return _found(tx, [rows[key] for key in keys])
 
 
 def _found(tx: Transaction, rows: Sequence[Row]) -> list[FoundSpan]:
-    """The spans of rows of `select_spans_of_all`."""
+    """Return the spans of rows of `select_spans_of_all`."""
     tokens = read_tokens(tx, rows)
     return [(row[OF_ROLLOUT], row[OF_ATTEMPT], row, record) for row, record in zip(rows, tokens, strict=True)]
 

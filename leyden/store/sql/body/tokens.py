@@ -109,7 +109,7 @@ class _Records:
         self._packed: dict[int, tuple[int | None, bytes]] = {}
 
     def see(self, row: Row) -> None:
-        """A record was read: its key, its base, itself."""
+        """Remember a record that was read: its key, its base, and the record itself."""
         self._packed[row[KEY]] = row[TOKENS_BASE], row[TOKENS]
 
     def find(self, key: int | None) -> None:
@@ -119,7 +119,7 @@ class _Records:
                 self.see(row)
 
     def first_ids(self, key: int | None, most: int) -> bytes:
-        """The first `most` ids of a record's sequence, or all there are."""
+        """Return the first `most` ids of a record's sequence, or all if it has fewer."""
         pieces: list[bytes] = []
         while key is not None and most > 0:
             if (known := self.ids.get(key)) is not None:
