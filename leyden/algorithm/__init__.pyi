@@ -15,7 +15,6 @@ from .evaluator import Scores as Scores
 from .fast import Baseline as Baseline
 from .fast import FastAlgorithm as FastAlgorithm
 from .few_shot import FewShot as FewShot
-from .few_shot import FewShotResult as FewShotResult
 from .forks import CallAdvantage as CallAdvantage
 from .forks import ForkReturns as ForkReturns
 from .forks import call_advantages as call_advantages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -45,7 +46,7 @@ def tasks(numbers: range, colours: tuple[str, ...] = ("red", "green", "blue")) -
 
 
 async def search(
-    run_dir: Path, algorithm: ly.FewShot, train: Any, val: Any, prompt: str = "For number {number}: Code {colour}."
+    run_dir: Path, algorithm: Any, train: Any, val: Any, prompt: str = "For number {number}: Code {colour}."
 ) -> Any:
     async with FakeUpstream(reply=reply) as server:
         trainer = ly.Trainer(
@@ -60,13 +61,12 @@ async def search(
 async def test_demonstrations_of_what_the_model_lacks_are_found(tmp_path: Path) -> None:
     algorithm = ly.FewShot(n_candidates=24, n_demonstrations=4, seed=1)
     result = await search(tmp_path / "run", algorithm, tasks(range(4)), tasks(range(10, 30, 2)))
-    assert result.first_reward == pytest.approx(1 / 3), "red alone"
+    assert result.against_first.difference.mean == pytest.approx(2 / 3), "the first prompt codes red alone"
     assert result.reward == 1.0
-    shown = {
-        json.loads(task)["colour"] for task in re.findall(r"Task: (.*)", result.prompt.format(colour="x", number=0))
-    }
+    prompt = result.prompts["prompt"]
+    shown = {json.loads(task)["colour"] for task in re.findall(r"Task: (.*)", prompt.format(colour="x", number=0))}
     assert {"green", "blue"} <= shown
-    assert result.prompt.placeholders == ("number", "colour")
+    assert prompt.placeholders == ("number", "colour")
 
 
 @pytest.mark.slow
@@ -80,9 +80,10 @@ async def test_instructions_are_searched_together_with_demonstrations(tmp_path: 
     )
     train, val = tasks(range(6), colours) + tasks(range(6), ("red",)), tasks(range(10, 30, 2), colours)
     result = await search(tmp_path / "run", algorithm, train, val)
-    assert result.first_reward == 0.0
-    assert result.reward == 0.5, "grey has no example, because the first instruction never solves it"
-    assert "green" in result.prompt.template
+    assert result.reward == result.against_first.difference.mean == 0.5, (
+        "grey has no example, because the first instruction never solves it"
+    )
+    assert "green" in result.prompts["prompt"].template
 
 
 async def test_the_best_version_is_labelled_and_can_be_read(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ async def test_the_best_version_is_labelled_and_can_be_read(tmp_path: Path) -> N
         labelled = await store.get_labelled_resources("few_shot/best")
     assert labelled is not None
     assert (labelled.resources_id, labelled.version) == (result.resources_id, result.version)
-    assert labelled.resources["prompt"] == result.prompt
+    assert labelled.resources["prompt"] == result.prompts["prompt"]
 
 
 async def test_nothing_to_demonstrate_is_an_error_that_says_what_to_change(tmp_path: Path) -> None:
@@ -115,9 +116,24 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 
 async def test_an_instruction_with_other_placeholders_and_missing_data_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"has the placeholders \['color'\]; the prompt 'prompt' has \['colour', 'number'\]"
+    for number, (algorithm, val, message) in enumerate(
+        [
+            (
+                ly.FewShot(instructions=["Code {color}."]),
+                tasks(range(2)),
+                r"instruction 'Code {color}.' cannot be used: it lacks",
+            ),
+            (ly.FewShot(), None, "FewShot needs a train_dataset and a val_dataset"),
+            (ly.FewShot(resource_name="promt"), tasks(range(2)), "resource_name is 'promt'; did you mean 'prompt'"),
+        ]
     ):
-        await search(tmp_path / "a", ly.FewShot(instructions=["Code {color}."]), tasks(range(2)), tasks(range(2)))
-    with pytest.raises(ConfigError, match="FewShot needs a val_dataset"):
-        await search(tmp_path / "b", ly.FewShot(), tasks(range(2)), None)
+        with pytest.raises(ConfigError, match=message):
+            await search(tmp_path / str(number), algorithm, tasks(range(2)), val)
+
+
+def test_it_is_a_function_with_algo_in_fewer_than_a_hundred_lines() -> None:
+    source = Path(inspect.getsourcefile(ly.FewShot) or "").read_text()
+    assert len(source.splitlines()) < 100
+    tutorial = Path(__file__).parents[2] / "docs" / "algorithm-zoo" / "few-shot.md"
+    assert f"```python\n{source}```" in tutorial.read_text(), "the tutorial shows another text"
+    assert isinstance(ly.FewShot(), type(ly.algo(lambda: None)))

@@ -23,9 +23,9 @@ class PromptResult:
     None if they were not."""
     against_first: Comparison | None
     """The best prompts compared with the user's, on validation tasks; None if both are the same."""
-    test_reward: float | None
+    test_reward: float | None = None
     """The mean of the best prompts on the test set; None without one."""
-    test: Comparison | None
+    test: Comparison | None = None
     """The best prompts compared with the user's, on the test set."""
 
     def __repr__(self) -> str:
