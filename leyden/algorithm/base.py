@@ -116,11 +116,10 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._interrupt = interrupt
 
     async def interrupt_runners(self) -> None:
-        """For an algorithm that has failed, before it tears down what agents need: they must not
-        fail for want of it.
+        """Stop the runners of a failed algorithm, before it tears down what their agents need.
 
-        Runners drain, as when a run is stopped from outside; what they did not finish goes back to
-        the queue and does not count.
+        Runners drain, as when a run is stopped from outside. Rollouts that they did not finish
+        return to the queue, and the interrupted attempts do not count.
         """
         if self._interrupt is not None:
             await self._interrupt()

@@ -338,7 +338,7 @@ class LogCollector:
             self._add(name, number(value, name), loglevel)
 
     def add_string(self, name: str, value: str, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Note a string. Raises InvalidMetrics for anything else."""
+        """Log a string. Raise InvalidMetrics for any other value."""
         if loglevel >= self._minimum:
             if not isinstance(value, str):
                 raise InvalidMetrics(f"{name!r} is a {type(value).__name__}; add_string takes strings")

@@ -73,17 +73,17 @@ class ParallelWorkerBase:
     worker_id: int | None = None
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Once, before any worker."""
+        """Prepare all workers. Called once, before any worker."""
 
     def init_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """In each worker, before it works."""
+        """Prepare a worker, in its process, before it works."""
         self.worker_id = worker_id
 
     def teardown_worker(self, worker_id: int) -> None:
-        """In each worker, always, after it has worked."""
+        """Clean up a worker, in its process, whenever it has ended its work."""
 
     def teardown(self) -> None:
-        """Once, always, at the end."""
+        """Clean up after all workers. Called once, even after an error."""
 
 
 class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):

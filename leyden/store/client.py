@@ -58,7 +58,7 @@ second row."""
 
 
 def _asks(method: F) -> F:
-    """The protocol's `method`, as a request."""
+    """Return the protocol's `method` as a request to the server."""
     route = BY_METHOD[method.__name__]
 
     @wraps(method, updated=())
@@ -234,7 +234,7 @@ class LightningStoreClient(WaitingStore):
                 return claimed
 
     async def _undo(self, claim_id: str) -> None:
-        """The claim was cancelled while the server may have answered it already."""
+        """Undo a claim that was cancelled while the server may have answered it."""
         with suppress(LeydenError, TimeoutError):  # then its timeout brings it back
             async with asyncio.timeout(_UNDO_SECONDS):
                 await self._ask(BY_METHOD["undo_claim"], {"claim_id": claim_id}, retry_seconds=0.0)
@@ -373,7 +373,7 @@ class _Cache:
         return {} if known is None else {"If-None-Match": known[0]}
 
     def answer(self, path: str, answer: Reply) -> Reply:
-        """The answer itself, remembered, or the remembered one."""
+        """Return the answer, and remember it; return the remembered one if it is unchanged."""
         with self._lock:
             if answer.status == 304 and path in self._answers:
                 self._answers.move_to_end(path)

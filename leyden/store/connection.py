@@ -155,7 +155,7 @@ class Connection:
         headers: Mapping[str, str],
         waits_seconds: float,
     ) -> tuple[Reply, bool]:
-        """One try: the answer, and whether the server asks to be asked again."""
+        """Send the request once. Return the reply, and whether the server asks for a retry."""
         large = body is not None and len(body) >= _LARGE
         timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=waits_seconds + _READ_SECONDS)
         async with session.request(

@@ -480,7 +480,7 @@ class _Table:
         self.written = 0
 
     def add(self, row: ParquetRow) -> None:
-        """One more row; what has no column is left out, what has no value is null."""
+        """Add a row. Values without a column are left out, and missing values are null."""
         values = tuple(row.get(name) for name in self._names)
         self._rows.append(values)
         self._bytes += sum(_length(value) for value in values)

@@ -115,7 +115,7 @@ def _listening(target: Target) -> Any:
 
 
 def _serve(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """The thread."""
+    """Listen until the listener is stopped. It is the function of the thread."""
     while True:
         try:
             _hear(connection, target, sender, signals, requests)
@@ -133,7 +133,7 @@ def _serve(connection: Any, target: Target, sender: str, signals: Signals, reque
 
 
 def _listening_again(target: Target, requests: _Requests) -> Any | None:
-    """A new connection, as soon as there can be one; None when the listener is stopped before."""
+    """Return a new connection as soon as one can be made; None if the listener is stopped first."""
     pause = 0.01
     while not requests.stopped.wait(pause):
         try:

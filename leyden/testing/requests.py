@@ -84,7 +84,7 @@ def _user_turns(role: str, content: Any) -> list[ChatTurn]:
 
 
 def _assistant_turns(role: str, content: Any) -> list[ChatTurn]:
-    """A turn reasons, then speaks, then calls; what is not in this order is a turn of its own."""
+    """Return the turns of a message. Each reasons, then speaks, then calls; another order begins one."""
     turns = [ChatTurn(role)]
     for block in content:
         last = turns[-1]

@@ -219,8 +219,9 @@ class FakeUpstream:
 
 
 def _begun(pieces: list[Piece]) -> tuple[ToolCall, ...]:
-    """The calls of an answer that was cut short, the last one perhaps with
-    half of its arguments.
+    """Return the calls of an answer that was cut short.
+
+    The last one may have only the beginning of its arguments.
     """
     calls: list[ToolCall] = []
     for piece in pieces:

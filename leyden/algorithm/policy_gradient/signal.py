@@ -206,8 +206,9 @@ def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _has_moved(rewards: Sequence[float]) -> bool:
-    """Whether the first quarter or half of the run differs from the rest by more than noise
-    (two standard errors).
+    """Return whether the first quarter or half of the run differs from the rest by more than noise.
+
+    Noise is two standard errors.
     """
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
         error = math.sqrt(_variance(first) / len(first) + _variance(second) / len(second))

@@ -401,8 +401,12 @@ def _values_in(template: Sequence[Token], member: _Masked) -> list[str]:
 
 
 def _source(slot: Token, texts: Sequence[str], members: Sequence[_Masked]) -> _Field | _Gap | None:
-    """Return the value that a placeholder stands for: a field or a computed value; None if it is
-    always the same text.
+    """Return what a placeholder stands for: a field of the input, or a computed value.
+
+    slot: the placeholder as the comparison of the messages found it.
+    texts: the text in its place, in each message.
+    members: the messages, in the same order.
+    None if the text is always the same.
     """
     if len(set(texts)) == 1:
         return None

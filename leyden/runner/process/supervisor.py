@@ -273,8 +273,9 @@ class Supervisor:
 
 
 def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None:
-    """In the forked child: become the program, in a session of its own. Does not return; a failure
-    is written to `failed`.
+    """Become the program, in a session of its own. It runs in the forked child.
+
+    It does not return. A failure is written to `failed`.
     """
     what = f"command {spec['command'][0]!r}"
     try:
