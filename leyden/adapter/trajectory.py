@@ -55,7 +55,7 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
         triplets: the adapter that chooses them; by default the calls that the gateway recorded.
         agent_match: instead of `triplets`, a regular expression: only calls of agents whose name
             contains a match. The other agents' messages are context.
-        Raises ConfigError if both are given.
+        Raise ConfigError if both are given.
         """
         if triplets is not None and agent_match is not None:
             raise ConfigError(

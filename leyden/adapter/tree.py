@@ -57,7 +57,7 @@ class TraceTree:
     def from_spans(cls, spans: Sequence[Span]) -> TraceTree:
         """Return the tree of one attempt's spans, given in any order. Each span id is in it once.
 
-        Raises ConfigError when there are no spans: nothing can be said of them.
+        Raise ConfigError when there are no spans: nothing can be said of them.
         """
         ordered = in_order(spans)
         if not ordered:

@@ -190,7 +190,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
         purpose: what the calls are for, such as "reflection".
         model: a model that the gateway serves; None if it serves one only.
-        Raises ConfigError without a gateway, and BudgetExceeded if a budget of tokens or cost has
+        Raise ConfigError without a gateway, and BudgetExceeded if a budget of tokens or cost has
         no room for the attempt.
         """
         proxy, store, run_id = self.get_llm_proxy(), self.get_store(), self.get_run().run_id
@@ -276,7 +276,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
         When the algorithm ends, the trainer cancels the rollouts that have not finished, because
         no caller would read their results. If `leaves_rollouts`, they stay for the resumed run.
-        Raises ConfigError without a store.
+        Raise ConfigError without a store.
         """
         if self._collector is None:
             pin = None if self._run is None else self.pin
@@ -287,7 +287,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     def evaluator(self) -> Evaluator:
         """Return an evaluator on this algorithm's collector, which knows the agent's version.
 
-        Raises ConfigError without a store.
+        Raise ConfigError without a store.
         """
         collector = self.collector
         if self._evaluator is None or self._evaluator.collector is not collector:

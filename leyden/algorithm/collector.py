@@ -90,7 +90,7 @@ def rollout_id_of(*content: Any) -> str:
     depends on. A rollout that failed is answered from the store too: to try again, add a number.
 
     content: JSON values, resources and other pydantic models.
-    Raises ConfigError for anything else, because its text may differ between processes.
+    Raise ConfigError for anything else, because its text may differ between processes.
     """
     try:
         text = json.dumps(content, sort_keys=True, ensure_ascii=False, allow_nan=False, default=_plain)
@@ -210,7 +210,7 @@ class RolloutCollector:
 
         Return the rollouts as they are now: one whose id the store has already is not run again,
         whatever its status. `collect` with requests of the same ids yields the results. A request's
-        own `pin` is replaced by the collector's. Raises BudgetExceeded, and enqueues nothing, if
+        own `pin` is replaced by the collector's. Raise BudgetExceeded, and enqueue nothing, if
         the budget does not cover the new ones now.
         """
         named = [self._named(request) for request in requests]
@@ -242,7 +242,7 @@ class RolloutCollector:
             whenever the runners have nothing left to claim.
         check: called at least every `check_seconds` while rollouts are unfinished. What it raises
             ends the collection.
-        Raises BudgetExceeded before it enqueues what the budget does not cover. Of a budget of
+        Raise BudgetExceeded before it enqueues what the budget does not cover. Of a budget of
         tokens or cost, that is known when nothing is under way that could give something back; the
         results before that are yielded.
         """
@@ -528,7 +528,7 @@ class RolloutCollector:
     async def _wait_for_room(self, attempts: int, timeout: float) -> None:
         """Return when there may be room for so many attempts, or after `timeout` seconds.
 
-        Raises BudgetExceeded if there is none, and nothing is under way that could make some.
+        Raise BudgetExceeded if there is none, and nothing is under way that could make some.
         """
         await self._settle_finished()
         if (self.budget.attempts_left or 0) >= attempts:

@@ -91,6 +91,6 @@ def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
     """Make an algorithm of a sync or async function.
 
     Example: `@algo` over `async def search(*, store, initial_resources, train_dataset): ...`
-    Raises ConfigError for a parameter that has no source and no default.
+    Raise ConfigError for a parameter that has no source and no default.
     """
     return FunctionalAlgorithm(function)

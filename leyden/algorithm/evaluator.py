@@ -175,7 +175,7 @@ class Evaluator:
         deadline_seconds: time limit from now on; None for none.
         keep_until: see `RolloutCollector.collect`.
         metadata: the metadata of each new rollout.
-        Raises BudgetExceeded, and enqueues nothing, if the budget has too few rollouts for what is
+        Raise BudgetExceeded, and enqueue nothing, if the budget has too few rollouts for what is
         new; and after the finished scores if its time, tokens or cost are used up before the last.
         """
         check_number("replicas", replicas, at_least=1, whole=True)

@@ -139,7 +139,7 @@ class Baseline(FastAlgorithm):
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Enqueue a rollout for each task, wait for all of them, and log their rewards.
 
-        Raises ConfigError when there is no data at all.
+        Raise ConfigError when there is no data at all.
         """
         if self._run is None:  # without a Trainer; the name is all that is needed of a run
             self.set_run(Run(run_id=secrets.token_hex(6)))

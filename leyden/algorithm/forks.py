@@ -152,7 +152,7 @@ def call_advantages(
     n_calls: the number of calls of the original, whose own return, `own_return`, is exact for forks
         that keep all of them.
 
-    Returns of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in
+    Return of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in
     Medicine 17, 1998, method 10), which holds for small groups too. Others have Welch's, from three
     returns on each side; it is a point if the returns of each side are all equal, so that more
     forks are needed there.

@@ -30,7 +30,7 @@ def load_agent(spec: str) -> LitAgent[Any]:
     """Return the agent at `module:name` or `file.py:name`; modules are looked for in the current
     folder too.
 
-    Raises ConfigError for a module, a name or an object that is no agent. An error inside the
+    Raise ConfigError for a module, a name or an object that is no agent. An error inside the
     module is raised as it is.
     """
     place, colon, name = spec.rpartition(":")
@@ -93,7 +93,7 @@ def load_tasks(path: Path) -> list[Any]:
     """Return the tasks of a file: each line of `.jsonl`, each item of a list in `.json`, each row
     of `.csv` by column.
 
-    Raises ConfigError that names the file and the line.
+    Raise ConfigError that names the file and the line.
     """
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
     if path.suffix not in readers:
@@ -174,7 +174,7 @@ _LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "d
 async def read_given(models: Sequence[str], source: str | None) -> Given:
     """Return what `--model` and `--resources` name together.
 
-    Raises ConfigError for what cannot be used.
+    Raise ConfigError for what cannot be used.
     """
     given = Given()
     if source is not None and source.endswith(".json"):

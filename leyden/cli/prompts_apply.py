@@ -21,7 +21,7 @@ def with_prompts(text: str, suffix: str, prompts: Mapping[str, tuple[str, str]],
 
     suffix: of the file's name. prompts: the old and the new text of each prompt by its name.
     path: of the file, for errors.
-    Raises ConfigError if an old prompt is not in the file exactly once, or if the file cannot be
+    Raise ConfigError if an old prompt is not in the file exactly once, or if the file cannot be
     read.
     """
     find = _FORMATS.get(suffix, _in_text)

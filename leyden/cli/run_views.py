@@ -43,7 +43,7 @@ def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
 def await_server(source: str) -> None:
     """Return when the store server at `source` accepts connections; at once for any other source.
 
-    Reports on standard error. Raises StoreError after ten seconds.
+    Reports on standard error. Raise StoreError after ten seconds.
     """
     from leyden.cli.connecting import connect, is_remote, store_in_words
 

@@ -126,7 +126,7 @@ def chunks_of(answer: Json, *, usage: bool) -> list[Json]:
     """Return a whole answer as the chunks of a stream: each choice in one piece, its end, and the
     usage if it is wanted.
 
-    Raises TypeError, KeyError or AttributeError for a body that is no answer.
+    Raise TypeError, KeyError or AttributeError for a body that is no answer.
     """
     head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
     if head.get("object") == "chat.completion":

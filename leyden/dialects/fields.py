@@ -59,7 +59,7 @@ def neutral(fields: Json, table: Mapping[str, Sequence[Any]], where: str) -> Non
     """Check fields that have no counterpart in `where`: null, or a value in `table` that changes
     nothing.
 
-    Raises Untranslatable.
+    Raise Untranslatable.
     """
     for name, values in table.items():
         if (value := fields.get(name)) is not None and value not in values:

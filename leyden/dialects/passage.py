@@ -41,7 +41,7 @@ class Passage:
         whole: the request to translate, if `request` only refers to earlier turns.
         model: the upstream's name for the model.
         seed: used if the upstream's dialect has seeds and the agent gave none.
-        Raises Untranslatable, WrongType.
+        Raise Untranslatable, WrongType.
         """
         self.client = client
         self.upstream = upstream
@@ -66,7 +66,7 @@ class Passage:
     def answer(self, raw: bytes) -> tuple[Json, bytes]:
         """Return an answer that is no stream in two forms: in chat, and as the agent gets it.
 
-        Raises ValueError for a body that is no JSON object, Untranslatable (which is one, too).
+        Raise ValueError for a body that is no JSON object, Untranslatable (which is one, too).
         """
         answer: object = parse(raw)
         if not is_object(answer):
@@ -150,7 +150,7 @@ class PassageStream:
     def feed(self, event: bytes, data: bytes) -> bytes:
         """Return one event as the agent gets it; nothing for one with hidden fields alone.
 
-        Raises ValueError, TypeError, KeyError or AttributeError for a body that is no event of the
+        Raise ValueError, TypeError, KeyError or AttributeError for a body that is no event of the
         upstream's dialect.
         """
         if data == DONE:

@@ -41,7 +41,7 @@ def with_user_attributes(own: Mapping[str, Any], users: Mapping[str, Any] | None
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
     """Record `message`.
 
-    Raises InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a
+    Raise InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a
     trace.
     """
     if not isinstance(message, str):
@@ -62,7 +62,7 @@ def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, prop
     """Record a value that JSON can say: None, bool, int, float, str, and lists and dicts (with
     string keys) of these.
 
-    Raises InvalidEmission for any other value, naming what was found in it, NoActiveTrace outside a
+    Raise InvalidEmission for any other value, naming what was found in it, NoActiveTrace outside a
     trace.
     """
     own = {semconv.OBJECT_TYPE: _type_name(value), **_content(value)}
@@ -102,7 +102,7 @@ def emit_exception(
     """Record an exception's type, message and stack trace, as a span with status ERROR.
 
     The attempt goes on.
-    Raises InvalidEmission for what is no exception, NoActiveTrace outside a trace.
+    Raise InvalidEmission for what is no exception, NoActiveTrace outside a trace.
     """
     if not isinstance(exception, BaseException):
         raise InvalidEmission(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")
@@ -116,7 +116,7 @@ def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) ->
     """Record `annotation` as attributes; nested dicts become dotted keys (`{"a": {"b": 1}}` is `a.b
     = 1`).
 
-    Raises InvalidEmission for an empty annotation, for a key that two entries lead to and for a
+    Raise InvalidEmission for an empty annotation, for a key that two entries lead to and for a
     value that has no attribute form, NoActiveTrace outside a trace.
     """
     attributes: dict[str, Any] = {}

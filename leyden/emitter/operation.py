@@ -38,7 +38,7 @@ class OperationStep:
         self._span.set({semconv.OPERATION_OUTPUT: as_json(value)})
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Add attributes. Raises InvalidEmission for a value that has no attribute form."""
+        """Add attributes. Raise InvalidEmission for a value that has no attribute form."""
         self._span.set(attributes)
 
 

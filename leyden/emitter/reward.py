@@ -27,7 +27,7 @@ def emit_reward(
 
     reward: a finite number, or numbers by name.
     primary_key: which of several names is the primary reward; needed when there is more than one.
-    Raises InvalidEmission for what is no finite number and for a missing or unknown primary_key,
+    Raise InvalidEmission for what is no finite number and for a missing or unknown primary_key,
     NoActiveTrace outside a trace.
     """
     if isinstance(reward, Mapping):

@@ -145,7 +145,7 @@ class Decoder:
     def submit(self, generations: Sequence[Generation]) -> None:
         """Queue requests; they join the batch before the next step.
 
-        Raises EngineError after `stop`.
+        Raise EngineError after `stop`.
         """
         with self._wake:
             if self._stopping:

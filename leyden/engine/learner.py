@@ -234,7 +234,7 @@ class TorchLearner:
     def clip(self, params: OptimParams) -> float:
         """Clip the gradient to `max_grad_norm` and return its norm before that.
 
-        Raises EngineError when there is none, or its norm is not finite (it is cleared then).
+        Raise EngineError when there is none, or its norm is not finite (it is cleared then).
         """
         if not self._n_gradients:
             raise EngineError("optim_step was called with no gradient; call forward_backward first")

@@ -92,7 +92,7 @@ def state_files(learner: TorchLearner, *, policy_version: int, rng: random.Rando
 def read_state(path: Path, learner: TorchLearner) -> LoadedState:
     """Read a state and check that it fits.
 
-    Raises CheckpointError and changes nothing when it does not.
+    Raise CheckpointError and change nothing if it does not.
     """
     if not (path / "engine.json").is_file():
         raise CheckpointError(f"{path} holds no engine state: engine.json is missing")

@@ -80,7 +80,7 @@ class ExecutionStrategy(NamedOptions, ABC):
     def check(self) -> None:
         """Called before anything of a run is opened.
 
-        Raises ConfigError if this process cannot start one.
+        Raise ConfigError if this process cannot start one.
         """
 
     def remote_store(self) -> LightningStore | None:

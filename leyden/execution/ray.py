@@ -84,7 +84,7 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
         """See SupervisedExecutionStrategy.place.
 
-        Raises ConfigError if the runners have no room on a cluster that does not grow.
+        Raise ConfigError if the runners have no room on a cluster that does not grow.
         """
         async with connected(self.address) as cluster:
             self._check_room(cluster)
@@ -156,7 +156,7 @@ class _Crew:
     async def fresh_process(self, actor: Any) -> None:
         """Wait until the actor is in a process that has not worked yet.
 
-        Raises RayError if Ray starts it no more.
+        Raise RayError if Ray starts it no more.
         """
         while (name := await _result_of(actor.wake.options(max_task_retries=-1).remote())) in self._names:
             with contextlib.suppress(self.died):

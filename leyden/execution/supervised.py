@@ -65,7 +65,7 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
     ) -> None:
         """See ExecutionStrategy.execute.
 
-        Raises ConfigError, naming a need of the runners that no other process can be given.
+        Raise ConfigError, naming a need of the runners that no other process can be given.
         """
         stop = StopSignal()
         if ready is None:

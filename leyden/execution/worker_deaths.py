@@ -26,7 +26,7 @@ async def end_attempts(
     culprit: the attempt that ended the process; None if unknown.
     one_is_to_blame: the culprit is among the attempts that were in flight, so a single one is the
         culprit.
-    Returns how many attempts were interrupted because any of them may be the culprit; 0 when the
+    Return how many attempts were interrupted because any of them may be the culprit; 0 when the
     culprit is known.
     """
     rollouts = await store.query_rollouts(status_in=["preparing", "running"])

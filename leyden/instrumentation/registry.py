@@ -56,7 +56,7 @@ def instrument(*wanted: str) -> AbstractContextManager[None]:
     """Have these installed inside `with`; one whose library is missing is left out.
 
     Blocks may be nested, in any threads.
-    Raises ConfigError for a name that is not among `names()`.
+    Raise ConfigError for a name that is not among `names()`.
     """
     return _Together([instrumentation_class(name)() for name in wanted])
 

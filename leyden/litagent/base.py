@@ -34,7 +34,7 @@ class LitAgent(NamedOptions, Generic[T]):
     def rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Do the work, blocking.
 
-        Returns None, a number, rewards by name, or spans (see `result.py`).
+        Return None, a number, rewards by name, or spans (see `result.py`).
         """
         raise ConfigError(self._lacks("rollout"))
 
@@ -96,7 +96,7 @@ class LitAgent(NamedOptions, Generic[T]):
 
     @property
     def tracer(self) -> Tracer:
-        """The tracer that records this agent's work. Raises ConfigError outside a run."""
+        """The tracer that records this agent's work. Raise ConfigError outside a run."""
         return self.get_runner().tracer
 
     def _alive(self, reference: weakref.ref[Any] | None, noun: str) -> Any:

@@ -113,7 +113,7 @@ def rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
     """Make an agent of a sync or async function, which is given what its parameters name.
 
     Example: `@rollout` over `async def solve(task, llm, prompt_template): ...`
-    Raises ConfigError for a parameter that has no source and no default.
+    Raise ConfigError for a parameter that has no source and no default.
     """
     return FunctionalLitAgent(function)
 
@@ -127,7 +127,7 @@ def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: b
 
     strip_proxy: give `llm` as a plain LLM whose `endpoint` is the base URL for this attempt;
         otherwise as it is in the resources.
-    Raises ConfigError as `rollout` does, and for a function without `llm`.
+    Raise ConfigError as `rollout` does, and for a function without `llm`.
     """
     if function is None:
         return functools.partial(FunctionalLitAgent, needs="llm", strip_proxy=strip_proxy)
@@ -138,6 +138,6 @@ def prompt_rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
     """Make an agent of a function that works with a prompt: `task`, `prompt_template`, and others
     if it likes.
 
-    Raises ConfigError as `rollout` does, and for a function without `prompt_template`.
+    Raise ConfigError as `rollout` does, and for a function without `prompt_template`.
     """
     return FunctionalLitAgent(function, needs="prompt_template")

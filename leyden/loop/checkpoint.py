@@ -235,7 +235,7 @@ class CheckpointStore:
     def load(self, iteration: int) -> SavedCheckpoint:
         """Verify and read the checkpoint of `iteration`.
 
-        Raises CheckpointError, which names the file and what is wrong with it.
+        Raise CheckpointError, which names the file and what is wrong with it.
         """
         manifest = self.verify(iteration)
         path = self._path(iteration)

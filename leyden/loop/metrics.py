@@ -330,9 +330,9 @@ class LogCollector:
         self._logs: dict[str, tuple[int, Any]] = {}
 
     def add_scalar(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Note a number, or anything with one in its `item()`.
+        """Log a number, or anything with one in its `item()`.
 
-        Raises InvalidMetrics for anything else.
+        Raise InvalidMetrics for anything else.
         """
         if loglevel >= self._minimum:
             self._add(name, number(value, name), loglevel)
@@ -345,9 +345,9 @@ class LogCollector:
             self._add(name, value, loglevel)
 
     def add_array(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Note an array (or a pandas table): anything with a shape. It is not copied.
+        """Log an array (or a pandas table): anything with a shape. It is not copied.
 
-        Raises InvalidMetrics for anything else.
+        Raise InvalidMetrics for anything else.
         """
         if loglevel >= self._minimum:
             if not hasattr(value, "shape"):
@@ -355,7 +355,7 @@ class LogCollector:
             self._add(name, value, loglevel)
 
     def add_any(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Note anything; between processes it must be picklable. It is not copied."""
+        """Log any value; between processes it must be picklable. It is not copied."""
         if loglevel >= self._minimum:
             self._add(name, value, loglevel)
 

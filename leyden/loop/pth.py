@@ -43,7 +43,7 @@ class SavedFile:
     """Files of callbacks: there are none in this kind."""
 
     def restore(self, vessel: Any) -> Any:
-        """Give the vessel its state. Raises ConfigError if it takes none."""
+        """Give the vessel its state. Raise ConfigError if it takes none."""
         if not isinstance(vessel, StatefulVessel):
             raise CheckpointError(
                 f"{type(vessel).__name__} has no load_state_dict(); resume it from a checkpoint's directory, not from {self.path}"
@@ -54,7 +54,7 @@ class SavedFile:
 def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
     """Write the file aside, make it durable and rename it.
 
-    Raises CheckpointError for a state that is not plain, naming the entry.
+    Raise CheckpointError for a state that is not plain, naming the entry.
     """
     torch = _torch()
 
@@ -88,7 +88,7 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
 def read_pth(path: str | Path) -> SavedFile:
     """Read a file that `Checkpoint(filename="....pth")` wrote; no code of it is run.
 
-    Raises CheckpointError if it is none, or damaged.
+    Raise CheckpointError if it is none, or damaged.
     """
     path, torch = Path(path), _torch()
     try:

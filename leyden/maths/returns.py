@@ -74,7 +74,7 @@ def n_step(
     successor_S: for each of the S stored steps the one that follows in its episode, -1 where the
         episode ends or is not known further.
     starts_B: the steps to begin at.
-    Returns sums of r_0 + ... + discount^(k-1) r_{k-1} (B,), the last step summed (B,), and
+    Return sums of r_0 + ... + discount^(k-1) r_{k-1} (B,), the last step summed (B,), and
     discount^k (B,), where k <= n steps were left.
     """
     last_B = starts_B

@@ -171,7 +171,7 @@ class _Stall:
 
     @property
     def culprit(self) -> str:
-        """The agent, for messages."""
+        """The name, in messages, of the agent that blocks the loop."""
         return "something that belongs to no rollout" if self.owner is None else str(self.owner)
 
     @property

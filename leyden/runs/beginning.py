@@ -41,7 +41,7 @@ def begin_run(
         that this program started with this algorithm.
 
     The folder of a new run exists afterwards; `run.json` is written when its recorder opens. A
-    difference of the data or of the options is logged. Raises ConfigError for a folder that holds a
+    difference of the data or of the options is logged. Raise ConfigError for a folder that holds a
     run already, for a run to resume that is missing, and for a run of another algorithm or model.
     """
     if resume:

@@ -59,7 +59,7 @@ def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) ->
 
     One series is a line of braille dots. Several have a marker each, and a legend names them.
     width: columns in all, at least 30. height: lines of the drawing, without axis and legend.
-    Raises ConfigError if no series has a finite value.
+    Raise ConfigError if no series has a finite value.
     """
     series = _finite(series)
     frame = _frame(series)
@@ -138,7 +138,7 @@ def _marks(series: Sequence[Series], frame: _Frame, columns: int, height: int) -
 def draw_file(series: Sequence[Series], path: Path, *, title: str) -> None:
     """Write the chart to an `.svg` or `.png` file.
 
-    Raises ConfigError for another ending, for PNG without matplotlib, and without a finite value.
+    Raise ConfigError for another ending, for PNG without matplotlib, and without a finite value.
     """
     series = _finite(series)
     _frame(series)

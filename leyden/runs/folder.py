@@ -104,7 +104,7 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Make the folder if it is missing and write `run.json` whole.
 
-        Raises ConfigError if that is not possible.
+        Raise ConfigError if that is not possible.
         """
         content = {
             "format": _FORMAT,
@@ -141,7 +141,7 @@ def _start_time_of(pid: int) -> float:
 def read_manifest(directory: Path) -> Manifest:
     """Return what `run.json` in this folder says.
 
-    Raises ConfigError if the file is missing, damaged or too new.
+    Raise ConfigError if the file is missing, damaged or too new.
     """
     path = directory / MANIFEST
     try:

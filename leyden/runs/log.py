@@ -29,7 +29,7 @@ class RunLog:
         self._handler: logging.FileHandler | None = None
 
     def open(self) -> None:
-        """Begin to write. Raises OSError if the file cannot be opened."""
+        """Begin to write. Raise OSError if the file cannot be opened."""
         handler = logging.FileHandler(self._path, encoding="utf-8")
         handler.setLevel(logging.INFO)
         handler.setFormatter(line_formatter())

@@ -87,7 +87,7 @@ class RecordedRun(ABC):
         """Return the run's store, to be used in `async with`: a file read-only, a server through a
         client.
 
-        Raises ConfigError if the store cannot be found.
+        Raise ConfigError if the store cannot be found.
         """
 
     def read_store(self, query: Callable[[LightningStore], Awaitable[T]]) -> T:
@@ -195,7 +195,7 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     source: a run's folder; the name or id of a run under `.leyden/`, or a unique beginning of
         either; "latest" for the run there that was started last; or the path or URL of a store.
     run_id: the run's id, if a store holds several.
-    Raises ConfigError if there is no such run, or if several match.
+    Raise ConfigError if there is no such run, or if several match.
     """
     path = Path(source)
     if "://" in str(source) or path.is_file():
@@ -306,7 +306,7 @@ def read_failures(path: Path) -> list[FailedRollout]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each object with the number of its line. Raises ConfigError for a line that is none."""
+    """Yield each object with the number of its line. Raise ConfigError for a line that is none."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

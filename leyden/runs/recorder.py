@@ -133,7 +133,7 @@ class RunRecorder:
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
         """Record the metrics of a stage.
 
-        Raises ConfigError if the algorithm has a loop, which reports its stages.
+        Raise ConfigError if the algorithm has a loop, which reports its stages.
         """
         if self._own_loop is not None:
             raise ConfigError(
@@ -281,7 +281,7 @@ class _Mirror:
         """Set when something is to be written."""
 
     async def start(self, record: RunRecord) -> None:
-        """Add the run to the store, or mark it as running again. Raises StoreError."""
+        """Add the run to the store, or mark it as running again. Raise StoreError."""
         await self._store.start_run(record)
 
     def add(self, row: MetricsRow) -> None:

@@ -106,7 +106,7 @@ async def scored_rollouts(
 async def find_rollout(run: RecordedRun, store: LightningStore, beginning: str) -> Rollout:
     """Return the rollout with this id, or the only one whose id contains the text.
 
-    Raises ConfigError otherwise.
+    Raise ConfigError otherwise.
     """
     run_id = None if _has_the_store_for_itself(run) else run.record.run_id
     exact = await store.query_rollouts(rollout_id_in=[beginning], run_id=run_id)

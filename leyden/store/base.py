@@ -162,7 +162,7 @@ class LightningStore(NamedOptions, ABC):
             call (`current_run_id`), if any; None for no run.
         group_id: chosen by the caller, for rollouts of one task that are compared with each other.
         arm: chosen by the caller, for the sides of an experiment (`control`, `canary`).
-        Raises UnknownResources or UnknownRun for an id that is not in the store, ConfigError if
+        Raise UnknownResources or UnknownRun for an id that is not in the store, ConfigError if
         `rollout_id` is taken. Safe to retry with both ids: a rollout that has the attempt already
         is returned as it is.
         """
@@ -210,7 +210,7 @@ class LightningStore(NamedOptions, ABC):
         A `resources_id` of None means the latest at this moment, if any. A `rollout_id` that is
         stored already is not enqueued again: the stored rollout is returned, whatever its status. A
         request's `pin` holds in either case.
-        Raises UnknownResources or UnknownRun, naming the first unknown id. Safe to retry if the
+        Raise UnknownResources or UnknownRun, naming the first unknown id. Safe to retry if the
         caller made the ids.
         """
 
@@ -265,7 +265,7 @@ class LightningStore(NamedOptions, ABC):
         """Start another attempt by hand, whatever `max_attempts` says. The rollout becomes
         `preparing`.
 
-        Raises UnknownRollout, IllegalTransition for a finished rollout.
+        Raise UnknownRollout, IllegalTransition for a finished rollout.
         Safe to retry with an `attempt_id`: an attempt that is stored already is returned as it is.
         """
 
@@ -284,7 +284,7 @@ class LightningStore(NamedOptions, ABC):
         at least itself. A span whose `(rollout_id, attempt_id, span_id)` is stored already is left
         out of the result. Each span is a heartbeat: `preparing` and `unresponsive` attempts become
         `running`, and so does their rollout if the attempt is its latest.
-        Raises UnknownRollout or UnknownAttempt, naming the first, and adds nothing then. Safe to
+        Raise UnknownRollout or UnknownAttempt, naming the first, and add nothing then. Safe to
         retry.
         """
 
@@ -297,7 +297,7 @@ class LightningStore(NamedOptions, ABC):
         """Return a fresh sequence id for each pair, in order; strictly increasing within an
         attempt, from 1.
 
-        Raises UnknownRollout or UnknownAttempt. A repeated call draws new ids: gaps are allowed,
+        Raise UnknownRollout or UnknownAttempt. A repeated call draws new ids: gaps are allowed,
         repeats are not.
         """
 
@@ -338,7 +338,7 @@ class LightningStore(NamedOptions, ABC):
         compare within an attempt only, so they mean arrival too), and an attribute must be indexed
         (`index_span_attribute`). A search by time, by name (joined by "and") or by attribute then
         reads no more spans than match in one of them; any other search reads all spans.
-        Raises UnknownRollout, UnknownAttempt, and ConfigError for a bad `sort_by`, `limit` (0 or
+        Raise UnknownRollout, UnknownAttempt, and ConfigError for a bad `sort_by`, `limit` (0 or
         below -1) or `offset` (negative), for an `attempt_id` without `rollout_id`, for a list as an
         attribute's value, and for an attribute without an index across all rollouts.
         """
@@ -348,7 +348,7 @@ class LightningStore(NamedOptions, ABC):
         """Return the spans of each rollout's latest attempt, by sequence id. Algorithms read in
         bulk with it.
 
-        A rollout without an attempt has an empty list. Raises UnknownRollout.
+        A rollout without an attempt has an empty list. Raise UnknownRollout.
         """
 
     @abstractmethod
@@ -384,7 +384,7 @@ class LightningStore(NamedOptions, ABC):
             given.
         Waits, by event, up to `timeout_seconds` for the first span. For a cursor each span is
         returned once, also across restarts and from any writer. Spans that retention has removed
-        are left out. Raises ConfigError for a cursor that this store did not make. Safe to retry
+        are left out. Raise ConfigError for a cursor that this store did not make. Safe to retry
         with `after`; without it, a page that was returned is not returned again.
         """
 
@@ -451,7 +451,7 @@ class LightningStore(NamedOptions, ABC):
         other filter or order reads more rollouts.
         The page's total is exact without a filter and with `status_in` alone; see
         `PaginatedResult.exact`.
-        Raises UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`,
+        Raise UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`,
         and none repeats an unknown `replay_from`.
         """
 
@@ -476,7 +476,7 @@ class LightningStore(NamedOptions, ABC):
         Each of `measures` (reward, tokens, cost, seconds) has a count, a mean, a least and a
         greatest value and a histogram of `bins` bins of equal width. The filters are those of
         `query_rollouts`. The store counts in its database and reads no span: about 35 ms of CPU
-        for 100,000 rollouts and one measure. Raises UnknownRun, ConfigError for an unknown measure
+        for 100,000 rollouts and one measure. Raise UnknownRun, ConfigError for an unknown measure
         and for `bins` outside 1 to 1,000.
         """
 
@@ -525,7 +525,7 @@ class LightningStore(NamedOptions, ABC):
         A final status sets `end_time`. `requeuing` puts the rollout in the queue again, at its old
         place. `preparing` and `running` need an attempt that has not ended.
 
-        Raises UnknownRollout, UnknownResources, IllegalTransition. Safe to retry except for
+        Raise UnknownRollout, UnknownResources, IllegalTransition. Safe to retry except for
         `requeuing`: a repeat would take the rollout from the worker that claimed it in between.
         """
 
@@ -546,7 +546,7 @@ class LightningStore(NamedOptions, ABC):
         one. `failed` with `metadata["reason_kind"] = "interrupted"` is for an attempt that failed
         through no fault of its own: its rollout goes back to the queue, whatever its config says,
         and the attempt does not count against `max_attempts`.
-        Raises UnknownRollout, UnknownAttempt, IllegalTransition (an ended attempt keeps its
+        Raise UnknownRollout, UnknownAttempt, IllegalTransition (an ended attempt keeps its
         status). Safe to retry.
         """
 
@@ -555,7 +555,7 @@ class LightningStore(NamedOptions, ABC):
         """Change several attempts in one transaction, all or none, and return them in the order
         given.
 
-        Raises what `update_attempt` raises, and ConfigError if two updates name one attempt. Safe
+        Raise what `update_attempt` raises, and ConfigError if two updates name one attempt. Safe
         to retry.
         """
 
@@ -565,7 +565,7 @@ class LightningStore(NamedOptions, ABC):
         return the finished ones in the order given.
 
         timeout: None waits for ever; 0 does not wait.
-        Raises UnknownRollout at once. Safe to retry.
+        Raise UnknownRollout at once. Safe to retry.
         """
 
     @abstractmethod
@@ -581,7 +581,7 @@ class LightningStore(NamedOptions, ABC):
         """End the attempts whose time is over (`timeout`), mark the silent ones (`unresponsive`),
         and let their rollouts follow.
 
-        Returns the attempts that changed. The store's owner calls it on a schedule; a read never
+        Return the attempts that changed. The store's owner calls it on a schedule; a read never
         does. now: Unix seconds, for tests.
         """
 
@@ -635,7 +635,7 @@ class LightningStore(NamedOptions, ABC):
         have used. Reading them raises UnknownRollout from then on. Unfinished and pinned rollouts
         stay, and so do the newest one and the one with the newest span.
         The store's owner calls it on a schedule (`Sweeper`), in steps short enough not to delay
-        other calls. Raises ConfigError for a `limit` below 1. Safe to retry.
+        other calls. Raise ConfigError for a `limit` below 1. Safe to retry.
         """
 
     # ---- resources -------------------------------------------------------------------------------
@@ -654,7 +654,7 @@ class LightningStore(NamedOptions, ABC):
         parent: the id and version that they were made from.
         author: who wrote them, such as a run's id.
         An id that is there with equal content is returned as it is, so the call is safe to retry
-        with an id. Raises ConfigError for an id with other content, UnknownResources for an unknown
+        with an id. Raise ConfigError for an id with other content, UnknownResources for an unknown
         parent.
         """
 
@@ -673,7 +673,7 @@ class LightningStore(NamedOptions, ABC):
             id.
         author: who wrote it, such as a run's id.
         If the latest resources of all have this id and this content, they are returned as they are,
-        so the call is safe to retry. Raises UnknownResources for an unknown parent.
+        so the call is safe to retry. Raise UnknownResources for an unknown parent.
         """
 
     @abstractmethod
@@ -682,7 +682,7 @@ class LightningStore(NamedOptions, ABC):
 
         An address `gateway://NAME` in it is replaced by the current one (`set_endpoint`), here and
         wherever resources are read.
-        Raises UnknownResources for an id or a version that is not in the store.
+        Raise UnknownResources for an id or a version that is not in the store.
         """
 
     @abstractmethod
@@ -705,7 +705,7 @@ class LightningStore(NamedOptions, ABC):
         written.
 
         all_versions: return all versions of these ids.
-        `sort_by` is one of resources_id, version, create_time, update_time. Raises ConfigError for
+        `sort_by` is one of resources_id, version, create_time, update_time. Raise ConfigError for
         a bad sort or page.
         """
 
@@ -728,7 +728,7 @@ class LightningStore(NamedOptions, ABC):
             version, one moves the label.
         who, why: for the audit log (`query_audit`), which is written in the same transaction.
         Retention keeps a version that has a label.
-        Raises LabelMoved if the label is elsewhere, VersionFrozen for a frozen version,
+        Raise LabelMoved if the label is elsewhere, VersionFrozen for a frozen version,
         UnknownResources for a version that is not in the store, ConfigError for a label without 1
         to 200 printable characters. Safe to retry: a label that is already on the new version stays
         there.
@@ -753,7 +753,7 @@ class LightningStore(NamedOptions, ABC):
     ) -> None:
         """Remove a label, if it is there.
 
-        expected, who, why: as for `set_label`. Raises LabelMoved if the label is elsewhere. Safe to
+        expected, who, why: as for `set_label`. Raise LabelMoved if the label is elsewhere. Safe to
             retry.
         """
 
@@ -770,7 +770,7 @@ class LightningStore(NamedOptions, ABC):
         """Move several labels, then freeze versions, in one transaction: all or nothing.
 
         who, why, release_id: for the audit log.
-        Raises what `set_label` and `freeze_resources` raise. Safe to retry: completed changes stay
+        Raise what `set_label` and `freeze_resources` raise. Safe to retry: completed changes stay
         as they are.
         """
 
@@ -787,7 +787,7 @@ class LightningStore(NamedOptions, ABC):
     ) -> None:
         """Freeze a version, so that no label can be put on it; `frozen=False` allows labels again.
 
-        Content stays readable, and rollouts that name the version run. Raises ConfigError if a
+        Content stays readable, and rollouts that name the version run. Raise ConfigError if a
         label is on the version, UnknownResources for a version that is not in the store. Safe to
         retry.
         """
@@ -806,7 +806,7 @@ class LightningStore(NamedOptions, ABC):
         """Return changes of labels, freezes and releases with who, when and why, by default the
         last one first.
 
-        Nothing is ever removed. Raises ConfigError for a bad page.
+        Nothing is ever removed. Raise ConfigError for a bad page.
         """
 
     # ---- releases and feedback -------------------------------------------------------------------
@@ -831,7 +831,7 @@ class LightningStore(NamedOptions, ABC):
         details: JSON that a resumed process needs.
         deadline: Unix seconds; the store does not act on it.
         An id that is stored with the same `canary_version` is returned as it is, so the call is
-        safe to retry. Raises ConfigError for an id with another version, UnknownResources, and what
+        safe to retry. Raise ConfigError for an id with another version, UnknownResources, and what
         `set_label` raises.
         """
 
@@ -854,14 +854,14 @@ class LightningStore(NamedOptions, ABC):
 
         state: equal to `expected_state` to change details and deadline alone.
         details: merged into the stored ones.
-        Of several callers that expect the same state, one succeeds. Raises ReleaseAdvanced if the
+        Of several callers that expect the same state, one succeeds. Raise ReleaseAdvanced if the
         release is in a third state, UnknownRelease, and what `move_labels` raises; nothing is
         changed then. Safe to retry: a release that is already in `state` is returned as it is.
         """
 
     @abstractmethod
     async def get_release(self, release_id: str) -> Release:
-        """Return one release. Raises UnknownRelease."""
+        """Return one release. Raise UnknownRelease."""
 
     @abstractmethod
     async def query_releases(
@@ -875,7 +875,7 @@ class LightningStore(NamedOptions, ABC):
     ) -> PaginatedResult[Release]:
         """Return the releases in one of these states, by default the last one first.
 
-        `sort_by` is create_time or update_time. Raises ConfigError for a bad sort or page.
+        `sort_by` is create_time or update_time. Raise ConfigError for a bad sort or page.
         """
 
     @abstractmethod
@@ -887,7 +887,7 @@ class LightningStore(NamedOptions, ABC):
         `status` ends it, unless it has ended already. So session and gateway may both report a
         rollout, in any order. Its times are those of the arrival here; `metadata["served_at"]` of
         the rollout and `metadata["served_seconds"]` of its attempt say when it was served, and for
-        how long. Raises ConfigError for an id that another rollout has. Safe to retry.
+        how long. Raise ConfigError for an id that another rollout has. Safe to retry.
         """
 
     @abstractmethod
@@ -924,7 +924,7 @@ class LightningStore(NamedOptions, ABC):
 
         after: only feedback behind this `sequence_id`; none that arrives later has a lower one.
         counted: only feedback that counts: the last of each rollout, source and kind.
-        Raises ConfigError for a bad range or page.
+        Raise ConfigError for a bad range or page.
         """
 
     @abstractmethod
@@ -935,7 +935,7 @@ class LightningStore(NamedOptions, ABC):
         time it is read. So resources keep their content and their version when a gateway starts
         again at another address, and an attempt calls the address of the moment at which it starts.
         base_url: as `LLM.endpoint` has it, ending in `/v1`.
-        Raises ConfigError for a name without 1 to 200 printable characters. Safe to retry.
+        Raise ConfigError for a name without 1 to 200 printable characters. Safe to retry.
         """
 
     # ---- workers ---------------------------------------------------------------------------------
@@ -952,7 +952,7 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """Workers that match. Raises ConfigError for a bad sort or page."""
+        """Workers that match. Raise ConfigError for a bad sort or page."""
 
     @abstractmethod
     async def get_worker_by_id(self, worker_id: str) -> Worker:
@@ -967,7 +967,7 @@ class LightningStore(NamedOptions, ABC):
         """Ask a worker not to claim, or to claim again. It learns this from the reply to its next
         heartbeat.
 
-        The store itself still serves a claim of a paused worker. Raises UnknownWorker. Safe to
+        The store itself still serves a claim of a paused worker. Raise UnknownWorker. Safe to
         retry.
         """
 
@@ -980,7 +980,7 @@ class LightningStore(NamedOptions, ABC):
         A series has one value at one time: a stored value stays as it is, so a repeat adds nothing.
         Samples older than seven days are dropped, and so are the oldest of more than a million:
         each call drops at least as many of those as it adds.
-        Raises ConfigError for a name or a worker that is no id, and for a number that is not
+        Raise ConfigError for a name or a worker that is no id, and for a number that is not
         finite. Safe to retry.
         """
 
@@ -1000,7 +1000,7 @@ class LightningStore(NamedOptions, ABC):
         or all.
 
         Times are Unix seconds; a missing end is open. The query reads no more than that name (or
-        all names) has in that time. Raises ConfigError for a bad range, order or page.
+        all names) has in that time. Raise ConfigError for a bad range, order or page.
         """
 
     # ---- runs and their metrics ------------------------------------------------------------------
@@ -1012,7 +1012,7 @@ class LightningStore(NamedOptions, ABC):
         Either way it is `running`, has a heartbeat of now, no `end_time` and no `cause`, whatever
         the given record says of these. A run that is resumed gets the given name and config, and
         keeps its `start_time`.
-        Raises ConfigError for an id, a name or a kind without 1 to 200 printable characters, for
+        Raise ConfigError for an id, a name or a kind without 1 to 200 printable characters, for
         another kind than the stored run's, and for a config that is not JSON. Safe to retry.
         """
 
@@ -1029,13 +1029,13 @@ class LightningStore(NamedOptions, ABC):
 
         A final status sets `end_time`. A run that has ended keeps its status until `start_run`
         resumes it; its cause and its config can still change.
-        Raises UnknownRun, IllegalTransition for another status after a final one, ConfigError for a
+        Raise UnknownRun, IllegalTransition for another status after a final one, ConfigError for a
         config that is not JSON. Safe to retry.
         """
 
     @abstractmethod
     async def get_run_by_id(self, run_id: str) -> RunRecord:
-        """Return one run. Raises UnknownRun."""
+        """Return one run. Raise UnknownRun."""
 
     @abstractmethod
     async def query_runs(
@@ -1054,7 +1054,7 @@ class LightningStore(NamedOptions, ABC):
         `sort_by` is one of run_id, name, kind, status, start_time, end_time, last_heartbeat_time,
         or None for the order in which they were added. Runs without a value come last. A run whose
         process was killed is still `running`; its `last_heartbeat_time` tells. Retention forgets no
-        run. Raises ConfigError for a bad sort or page.
+        run. Raise ConfigError for a bad sort or page.
         """
 
     @abstractmethod
@@ -1062,7 +1062,7 @@ class LightningStore(NamedOptions, ABC):
         """Add metrics of a run, in one transaction.
 
         A point takes the place of an earlier one with its stage, iteration and name; of several in
-        `points` the last counts. An ended run can still get metrics. Raises UnknownRun, ConfigError
+        `points` the last counts. An ended run can still get metrics. Raise UnknownRun, ConfigError
         for a stage or a name without 1 to 200 printable characters, an iteration below 0 and a
         number that is not finite (None stands for it), and adds nothing then. Safe to retry.
         """
@@ -1082,7 +1082,7 @@ class LightningStore(NamedOptions, ABC):
 
         names, stage: only these. iteration_from: only this iteration and later ones; the cost of
             what comes before it is nothing.
-        Raises UnknownRun, ConfigError for a bad page.
+        Raise UnknownRun, ConfigError for a bad page.
         """
 
     @abstractmethod
@@ -1090,5 +1090,5 @@ class LightningStore(NamedOptions, ABC):
         """Delete a run's metrics of later iterations, as a run needs that resumes from a
         checkpoint.
 
-        Raises UnknownRun. Safe to retry.
+        Raise UnknownRun. Safe to retry.
         """

@@ -93,7 +93,7 @@ class LightningStoreClient(WaitingStore):
         retry_seconds: how long a server may be away; 0: not at all.
         connections: the most for each event loop.
         compress: None compresses if the server is on another machine.
-        Raises ConfigError for a URL that is not one.
+        Raise ConfigError for a URL that is not one.
         """
         check_number("retry_seconds", retry_seconds, at_least=0)
         check_number("connections", connections, at_least=1, whole=True)
@@ -243,7 +243,7 @@ class LightningStoreClient(WaitingStore):
         """Wait until the run that the server runs for has ended
         (`LightningStoreServer.announce_end`).
 
-        A server that runs for no run (`leyden store`) never reports an end. Raises StoreError when
+        A server that runs for no run (`leyden store`) never reports an end. Raise StoreError when
         the server has been away for `retry_seconds`.
         """
         watcher = ids.claim_id()

@@ -101,7 +101,7 @@ class Connection:
         it never left, and in any case if it is `repeatable`.
 
         waits_seconds: how long the server may hold the request on purpose.
-        Raises StoreError without a reply, StoreClosed after `close`.
+        Raise StoreError without a reply, StoreClosed after `close`.
         """
         started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         patience = self.retry_seconds if retry_seconds is None else retry_seconds

@@ -47,7 +47,7 @@ class End:
         self._all_told = Latch()
 
     async def answer(self, body: bytes) -> EndAnswer:
-        """Answer a WaitForEnd. Raises ConfigError for anything else."""
+        """Answer a WaitForEnd. Raise ConfigError for anything else."""
         try:
             question = WaitForEnd.model_validate_json(body)
         except ValidationError as error:

@@ -219,7 +219,7 @@ async def export_parquet(
 
     status_in: only rollouts that have one of these statuses; everything else is always complete.
     on_progress: called with the rollouts done and the rollouts in all.
-    Raises ConfigError if the directory exists, or if pyarrow is not installed.
+    Raise ConfigError if the directory exists, or if pyarrow is not installed.
     """
     arrow_modules()
     directory = Path(directory)

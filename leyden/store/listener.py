@@ -144,7 +144,7 @@ def _listening_again(target: Target, requests: _Requests) -> Any | None:
 
 
 def _hear(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """Listen and tell until it is stopped. Raises psycopg.Error when the connection is lost."""
+    """Listen and tell until it is stopped. Raise psycopg.Error when the connection is lost."""
     told = 0.0
     news = True
     """Whether a notification may be there."""

@@ -45,7 +45,7 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait until `wake` was called (True) or `seconds` have passed (False). Raises ConfigError
+        """Wait until `wake` was called (True) or `seconds` have passed (False). Raise ConfigError
         for NaN.
 
         seconds: None for no limit.

@@ -28,7 +28,7 @@ def open_store(
     durability: of a file or a database, "process" (the default) or "power".
     token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
     read_only: open a file without owning it, so that it may be another process's.
-    Raises ConfigError for another address or an option that the address has no use for, and what
+    Raise ConfigError for another address or an option that the address has no use for, and what
     the store raises.
     """
     check_path("url", url, example="runs.sqlite")

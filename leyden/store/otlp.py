@@ -201,7 +201,7 @@ def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
 def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
     """Return the spans of an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
 
-    Raises ValueError, which says where, for a body that is malformed or has more than 100,000 spans
+    Raise ValueError, which says where, for a body that is malformed or has more than 100,000 spans
     or 200,000 parts. No span is taken then.
     """
     if encoding == JSON and has_too_many_parts(body):
@@ -251,7 +251,7 @@ class _Left:
         self._number = self._most = number
 
     def take(self) -> None:
-        """Count one part. Raises ValueError when there are too many."""
+        """Count one part. Raise ValueError when there are too many."""
         self._number -= 1
         if self._number < 0:
             raise ValueError(f"it has more than {self._most:,} parts; send fewer spans at a time")

@@ -244,7 +244,7 @@ def _resolve(jobs: SimpleQueue[Job | None], answered: Sequence[Job]) -> None:
 
 
 async def answer_of(jobs: SimpleQueue[Job | None], job: Job) -> Any:
-    """Wait for the answer of a job that was put there. Raises the job's error."""
+    """Wait for the answer of a job that was put there. Raise the job's error."""
     future = job.future
     assert future is not None
     try:

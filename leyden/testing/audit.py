@@ -67,7 +67,7 @@ async def audit_store(store: LightningStore) -> list[str]:
 
 
 def _of_rollout(rollout: Rollout, attempts: Sequence[Attempt]) -> Iterator[str]:
-    """Yield the faults of a rollout, which must follow its latest attempt unless its user set it."""
+    """Yield the faults of a rollout. It follows its latest attempt unless its user decided."""
     latest = attempts[-1] if attempts else None
     given = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     if given != latest:

@@ -84,7 +84,7 @@ def _user_turns(role: str, content: Any) -> list[ChatTurn]:
 
 
 def _assistant_turns(role: str, content: Any) -> list[ChatTurn]:
-    """Return the turns of a message. Each reasons, then speaks, then calls; another order begins one."""
+    """Return the turns of a message. A turn reasons, then speaks, then calls tools."""
     turns = [ChatTurn(role)]
     for block in content:
         last = turns[-1]

@@ -83,7 +83,7 @@ class Tracer(NamedOptions, ABC):
         With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by
         default the store that `init_worker` was given. Leaving the block raises if they could not
         be recorded. Without ids, or without any store, the spans stay in `trace.spans`. Traces may
-        be nested: a span belongs to the innermost one. Raises ConfigError for one id without the
+        be nested: a span belongs to the innermost one. Raise ConfigError for one id without the
         other, for a store without ids, and for ids without `store` where the workers of this tracer
         have different stores.
         """
@@ -131,7 +131,7 @@ class Tracer(NamedOptions, ABC):
     ) -> Span:
         """Record a step of no length in the current trace. See Trace.create_span.
 
-        Raises NoActiveTrace, InvalidEmission.
+        Raise NoActiveTrace, InvalidEmission.
         """
         return active_trace("create_span").create_span(name, attributes, timestamp=timestamp, status=status)
 
@@ -140,7 +140,7 @@ class Tracer(NamedOptions, ABC):
     ) -> AbstractContextManager[OpenSpan]:
         """Record a block as one step of the current trace. See Trace.operation.
 
-        Raises NoActiveTrace, InvalidEmission.
+        Raise NoActiveTrace, InvalidEmission.
         """
         return active_trace("operation_context").operation(name, attributes)
 

@@ -97,7 +97,7 @@ class SpanOutbox:
     async def close(self) -> None:
         """Deliver everything that was put; call it in the delivery's own loop.
 
-        Raises what the store raised if something could not be delivered (a StoreError around
+        Raise what the store raised if something could not be delivered (a StoreError around
         whatever is not a LeydenError).
         """
         try:

@@ -60,7 +60,7 @@ class OpenSpan:
         self.status = SpanStatus()
 
     def set(self, attributes: Mapping[str, Any]) -> None:
-        """Add attributes. Raises InvalidEmission for a value that has no attribute form."""
+        """Add attributes. Raise InvalidEmission for a value that has no attribute form."""
         self.attributes.update(checked_attributes(attributes))
 
     def fail(self, error: BaseException) -> None:
@@ -162,7 +162,7 @@ class Trace:
         """Record a step of no length at `timestamp` (Unix seconds; None: now), below the step that
         is under way here.
 
-        Raises InvalidEmission for an attribute that is neither a string, a number, a bool nor a
+        Raise InvalidEmission for an attribute that is neither a string, a number, a bool nor a
         list of one of these.
         """
         moment = time.time() if timestamp is None else timestamp
@@ -179,7 +179,7 @@ class Trace:
         """Record the block as one step, with all that is recorded within it, by OpenTelemetry too,
         below it.
 
-        An exception is recorded and goes on. Raises InvalidEmission as `create_span` does.
+        An exception is recorded and goes on. Raise InvalidEmission as `create_span` does.
         """
         step = OpenSpan(name, checked_attributes(attributes or {}))
         span_id, start, parent = ids.span_id(), time.time(), self._parent()

@@ -228,7 +228,7 @@ class Trainer(TrainerLegacy):
         resume: continue the run in `run_dir` from its last finished step; without `run_dir`, the
             newest run under `.leyden/` that this program started with this algorithm. Another
             algorithm or model is refused, other differences are logged.
-        Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is
+        Raise RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is
         kept.
         """
         if is_url(train_dataset):
@@ -264,7 +264,7 @@ class Trainer(TrainerLegacy):
         strategy; one rollout at a time, without time limits. An agent's error is logged with its
         traceback. Ctrl-C, and the debugger's "quit", end the run. Under a running event loop (a
         notebook), async agents run in another thread. The algorithm must be a FastAlgorithm;
-        `Baseline()` when there is none. Raises InvalidArgument (a TypeError) for another one.
+        `Baseline()` when there is none. Raise InvalidArgument (a TypeError) for another one.
         """
         return self._debug(self._checked(agent, train_dataset, val_dataset, dev=True))
 

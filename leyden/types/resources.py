@@ -73,7 +73,7 @@ class LLM(Resource):
         needs no `async with` and no `close`; the end of the loop closes the connections. The key is
         this resource's, or else OPENAI_API_KEY. A plain LLM needs no ids; a ProxyLLM needs both.
 
-        Raises ConfigError without the package `openai`, and without a running event loop (use
+        Raise ConfigError without the package `openai`, and without a running event loop (use
         `openai_sync`).
         """
         return async_client(self.get_base_url(rollout_id, attempt_id), self.get_api_key(rollout_id, attempt_id))
@@ -83,7 +83,7 @@ class LLM(Resource):
 
         All clients of one process share their connections.
 
-        Raises ConfigError without the package `openai`.
+        Raise ConfigError without the package `openai`.
         """
         return sync_client(self.get_base_url(rollout_id, attempt_id), self.get_api_key(rollout_id, attempt_id))
 
@@ -103,7 +103,7 @@ class ProxyLLM(LLM):
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Return the base URL of one attempt: `.../rollout/{id}/attempt/{id}/v1`.
 
-        Raises ConfigError if an id is missing: without it the call could not be recorded.
+        Raise ConfigError if an id is missing: without it the call could not be recorded.
         """
         rollout_id, attempt_id = _both("get_base_url", rollout_id, attempt_id)
         return f"{self.root}/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/v1"
@@ -161,7 +161,7 @@ class PromptTemplate(Resource):
     def placeholders(self) -> tuple[str, ...]:
         """Return the placeholders' names, each once, in order of appearance.
 
-        Raises ConfigError for a placeholder that is no plain name, for a brace without its partner,
+        Raise ConfigError for a placeholder that is no plain name, for a brace without its partner,
         and for an engine other than `f-string`.
         """
         return tuple(dict.fromkeys(name for _, name in self._parts() if name is not None))
@@ -169,7 +169,7 @@ class PromptTemplate(Resource):
     def format(self, **values: Any) -> str:
         """Return the template with `str(value)` in the place of each placeholder.
 
-        Raises ConfigError for a placeholder without a value, and for a template that `placeholders`
+        Raise ConfigError for a placeholder without a value, and for a template that `placeholders`
         refuses.
         """
         parts = self._parts()

@@ -91,7 +91,7 @@ class Span(BaseModel):
 def reward_attributes(rewards: Mapping[str, float]) -> Attributes:
     """Return the attributes that record `rewards`, whose first entry is the primary one.
 
-    Raises ValueError for an empty mapping and for a value that is not a finite number.
+    Raise ValueError for an empty mapping and for a value that is not a finite number.
     """
     if not rewards:
         raise ValueError("a reward needs at least one dimension")

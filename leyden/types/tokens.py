@@ -139,7 +139,7 @@ class TokenRecord(BaseModel):
 
         shared: the number of first prompt ids that are left out; `unpack` must be given them.
         prompt: `pack_ints` of the prompt ids, if the caller has it already.
-        Raises ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and
+        Raise ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and
         1, and for more tokens than any context has.
         """
         if (n_ids := len(self.prompt_ids) + len(self.response_ids)) > _MOST_TOKENS:
@@ -165,7 +165,7 @@ class TokenRecord(BaseModel):
     def unpack(cls, data: bytes, prefix: bytes = b"") -> TokenRecord:
         """Unpack a record that `pack` made. `prefix` is `pack_ints` of the ids that it left out.
 
-        Raises ValueError for bytes that `pack` did not make, and for a prefix that it did not leave
+        Raise ValueError for bytes that `pack` did not make, and for a prefix that it did not leave
         out.
         """
         digest, shared, *lengths = _header(data)
@@ -226,7 +226,7 @@ def own_ids(data: bytes, most: int | None = None) -> bytes:
     """Return the first `most` prompt and response ids that a packed record holds itself, as
     `pack_ints` packs them.
 
-    Reads no more of the record than that. Raises ValueError for bytes that `pack` did not make.
+    Reads no more of the record than that. Raise ValueError for bytes that `pack` did not make.
     """
     _, _, prompt, response, *_ = _header(data)
     wanted = prompt + response if most is None else min(most, prompt + response)

@@ -76,7 +76,7 @@ def setup_logging(level: int | str = "INFO") -> None:
 
     level: a number or a name in any case. The environment variable LEYDEN_LOG, if it is set, takes
         its place: `LEYDEN_LOG=debug python train.py`. A variable that names no level is reported.
-    Raises ValueError for an unknown level.
+    Raise ValueError for an unknown level.
     """
     variable = os.environ.get(_LEVEL_VARIABLE, "")
     from_variable = _number_of(variable) if variable else None

@@ -241,7 +241,7 @@ class GEPA(PromptOptimiser):
             await self.accept(self._first)  # the leader was better on the tasks of a stage alone
 
     async def _search(self) -> None:
-        """Run the package `gepa` in a thread. It ends early, with its best prompt, without budget."""
+        """Run the package `gepa` in a thread. It ends early if the budget is spent."""
         bridge = Bridge(asyncio.get_running_loop())
         thread = asyncio.ensure_future(asyncio.to_thread(self._run_package, bridge))
         try:

@@ -79,7 +79,7 @@ class PromptOptimiser(Algorithm):
         initial resources.
 
         models: the reflection models' names. temperature: of their calls.
-        Raises ConfigError if there is no model to ask.
+        Raise ConfigError if there is no model to ask.
         """
         self._best = None
         prompts = {name: prompt for name, prompt in initial.items() if isinstance(prompt, PromptTemplate)}
@@ -171,7 +171,7 @@ class PromptOptimiser(Algorithm):
             restart. None: the run of this object.
         resource_name: which, if there are several. None: the only one that is
             improved, or the first.
-        Raises ConfigError if there is none.
+        Raise ConfigError if there is none.
         """
         if run is None:
             if self._best is None:

@@ -87,7 +87,7 @@ def names_to_improve(resources: NamedResources, resource_name: str | None, *, al
     """Return the names of the prompts to improve: the given one, or all.
 
     algorithm: the name of its class, for errors.
-    Raises ConfigError if there is none, or if one cannot be formatted.
+    Raise ConfigError if there is none, or if one cannot be formatted.
     """
     prompts = {name: prompt for name, prompt in resources.items() if isinstance(prompt, PromptTemplate)}
     if not prompts:

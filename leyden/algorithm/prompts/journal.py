@@ -23,7 +23,7 @@ class Journal:
     def __init__(self, path: Path | None = None) -> None:
         """Read the file. A last line that a crash has cut off is removed.
 
-        Raises CheckpointError for another line that cannot be read.
+        Raise CheckpointError for another line that cannot be read.
         """
         self._path = path
         self._answers: dict[str, str] = {}

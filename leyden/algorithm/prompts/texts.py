@@ -128,7 +128,7 @@ def placeholders_of(prompt: PromptTemplate) -> set[str]:
     """Return the placeholders' names; of another engine than `f-string`, its expressions
     as they are written.
 
-    Raises ConfigError for a template that cannot be formatted.
+    Raise ConfigError for a template that cannot be formatted.
     """
     return set(prompt.placeholders if prompt.engine == "f-string" else _OTHER_ENGINES.findall(prompt.template))
 

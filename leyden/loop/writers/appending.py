@@ -43,7 +43,7 @@ class AppendingWriter(LogWriter, ABC):
     def open(self) -> None:
         """Begin the file, or cut it.
 
-        Raises CheckpointError if the file is shorter than the checkpoint says.
+        Raise CheckpointError if the file is shorter than the checkpoint says.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._bytes, self._resume = self._resume or 0, None

@@ -146,7 +146,7 @@ class LogWriter(NamedOptions):
     def write(self, row: Row) -> None:
         """Take a row of the writer's kind; the base class drops it.
 
-        Raises OSError if it cannot be kept.
+        Raise OSError if it cannot be kept.
         """
 
     def close(self) -> None:

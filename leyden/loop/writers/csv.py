@@ -46,7 +46,7 @@ class CsvWriter(LogWriter):
     def open(self) -> None:
         """Begin the file, or cut it.
 
-        Raises CheckpointError if the file lacks rows that the checkpoint counts.
+        Raise CheckpointError if the file lacks rows that the checkpoint counts.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state, self._resume = self._resume or {"rows": 0, "columns": ROW_KINDS[self.row_kind].fields}, None

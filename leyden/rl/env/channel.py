@@ -89,6 +89,7 @@ class SharedMemoryFile:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
+        """descriptor: the file to share, in a child. None: a new one without a name."""
         if descriptor is None:
             if hasattr(os, "memfd_create"):
                 descriptor = os.memfd_create("leyden-env", os.MFD_CLOEXEC)

@@ -72,7 +72,7 @@ class ProcessAgent(LitAgent[Any]):
             Checked ten times a second, on Linux.
         output_bytes: how much of its standard output, and of its standard error, is kept: half of
             it from the head.
-        Raises ConfigError.
+        Raise ConfigError.
         """
         self.command = _checked_command(command)
         if not callable(reward) and reward not in _SOURCES:

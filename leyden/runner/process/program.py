@@ -87,7 +87,7 @@ class RunningProgram:
     """A program from its start to its end; to be made, and used, in one event loop."""
 
     def __init__(self, program: Program) -> None:
-        """Start it. Raises OSError when the system has no room for another process."""
+        """Start it. Raise OSError when the system has no room for another process."""
         self._program = program
         spec = Path(program.directory) / _SPEC
         spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))

@@ -111,7 +111,7 @@ async def start_canary(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Put the label `canary` on the candidate, and set its deadline. Raises what `advance` raises.
+    """Put the label `canary` on the candidate, and set its deadline. Raise what `advance` raises.
 
     The sessions read the share of the users, and the salt that chooses them, from the release.
     """

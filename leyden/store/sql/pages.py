@@ -150,7 +150,7 @@ def order_and_limit(
     """Return ORDER BY one of `columns` (nulls last), then by `tie`, so that pages never overlap,
     with the page's limit.
 
-    Raises ConfigError for a `sort_by` that is not one of `columns`.
+    Raise ConfigError for a `sort_by` that is not one of `columns`.
     """
     check_page(limit, offset)
     if sort_order not in ("asc", "desc"):

@@ -87,7 +87,7 @@ class Target:
         """Parse `postgresql://[user[:password]@][host][:port]/database[?schema=leyden&...]`; other
         options are libpq's.
 
-        Raises ConfigError for any other address.
+        Raise ConfigError for any other address.
         """
         try:
             parts = urlsplit(url)
@@ -155,7 +155,7 @@ def migrate(connection: Any, target: Target) -> None:
     """Bring the schema to this version, in one transaction. Concurrent migrations wait for each
     other.
 
-    Raises StoreError for a schema that a newer Leyden wrote, or another program, and for a server
+    Raise StoreError for a schema that a newer Leyden wrote, or another program, and for a server
     that is too old.
     """
     migrations = _migrations()

@@ -87,7 +87,7 @@ class Pipeline:
         """Queue a statement as psycopg writes it, with `%(name)s` and a dict or `%s` and a
         sequence.
 
-        Raises psycopg.DataError, and queues nothing, for a value that PostgreSQL cannot take.
+        Raise psycopg.DataError, and queue nothing, for a value that PostgreSQL cannot take.
         """
         text, names = _numbered(statement)
         values = [parameters[name] for name in names] if isinstance(parameters, dict) else parameters
@@ -112,7 +112,7 @@ class Pipeline:
         self._send()
 
     def finish(self) -> None:
-        """End the batch and wait for all of it. Raises the first error."""
+        """End the batch and wait for all of it. Raise the first error."""
         if not self._awaited or self._awaited[-1] is not None:
             self._end_batch()
         self._send()

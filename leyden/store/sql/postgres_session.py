@@ -100,7 +100,7 @@ class PostgresSession:
         """Run an operation, and return its result after the commit. Raise what it raises; it has
         changed nothing then.
 
-        Raises StoreError when the server stays away; the message says so if the outcome of the
+        Raise StoreError when the server stays away; the message says so if the outcome of the
         commit is unknown.
         """
         patience = Patience(self._target, self._patience_seconds, self._closing)
@@ -124,7 +124,7 @@ class PostgresSession:
         self._let_go()
 
     def _once(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool) -> Any:
-        """Run it and commit. Raises _Lost if the connection broke and nothing happened.
+        """Run it and commit. Raise _Lost if the connection broke and nothing happened.
 
         again: it was in the way of another one before.
         """

@@ -91,7 +91,7 @@ def _all_fields(model: type[BaseModel]) -> set[str]:
 
 
 def text_of(value: Any, what: str) -> str:
-    """`value` as JSON. Raises ConfigError, naming `what`, when it is not a JSON value."""
+    """`value` as JSON. Raise ConfigError, naming `what`, when it is not a JSON value."""
     try:
         text = to_json(value).decode()
     except PydanticSerializationError as error:

@@ -65,7 +65,7 @@ def _as_it_is(value: bytes | None) -> bytes | None:
 def migrate(connection: sqlite3.Connection, url: str) -> None:
     """Bring a database to this version's schema, in one transaction.
 
-    Raises StoreError for a database that a newer Leyden wrote, or another program.
+    Raise StoreError for a database that a newer Leyden wrote, or another program.
     """
     migrations = _migrations()
     connection.execute("BEGIN IMMEDIATE")

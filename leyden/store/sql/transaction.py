@@ -94,7 +94,7 @@ class Transaction(Protocol):
         """Declare, before anything is written, how many rows the operation touches. None: unknown,
         perhaps many.
 
-        Raises Long if the driver wants so long an operation elsewhere. An operation that declares
+        Raise Long if the driver wants so long an operation elsewhere. An operation that declares
         nothing is short.
         """
         ...

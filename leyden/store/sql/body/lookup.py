@@ -39,7 +39,7 @@ def attempt_row(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
 def known_version(tx: Transaction, resources_id: str | None) -> tuple[str | None, int | None]:
     """Return an id of resources and its newest version; for None those written last, if any.
 
-    Raises UnknownResources.
+    Raise UnknownResources.
     """
     if resources_id is None:
         latest = tx.one("get_latest_resources_version")
@@ -54,7 +54,7 @@ def known_version(tx: Transaction, resources_id: str | None) -> tuple[str | None
 
 
 def run_key(tx: Transaction, run_id: str) -> int:
-    """Return the number by which rollouts and metrics know the run. Raises UnknownRun."""
+    """Return the number by which rollouts and metrics know the run. Raise UnknownRun."""
     key = tx.one("get_run_key", run_id=run_id)
     if key is None:
         raise unknown_run(tx, run_id)

@@ -109,7 +109,7 @@ def filter_by_outcome(
 ) -> None:
     """Add the conditions on outcomes of `query_rollouts` and `summarise_rollouts`.
 
-    Raises ConfigError for an unknown measure and for an empty range.
+    Raise ConfigError for an unknown measure and for an empty range.
     """
     filters.among("r.arm", arm_in)
     filters.equal("r.resources_id", resources_id)

@@ -143,7 +143,7 @@ def cut_metrics(tx: Transaction, run_id: str, *, after_iteration: int) -> None:
 
 
 def _run_row(tx: Transaction, run_id: str) -> Row:
-    """Return the row of `get_run`. Raises UnknownRun."""
+    """Return the row of `get_run`. Raise UnknownRun."""
     row = tx.one("get_run", run_id=run_id)
     if row is None:
         raise unknown_run(tx, run_id)
