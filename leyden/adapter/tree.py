@@ -274,8 +274,10 @@ def _length(node: TraceTree) -> float | None:
 
 
 def _around(nodes: Sequence[TraceTree], hosts: Sequence[TraceTree]) -> dict[str, list[TraceTree]]:
-    """Return, for the id of each node, the hosts that enclose it, in one pass over the time: few
-    spans overlap at once.
+    """Return the hosts that enclose each node, by the node's id.
+
+    The nodes are visited in the order of their starts, so that only hosts that still last are
+    compared: few spans overlap at once.
     """
     to_come = sorted(hosts, key=_start, reverse=True)
     lasting: list[TraceTree] = []

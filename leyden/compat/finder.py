@@ -145,7 +145,7 @@ class _Module(ModuleType):
         return sorted({*super().__dir__(), *self.__all__})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process by name: an agent of the main script takes its modules along."""
+        """Pickle the module as its name, because an agent of the main script holds its modules."""
         return importlib.import_module, (self.__name__,)
 
     def _hint(self, name: str) -> str:

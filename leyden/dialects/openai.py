@@ -125,6 +125,7 @@ def _openai(
     translates: bool,
     logprobs: bool | int | None,
 ) -> Dialect:
+    """Return one of OpenAI's own dialects, whose requests need no translation to chat."""
     return Dialect(
         name=name,
         path=path,

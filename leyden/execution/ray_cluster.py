@@ -175,8 +175,8 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
 def _disconnect(ray: Any, folder: str) -> None:
     """Leave the cluster.
 
-    Of one that was started by us, with its files in `folder`, nothing is left: Ray's own helpers
-    would look for their node for another minute if it had no time to tell them.
+    A cluster that this process started ends whole, and so do its files in `folder`. Ray's own
+    helper processes are ended, too, because they would look for their node for another minute.
     """
     processes = [
         each for child in psutil.Process().children() if _is_in(child, folder) for each in _with_descendants(child)

@@ -50,9 +50,9 @@ class FolderCallback(Callback):
 
 @contextlib.contextmanager
 def recording(folder: FolderRecorder) -> Generator[None]:
-    """Keep the folder open during a run, and record its failure.
+    """Keep the folder open during a run, and close it with the way in which the run ended.
 
-    The block closes it when the run has not failed.
+    Only the first close counts, so the code in the block may close it, too.
     """
     folder.open()
     try:

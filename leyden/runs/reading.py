@@ -306,7 +306,7 @@ def read_failures(path: Path) -> list[FailedRollout]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each object with the number of its line. Raise ConfigError for a line that is none."""
+    """Yield each object with the number of its line. Raise ConfigError for a line without one."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

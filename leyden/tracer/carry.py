@@ -67,7 +67,7 @@ def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Futu
         if CURRENT.get() is None:
             return original(self, fn, *args, **kwargs)
         context = contextvars.copy_context()
-        with _outside_traces():
+        with _outside_traces():  # a worker that the pool starts now belongs to no trace
             return original(self, context.run, fn, *args, **kwargs)
 
     return submit

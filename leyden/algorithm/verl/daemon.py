@@ -174,6 +174,7 @@ class AgentModeDaemon(BatchInParts):
         logger.info("workers of Agent Lightning 0.1 find their tasks at %s", server.endpoint)
 
     async def _set_up(self, addresses: Sequence[str]) -> None:
+        """Serve tasks, and give the gateway verl's servers and each mode its resources."""
         options = self.options
         await self._serve_tasks()
         others = [model for model in self._proxy.served_models if model.model_name != options.model]

@@ -59,7 +59,7 @@ class Policy(NamedOptions, ABC):
         """
 
     def train(self, mode: bool = True) -> None:
-        """Let modules behave as in training (dropout)."""
+        """Let modules behave as in training (with dropout), or with False as in use."""
 
     def eval(self) -> None:
         """Let modules behave as in an evaluation."""

@@ -78,7 +78,7 @@ class GuardSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricState:
-    """Evidence on one metric."""
+    """The evidence so far on one metric of a release."""
 
     worse: Evidence = _NONE
     """Against "the canary is not worse". Its arm means are of 1 - value."""

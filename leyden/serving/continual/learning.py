@@ -199,7 +199,7 @@ class ContinualLearning:
     async def run(self) -> None:
         """Learn until cancelled.
 
-        A store that is away is waited for; a training under way goes on meanwhile.
+        While the store is away, it waits; a training under way goes on.
         """
         if self._lock is None:
             async with self:

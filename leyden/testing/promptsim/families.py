@@ -44,8 +44,9 @@ class _Draft:
     difficulty: float
 
     def kinds(self, **pools: Sequence[int]) -> tuple[Kind, ...]:
-        """Return four kinds for each cluster. pools: places of the rules from which a
-        cluster's kinds draw.
+        """Return four kinds of tasks for each cluster.
+
+        pools: by cluster, the places of the rules from which its kinds draw what they need.
         """
         n_needs = 2 + round(2 * self.difficulty)
         return tuple(

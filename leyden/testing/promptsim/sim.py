@@ -136,7 +136,10 @@ class PromptSim:
         return (1 - self.behaviour.hang_rate) * (score * (1 - flips) + (1 - score) * flips)
 
     def optimum(self, *, at: int = 0) -> Optimum:
-        """Return the best expected score that any prompts can have, with prompts that have it."""
+        """Return the best expected score that any prompts can have, with prompts that have it.
+
+        at: the number of the task, because a drifting world needs other prompts later.
+        """
         return self._optima(self.world.kinds_at(at))
 
     def normalised_score(self, prompts: Prompts, *, at: int = 0) -> float:
