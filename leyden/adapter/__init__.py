@@ -4,7 +4,7 @@ The package holds `TraceAdapter` and the adapters that ship. They know spans and
 know no store, model or tokenizer (text is never tokenised again). To add one, subclass
 `TraceAdapter` and pass it to `Trainer(adapter=...)`.
 
-The meaning of spans is found once, for all adapters: `normalise` reads one span of any dialect,
+The meaning of spans is found once, for all adapters: `normalise` reads one span of any convention,
 `calls` joins several records of one call, `tree` finds which step was part of which, and
 `selection` assigns calls to agents and rewards to calls.
 """

@@ -1,7 +1,7 @@
 """Structure in attributes: dotted names back to the objects that they were flattened from, and text
 that is JSON.
 
-It knows no dialect. The meaning of an attribute is in `normalise`.
+It knows no convention. The meaning of an attribute is in `normalise`.
 """
 
 from __future__ import annotations

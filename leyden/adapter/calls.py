@@ -6,7 +6,7 @@ A sighting is a span that records a model call. Two sightings belong to one call
 2. one lies below the other, as a gateway's record lies below the SDK's span that sent the
 traceparent. A span with several answered calls below it is a wrapper around them, and no call of
 its own;
-3. they come from different sources (a source is a dialect and a span's name), have the same
+3. they come from different sources (a source is a convention and a span's name), have the same
 content, and are the k-th of their source with it. Request and answer are compared first, then, if
 one of them has no answer, the request.
 
@@ -67,14 +67,14 @@ class _Sighting:
     def __init__(self, view: ModelCallView) -> None:
         self.view = view
         self.span = view.span
-        self.source = (view.dialect != GATEWAY, view.dialect, self.span.name)
+        self.source = (view.convention != GATEWAY, view.convention, self.span.name)
         """Orders the sources, the gateway first."""
         self.response_id = view.response_id
         """None too where the id proved to be worthless."""
 
     @cached_property
     def asked(self) -> str:
-        """The request's messages, as every dialect tells them; empty when it tells none."""
+        """The request's messages, as every convention tells them; empty when it tells none."""
         return _digest(self.view.input_messages)
 
     @cached_property
@@ -95,7 +95,7 @@ def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
         if sighting.response_id is not None:
             seen.setdefault(sighting.response_id, []).append(sighting)
     for sharing in seen.values():
-        recorded = [sighting for sighting in sharing if sighting.view.dialect == GATEWAY]
+        recorded = [sighting for sighting in sharing if sighting.view.convention == GATEWAY]
         if len(recorded) > 1 and len({(sighting.asked, sighting.answered) for sighting in recorded}) > 1:
             for sighting in sharing:
                 sighting.response_id = None

@@ -1,5 +1,4 @@
-"""Messages and tools of any dialect of spans in the shape of OpenAI's chat completions, which all
-adapters work with.
+"""Messages and tools of any convention as chat completions, the shape that all adapters use.
 
 It reads chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message` objects, and
 the flat tool calls of AgentOps and Traceloop. Content that has no place in a chat message stays as
@@ -110,8 +109,9 @@ def image_urls(messages: Iterable[Json]) -> list[str]:
 
 
 def plain(message: Json) -> list[Any]:
-    """Return the parts of a message that every dialect keeps: role, text, images, and the names and
-    arguments of tool calls.
+    """Return the parts of a message that every convention has.
+
+    These are role, text, images, and the names and arguments of tool calls.
     """
     functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
     calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]

@@ -1,6 +1,6 @@
 """One view of a model call, a tool call and an agent, whichever instrumentation recorded the span.
 
-| dialect | recognised by | written by |
+| convention | recognised by | written by |
 |---|---|---|
 | `leyden` | the name `leyden.model_call` | Leyden's gateway, the only one that proves tokens |
 | `agentlightning` | `agentlightning.operation.output.*`, `raw_gen_ai_request` | Agent Lightning |
@@ -10,8 +10,8 @@ OpenLLMetry | | `gen_ai_indexed` | `gen_ai.prompt.N.*` | conventions up to 1.36,
 Traceloop |
 
 The module reads one span at a time and knows nothing of the others; `calls` finds that two spans
-belong to one call. A span in none of these dialects is no model call. To add a dialect, add a line
-to `_DIALECTS`; messages of a new shape belong in `chat`.
+belong to one call. A span in none of these conventions is no model call. To add a convention, add a
+line to `_CONVENTIONS`; messages of a new shape belong in `chat`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leyden.adapter.chat import chat_messages, chat_tool
 from leyden.types import Attributes, Span, TokenRecord, is_reward_span
 
 GATEWAY: Final = "leyden"
-"""The dialect of the gateway's own record."""
+"""The convention of the gateway's own record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ModelCallView:
 
     spans: tuple[Span, ...]
     """The spans that the call was seen as, the gateway's first."""
-    dialect: str
+    convention: str
     response_id: str | None = None
     model: str | None = None
     input_messages: list[Json] = field(default_factory=list[Json])
@@ -105,12 +105,12 @@ def read_model_call(span: Span) -> ModelCallView | None:
     """
     if not _may_be_model_call(span):
         return None
-    return next((read(span) for recognises, read in _DIALECTS if recognises(span)), None)
+    return next((read(span) for recognises, read in _CONVENTIONS if recognises(span)), None)
 
 
 def is_model_call(span: Span) -> bool:
     """Return whether `read_model_call` would find a call, without reading it."""
-    return _may_be_model_call(span) and any(recognises(span) for recognises, _ in _DIALECTS)
+    return _may_be_model_call(span) and any(recognises(span) for recognises, _ in _CONVENTIONS)
 
 
 def _may_be_model_call(span: Span) -> bool:
@@ -278,7 +278,7 @@ def _literal(value: Any) -> Any:
         return None
 
 
-_DIALECTS: tuple[tuple[Callable[[Span], bool], Callable[[Span], ModelCallView]], ...] = (
+_CONVENTIONS: tuple[tuple[Callable[[Span], bool], Callable[[Span], ModelCallView]], ...] = (
     (_is_gateways, _from_gen_ai),
     (_is_litellm, _from_litellm),
     (_is_weave, _from_weave),
@@ -286,7 +286,7 @@ _DIALECTS: tuple[tuple[Callable[[Span], bool], Callable[[Span], ModelCallView]],
     (_is_gen_ai, _from_gen_ai),
     (_is_gen_ai_indexed, _from_gen_ai_indexed),
 )
-"""For each dialect a test and a reader. The first dialect whose test succeeds reads the span."""
+"""A test and a reader for each convention. The first whose test succeeds reads the span."""
 
 _SETTINGS = (
     "temperature",
@@ -301,7 +301,7 @@ _SETTINGS = (
 
 def _call(
     span: Span,
-    dialect: str,
+    convention: str,
     *,
     response_id: str | None = None,
     model: str | None = None,
@@ -309,8 +309,8 @@ def _call(
     usage: tuple[int, int] | None = None,
     **messages: list[Json],
 ) -> ModelCallView:
-    """Return a view with the dialect's values, and the rest from the `gen_ai.*` attributes that
-    nearly all dialects share.
+    """Return a view with the convention's values, and the rest from the `gen_ai.*` attributes that
+    nearly all conventions share.
     """
     attributes = span.attributes
     asked = {
@@ -322,7 +322,7 @@ def _call(
     refused = attributes.get(semconv.TOKENS_REFUSED, "the call was recorded without token ids")
     return ModelCallView(
         spans=(span,),
-        dialect=dialect,
+        convention=convention,
         response_id=_name(attributes.get(semconv.GEN_AI_RESPONSE_ID)) or response_id,
         model=_name(attributes.get(semconv.GEN_AI_REQUEST_MODEL)) or model,
         settings={**asked, **(settings or {})},

@@ -45,7 +45,7 @@ def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows of similar length. Padding points at token 0."""
+    """Rows of similar length, as indices into the tree's tokens. Padding is index 0."""
 
     tokens_BS: Tensor
     """The tree's token at each place of each row."""
