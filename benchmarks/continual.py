@@ -31,7 +31,7 @@ from leyden.serving.continual import (
     REWARD,
     Drift,
     GuardSettings,
-    Outcome,
+    RequestOutcome,
     Trigger,
     TriggerState,
     decide,
@@ -58,7 +58,7 @@ class Traffic:
     requests: int
     only_reward: bool = True
 
-    def outcomes(self, seed: int) -> Iterator[Outcome]:
+    def outcomes(self, seed: int) -> Iterator[RequestOutcome]:
         numbers = random.Random(seed)
         for _ in range(self.requests):
             canary = numbers.random() < self.share
@@ -67,7 +67,7 @@ class Traffic:
                 values["failure"] = float(numbers.random() < 0.02)
                 values["latency"] = numbers.lognormvariate(0, 1)
                 values["cost"] = numbers.lognormvariate(0, 0.5)
-            yield Outcome(canary, self.share, values)
+            yield RequestOutcome(canary, self.share, values)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Production:
             expected.append(mean)
             if self.candidate is not None:
                 asked += 1
-                guard = observe(REWARD_ONLY, guard, Outcome(canary, CANARY_SHARE, {"reward": reward}))
+                guard = observe(REWARD_ONLY, guard, RequestOutcome(canary, CANARY_SHARE, {"reward": reward}))
                 decision = decide(REWARD_ONLY, guard).decision
                 if decision == "promote":
                     self.version = self.candidate

@@ -26,7 +26,7 @@ class FunctionalLitAgent(LitAgent[Any]):
 
     needs: a parameter that it must have.
     strip_proxy: give `llm` with the attempt's ids in its base URL, as a plain LLM.
-    Raises ConfigError for a parameter that has no source and no default, and for a generator
+    Raise ConfigError for a parameter that has no source and no default, and for a generator
     function; InvalidArgument for what is no function.
     """
 

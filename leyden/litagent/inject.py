@@ -33,7 +33,7 @@ class Binder:
     needs: a parameter that the function must have beside `task` (`llm` for @llm_rollout).
     strip_proxy: give `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it
         is in the resources.
-    Raises ConfigError for a signature that nothing can be bound to, naming the parameter and what
+    Raise ConfigError for a signature that nothing can be bound to, naming the parameter and what
     is possible.
     """
 

@@ -167,7 +167,7 @@ class EarlyStopping(Callback):
     compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default, it
         looks at validations for any monitor, and each look counts before it is judged, so that
         patience 0 stops at the second iteration even if it improved. A missing metric is a warning.
-    Raises ConfigError with the nearest names when the metric is missing. NaN is no improvement. A
+    Raise ConfigError with the nearest names when the metric is missing. NaN is no improvement. A
     resumed run continues to count; one that had been stopped stops again at once, unless it is
     given more patience.
     """

@@ -93,7 +93,7 @@ class TrainLoop(NamedOptions):
     validate_first: also validate before the first step.
     callbacks: called in this order, except that those with a greater `runs_last` come later.
     writers: get a row for each stage.
-    Raises ConfigError for a number out of range, an object that is no callback or writer, and two
+    Raise ConfigError for a number out of range, an object that is no callback or writer, and two
     writers of one file.
     """
 

@@ -6,10 +6,10 @@
 - `continual`: learning while serving: a canary, promotion and rollback.
 
 It knows stores, gateways and algorithms by their interfaces. To add a way to choose a version, add
-a field to `Rule`.
+a field to `AssignmentRule`.
 """
 
-from leyden.serving.assignment import CONTROL, Assigned, Assignment, Rule, place_of
+from leyden.serving.assignment import CONTROL, Assigned, Assignment, AssignmentRule, place_of
 from leyden.serving.blocking import BlockingAlgorithm, BlockingStore, QueuedRollout
 from leyden.serving.session import OnlineSession, Served, SessionStatus
 
@@ -17,11 +17,11 @@ __all__ = [
     "CONTROL",
     "Assigned",
     "Assignment",
+    "AssignmentRule",
     "BlockingAlgorithm",
     "BlockingStore",
     "OnlineSession",
     "QueuedRollout",
-    "Rule",
     "Served",
     "SessionStatus",
     "place_of",

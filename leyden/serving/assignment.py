@@ -20,7 +20,7 @@ CONTROL = "control"
 
 
 @dataclass(frozen=True)
-class Rule:
+class AssignmentRule:
     """Versions and policies for requests of one kind.
 
     The first rule that fits a request applies.
@@ -80,7 +80,7 @@ class Assignment:
     min_control_percent: float = 1.0
     """The share that always stays with the control, above 0, so that there is
     something to compare with."""
-    rules: Sequence[Rule] = field(default_factory=lambda: (Rule(),))
+    rules: Sequence[AssignmentRule] = field(default_factory=lambda: (AssignmentRule(),))
     salt: str = ""
     """Users change places with it: give each experiment its own, or none to keep the same early
     users. A release has its own."""
@@ -94,7 +94,7 @@ class Assignment:
                 f"{self.min_control_percent:g} % stay with the control (min_control_percent)"
             )
         if not self.rules:
-            raise ConfigError("rules is empty; give at least Rule(), which fits every request")
+            raise ConfigError("rules is empty; give at least AssignmentRule(), which fits every request")
 
     def assign(
         self,
@@ -119,7 +119,7 @@ class Assignment:
         rule = next((rule for rule in self.rules if rule.fits(task_type, quality)), None)
         if rule is None:
             raise ConfigError(
-                f"no rule fits task_type={task_type!r}, quality={quality!r}; end the rules with Rule(), which fits every request"
+                f"no rule fits task_type={task_type!r}, quality={quality!r}; end the rules with AssignmentRule(), which fits every request"
             )
         canary = labels.get(rule.canary)
         if canary is not None and self._has_canary(key, user, (shares or {}).get(canary), now):

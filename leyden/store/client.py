@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar, cast
 from leyden.errors import LeydenError, StoreError
 from leyden.options import check_number
 from leyden.store.base import LightningStore, StoreCapabilities
-from leyden.store.connection import Connection, Reply
+from leyden.store.connection import Connection, ServerReply
 from leyden.store.ending import END, EndAnswer, WaitForEnd
 from leyden.store.notify import Signals, check_wait
 from leyden.store.waiting import WaitingStore
@@ -372,12 +372,12 @@ class _Cache:
             known = self._answers.get(path)
         return {} if known is None else {"If-None-Match": known[0]}
 
-    def answer(self, path: str, answer: Reply) -> Reply:
+    def answer(self, path: str, answer: ServerReply) -> ServerReply:
         """Return the answer, and remember it; return the remembered one if it is unchanged."""
         with self._lock:
             if answer.status == 304 and path in self._answers:
                 self._answers.move_to_end(path)
-                return Reply(200, self._answers[path][1], answer.etag)
+                return ServerReply(200, self._answers[path][1], answer.etag)
             if answer.status == 200 and answer.etag is not None:
                 self._answers[path] = answer.etag, answer.body
                 if len(self._answers) > _CACHED_ANSWERS:

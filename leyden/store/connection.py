@@ -43,7 +43,7 @@ _TROUBLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutEr
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """A server's reply."""
 
     status: int
@@ -94,7 +94,7 @@ class Connection:
         waits_seconds: float = 0.0,
         headers: Mapping[str, str] | None = None,
         retry_seconds: float | None = None,
-    ) -> Reply:
+    ) -> ServerReply:
         """Send a request and return the server's reply, whatever its status.
 
         A request that did not arrive is sent again for `retry_seconds`, if that is safe: always if
@@ -154,7 +154,7 @@ class Connection:
         body: bytes | None,
         headers: Mapping[str, str],
         waits_seconds: float,
-    ) -> tuple[Reply, bool]:
+    ) -> tuple[ServerReply, bool]:
         """Send the request once. Return the reply, and whether the server asks for a retry."""
         large = body is not None and len(body) >= _LARGE
         timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=waits_seconds + _READ_SECONDS)
@@ -167,7 +167,7 @@ class Connection:
             allow_redirects=False,
             expect100=large,
         ) as response:
-            answer = Reply(response.status, await response.read(), response.headers.get("etag"))
+            answer = ServerReply(response.status, await response.read(), response.headers.get("etag"))
             return answer, response.status == 503 and "retry-after" in response.headers
 
     def _packed(self, headers: Mapping[str, str], body: bytes | None) -> tuple[Mapping[str, str], bytes | None]:

@@ -19,7 +19,7 @@ from leyden.errors import StoreError
 
 
 class LockFile:
-    """The lock beside `path`, held from creation until `release`. Raises StoreError, naming the
+    """The lock beside `path`, held from creation until `release`. Raise StoreError, naming the
     owner, if it is taken.
     """
 

@@ -29,7 +29,7 @@ from leyden.store.sql.postgres_session import Patience, PostgresSession
 from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
 from leyden.store.sql.store import SqlLightningStore
 from leyden.store.sql.transaction import Transaction
-from leyden.store.worker import Job, Loops, answer, answer_of, check_process, settle
+from leyden.store.worker import Loops, QueuedOperation, answer, answer_of, check_process, settle
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
 
@@ -54,7 +54,7 @@ class _Threads:
         self._session = session
         self._open = True
         self._gate = threading.Lock()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[QueuedOperation | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         # The threads also end with a store that is dropped without `close`, and with the program.
         self._finalizer = weakref.finalize(self, _stop, self._jobs, self._threads)
@@ -68,7 +68,7 @@ class _Threads:
         undo: Operation[None] | None = None,
     ) -> Any:
         """Run an operation, and return its answer after its commit. See `Driver` for `undo`."""
-        job = Job(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
+        job = QueuedOperation(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
         with self._gate:
             if not self._open:
                 raise StoreClosed(f"{self._url} is closed; open it again")
@@ -90,7 +90,7 @@ class _Threads:
         thread.start()
 
 
-def _serve(session: PostgresSession, jobs: SimpleQueue[Job | None]) -> None:
+def _serve(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None]) -> None:
     """Run jobs until the store closes.
 
     It is the function of a thread, and keeps no reference to `_Threads`.
@@ -103,7 +103,7 @@ def _serve(session: PostgresSession, jobs: SimpleQueue[Job | None]) -> None:
     session.close()
 
 
-def _work(session: PostgresSession, jobs: SimpleQueue[Job | None], answered: Loops) -> None:
+def _work(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None], answered: Loops) -> None:
     while (job := jobs.get()) is not None:
         if not job.wanted:
             continue
@@ -115,7 +115,7 @@ def _work(session: PostgresSession, jobs: SimpleQueue[Job | None], answered: Loo
     jobs.put(None)  # for the next thread
 
 
-def _stop(jobs: SimpleQueue[Job | None], threads: Sequence[threading.Thread]) -> None:
+def _stop(jobs: SimpleQueue[QueuedOperation | None], threads: Sequence[threading.Thread]) -> None:
     jobs.put(None)
     for thread in threads:
         if thread is not threading.current_thread():
@@ -217,7 +217,7 @@ class PostgresLightningStore(SqlLightningStore):
     patience_seconds: how long opening the store, and each call, wait for a server that is away
         before they raise StoreError.
 
-    Raises ConfigError if psycopg is not installed. Raises StoreError if the server stays away or
+    Raise ConfigError if psycopg is not installed. Raise StoreError if the server stays away or
     refuses the login, or if a newer Leyden or another program wrote the schema. A pickled store
     holds its address with the password, and unpickles to a store of its own.
     """

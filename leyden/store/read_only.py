@@ -39,7 +39,7 @@ changes SQLite itself reports."""
 
 
 class ReadOnlyDriver:
-    """Reads the store in the file at `path`; every write raises StoreError. Raises StoreError if
+    """Reads the store in the file at `path`; every write raises StoreError. Raise StoreError if
     there is no store to read.
     """
 
@@ -50,7 +50,7 @@ class ReadOnlyDriver:
         self._closed = False
         self._readers: list[tuple[SessionThread, _Stamp]] = []
         self._newest_reader()
-        self._watch = _Watch(path, self.url, signals)
+        self._watch = _FileWatch(path, self.url, signals)
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
         while True:
@@ -109,7 +109,7 @@ class ReadOnlyDriver:
             return self._readers[-1]
 
 
-class _Watch:
+class _FileWatch:
     """Wakes every waiter when the file has changed."""
 
     def __init__(self, path: Path, url: str, signals: Signals) -> None:

@@ -87,7 +87,7 @@ class SqliteLightningStore(SqlLightningStore):
     """A store in the SQLite file at `path`, created if it is missing. Every method is safe from any
     thread and any event loop.
 
-    One process owns the file. Raises StoreError, naming the owner, while another process (or
+    One process owns the file. Raise StoreError, naming the owner, while another process (or
     another store of this one) has it open, and for a file that is damaged or that a newer Leyden or
     another program wrote.
 

@@ -47,7 +47,7 @@ def _renew_process_id() -> None:
 os.register_at_fork(after_in_child=_renew_process_id)
 
 
-class Job:
+class QueuedOperation:
     """One operation on its way through a thread, and the future of its result; None if no caller
     needs it.
     """
@@ -91,7 +91,7 @@ class SessionThread:
         self._open = True
         self._given = 0
         self._gate = threading.Lock()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[QueuedOperation | None] = SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(session, self._jobs), name=name, daemon=True)
         self._thread.start()
         # The thread also ends with a store that is dropped without `close`, and with the program.
@@ -110,7 +110,7 @@ class SessionThread:
             return await self.run_here(operation, args, kwargs)
         except Long:
             pass
-        job = Job(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
+        job = QueuedOperation(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
         return await self._through_thread(job)
 
     async def run_here(
@@ -141,7 +141,7 @@ class SessionThread:
             self._open = False
         self._finalizer()
 
-    async def _through_thread(self, job: Job) -> Any:
+    async def _through_thread(self, job: QueuedOperation) -> Any:
         with self._gate:
             self._check_open()
             self._jobs.put(job)
@@ -164,7 +164,7 @@ def check_process(url: str, pid: int) -> None:
         )
 
 
-def _serve(session: Session, jobs: SimpleQueue[Job | None]) -> None:
+def _serve(session: Session, jobs: SimpleQueue[QueuedOperation | None]) -> None:
     """Run jobs until there are no more.
 
     It is the function of the thread, and keeps no reference to `SessionThread`.
@@ -178,17 +178,17 @@ def _serve(session: Session, jobs: SimpleQueue[Job | None]) -> None:
         session.close()
 
 
-def _work(session: Session, jobs: SimpleQueue[Job | None], answered: Loops) -> None:
+def _work(session: Session, jobs: SimpleQueue[QueuedOperation | None], answered: Loops) -> None:
     while batch := _next_batch(jobs):
         with session.lock:
             session.together(batch)
         answered |= answer(jobs, batch)
 
 
-def _next_batch(jobs: SimpleQueue[Job | None]) -> list[Job]:
+def _next_batch(jobs: SimpleQueue[QueuedOperation | None]) -> list[QueuedOperation]:
     """Return all waiting jobs, at least one; empty if there will be no more."""
     job = jobs.get()
-    batch: list[Job] = []
+    batch: list[QueuedOperation] = []
     while job is not None:
         batch.append(job)
         if len(batch) == _BATCH:
@@ -202,12 +202,12 @@ def _next_batch(jobs: SimpleQueue[Job | None]) -> list[Job]:
     return batch
 
 
-def answer(jobs: SimpleQueue[Job | None], batch: Sequence[Job]) -> Loops:
+def answer(jobs: SimpleQueue[QueuedOperation | None], batch: Sequence[QueuedOperation]) -> Loops:
     """Resolve each job's future, with one call for each event loop. Return the loops from which a
     result may come back.
     """
     undoable: Loops = weakref.WeakSet()
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[QueuedOperation]] = {}
     for job in batch:
         if job.loop is not None:
             by_loop.setdefault(job.loop, []).append(job)
@@ -231,7 +231,7 @@ def settle(loops: Loops) -> None:
             arrived.wait(_SETTLE_SECONDS)
 
 
-def _resolve(jobs: SimpleQueue[Job | None], answered: Sequence[Job]) -> None:
+def _resolve(jobs: SimpleQueue[QueuedOperation | None], answered: Sequence[QueuedOperation]) -> None:
     for job in answered:
         future = job.future
         assert future is not None
@@ -243,7 +243,7 @@ def _resolve(jobs: SimpleQueue[Job | None], answered: Sequence[Job]) -> None:
             future.set_result(job.answer)
 
 
-async def answer_of(jobs: SimpleQueue[Job | None], job: Job) -> Any:
+async def answer_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> Any:
     """Wait for the answer of a job that was put there. Raise the job's error."""
     future = job.future
     assert future is not None
@@ -255,13 +255,13 @@ async def answer_of(jobs: SimpleQueue[Job | None], job: Job) -> Any:
         raise
 
 
-def _take_back(jobs: SimpleQueue[Job | None], job: Job) -> None:
+def _take_back(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> None:
     """Undo a committed operation whose result reached no caller, if the job says how."""
     if job.undo is not None and job.error is None and job.answer:
-        jobs.put(Job(job.undo, (job.answer,), {}))
+        jobs.put(QueuedOperation(job.undo, (job.answer,), {}))
 
 
-def _stop(jobs: SimpleQueue[Job | None], thread: threading.Thread) -> None:
+def _stop(jobs: SimpleQueue[QueuedOperation | None], thread: threading.Thread) -> None:
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join()

@@ -37,7 +37,7 @@ class AgentOpsTracer(OtelTracer):
     """Records what AgentOps's own instrumentation sees, and `@agentops.operation` and its like.
 
     Nobody is called, no key is needed.
-    Raises ConfigError where `agentops` is not installed.
+    Raise ConfigError where `agentops` is not installed.
     """
 
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:

@@ -37,7 +37,7 @@ class WeaveTracer(OtelTracer):
     """Records calls of `@weave.op` and of Weave's integrations for openai and anthropic.
 
     Nobody is called, no key is needed.
-    Raises ConfigError where `weave` is not installed.
+    Raise ConfigError where `weave` is not installed.
     """
 
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:

@@ -107,7 +107,7 @@ class Fit:
     """One call of `fit` or `dev`. Making one opens the run; `execute` works on it.
 
     resume: continue the run in `config.run_dir`. dev: keep no directory.
-    Raises ConfigError, and leaves nothing behind, if an argument is wrong.
+    Raise ConfigError, and leave nothing behind, if an argument is wrong.
     """
 
     def __init__(self, config: FitConfig, given: FitInput, *, resume: bool = False, dev: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.serving.assignment import CONTROL, Assignment, CanaryShare, Rule, place_of
+from leyden.serving.assignment import CONTROL, Assignment, AssignmentRule, CanaryShare, place_of
 from leyden.types import VersionKey
 
 LABELS: dict[str, VersionKey] = {"production": ("rs", 1), "canary": ("rs", 2)}
@@ -77,9 +77,9 @@ def test_the_control_never_goes_away(options: dict[str, object], named: str) -> 
 
 def test_rules_choose_by_task_type_and_quality() -> None:
     rules = [
-        Rule(task_type="legal", min_quality=0.9, label="legal-best", policy="apo"),
-        Rule(task_type="legal", label="legal", policy="few-shot"),
-        Rule(),
+        AssignmentRule(task_type="legal", min_quality=0.9, label="legal-best", policy="apo"),
+        AssignmentRule(task_type="legal", label="legal", policy="few-shot"),
+        AssignmentRule(),
     ]
     labels: dict[str, VersionKey] = {**LABELS, "legal-best": ("best", 3), "legal": ("fair", 1)}
     assignment = Assignment(rules=rules)

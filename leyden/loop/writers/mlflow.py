@@ -22,7 +22,7 @@ class MlflowWriter(LogWriter):
     run_name, tags: of the run.
     A new fit is a new run. A resumed one goes on with its run; MLflow takes no point back, so those
     that were written after the checkpoint stay, and none is written twice for the same metric and
-    step. Strings and arrays are left out. Closed, a run is FINISHED. Raises ConfigError without
+    step. Strings and arrays are left out. Closed, a run is FINISHED. Raise ConfigError without
     `mlflow-skinny` (extra `mlflow`), and CheckpointError when the run to go on with is not in the
     store.
     """

@@ -24,7 +24,7 @@ class TensorboardWriter(AppendingWriter):
     log_dir: the directory of the run; one event file, always of the same name. TensorBoard keeps 32
         bits of a scalar. Strings and arrays
     are left out. A new run replaces the file; a resumed one cuts it after the events that its
-    checkpoint counts, so nothing is doubled. Raises ConfigError without the package `tensorboard`
+    checkpoint counts, so nothing is doubled. Raise ConfigError without the package `tensorboard`
     (extra `tensorboard`); TensorFlow is not needed.
     """
 

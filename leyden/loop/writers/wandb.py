@@ -23,7 +23,7 @@ class WandbWriter(LogWriter):
     and refuses what is not newer, so online no row is doubled; offline a resumed run has a folder
     of its own, and what the killed process wrote after its checkpoint is in both. wandb's own
     process writes: rows of the last moment can be lost by a kill. Strings and arrays are left out.
-    Raises ConfigError without `wandb` (extra `wandb`).
+    Raise ConfigError without `wandb` (extra `wandb`).
     """
 
     def __init__(

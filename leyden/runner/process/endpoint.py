@@ -30,7 +30,7 @@ _REWARD = "/reward"
 
 
 class AttemptReports:
-    """The address of the current attempt, and the rewards that came in there. Raises NoActiveTrace
+    """The address of the current attempt, and the rewards that came in there. Raise NoActiveTrace
     outside of a trace.
     """
 

@@ -43,7 +43,7 @@ _NONE, _UNRANKED, _ASSIGNED = Evidence(), RankHistory(), ShareEvidence()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """Result of one request."""
 
     canary: bool
@@ -145,7 +145,7 @@ def start(settings: GuardSettings) -> GuardState:
     return GuardState(tuple(MetricState() for _ in settings.metrics))
 
 
-def observe(settings: GuardSettings, state: GuardState, outcome: Outcome) -> GuardState:
+def observe(settings: GuardSettings, state: GuardState, outcome: RequestOutcome) -> GuardState:
     """Return the state after one more request.
 
     Raise ConfigError for a share out of (0, 1) or a NaN value.
@@ -198,7 +198,7 @@ def _decision(settings: GuardSettings, state: GuardState, reports: Sequence[Metr
     return "promote", f"{required.replace('_', ' ')}, at an error of {settings.promotion_error:g}"
 
 
-def _observe_metric(metric: Metric, state: MetricState, outcome: Outcome) -> MetricState:
+def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome) -> MetricState:
     value = outcome.values.get(metric.name)
     canary, share = outcome.canary, outcome.share
     missing = float(value is None)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from leyden.options import check_number
-from leyden.serving.continual.guard import Outcome
+from leyden.serving.continual.guard import RequestOutcome
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class RequestOrder:
         else:
             request.values[metric] = value
 
-    def release(self, now: float) -> Iterator[Outcome]:
+    def release(self, now: float) -> Iterator[RequestOutcome]:
         """Yield the outcomes of the requests that are settled and have only
         settled ones before them.
         """
@@ -81,4 +81,4 @@ class RequestOrder:
             if not self._metrics <= request.values.keys() and now < request.time + self._waiting_seconds:
                 return
             del self._requests[request_id]
-            yield Outcome(request.canary, request.share, dict(request.values))
+            yield RequestOutcome(request.canary, request.share, dict(request.values))

@@ -2,11 +2,10 @@
 of them is needed.
 
 A `Pipeline` is a cursor over libpq's pipeline mode (`psycopg.pq`). `execute` queues a statement;
-reading its `Outcome` sends all queued statements in one message. psycopg's own pipeline sends each
-statement by itself, which costs a system call and a wake-up of the server for each. An error is
-raised when a later outcome is read, or by `finish`; then call `rollback`. The module knows no
-operation and no query.
-"""
+reading its `QueuedResult` sends all queued statements in one message. psycopg's own pipeline sends
+each statement by itself, which costs a system call and a wake-up of the server for each. An error
+is raised when a later result is read, or by `finish`; then call `rollback`. The module knows no
+operation and no query."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ and fewer than pages can have."""
 _PARAMETER = re.compile(r"%(?:\((\w+)\)s|(s)|(%))")
 
 
-class Outcome:
+class QueuedResult:
     """The outcome of a queued statement. Reading it waits for the server, and raises psycopg.Error
     if the statement failed.
     """
@@ -74,7 +73,7 @@ class Pipeline:
         self._readable.register(self._connection.socket, select.POLLIN)
         self._either = select.poll()
         self._either.register(self._connection.socket, select.POLLIN | select.POLLOUT)
-        self._awaited: deque[Outcome | None] = deque()
+        self._awaited: deque[QueuedResult | None] = deque()
         """Statements without a result, oldest first. None stands for the end of a batch, up to
         which an error skips all others."""
         self._batch = 0
@@ -83,7 +82,7 @@ class Pipeline:
         self._n_prepared = 0
         self._connection.enter_pipeline_mode()
 
-    def execute(self, statement: str, parameters: dict[str, Any] | Sequence[Any] = ()) -> Outcome:
+    def execute(self, statement: str, parameters: dict[str, Any] | Sequence[Any] = ()) -> QueuedResult:
         """Queue a statement as psycopg writes it, with `%(name)s` and a dict or `%s` and a
         sequence.
 
@@ -97,7 +96,7 @@ class Pipeline:
         types: tuple[int, ...] = self._values.types
         return self._queue((text, types), packed, self._values.formats)
 
-    def put(self, statement: str, values: Sequence[Any]) -> Outcome:
+    def put(self, statement: str, values: Sequence[Any]) -> QueuedResult:
         """Queue a statement with `%s`, whose parameters have the types of the columns that they are
         written to.
         """
@@ -106,7 +105,7 @@ class Pipeline:
 
     def commit(self) -> None:
         """Queue a COMMIT; end and send the batch."""
-        self._awaited.append(Outcome(self, self._batch))
+        self._awaited.append(QueuedResult(self, self._batch))
         self._connection.send_query_params(b"COMMIT", None)  # in plain text, so that a reader of the traffic sees it
         self._end_batch()
         self._send()
@@ -133,7 +132,7 @@ class Pipeline:
                     raise
         self.result_of(undone)
 
-    def result_of(self, outcome: Outcome) -> Any:
+    def result_of(self, outcome: QueuedResult) -> Any:
         """Return the `PGresult` of a statement."""
         if outcome.batch == self._batch:
             self._end_batch()  # no mere flush: only between batches does the server count how long a client is idle
@@ -142,7 +141,7 @@ class Pipeline:
             self._receive()
         return outcome.result
 
-    def rows_of(self, outcome: Outcome) -> list[Row]:
+    def rows_of(self, outcome: QueuedResult) -> list[Row]:
         """Return all rows that a statement found."""
         result = self.result_of(outcome)
         if not (n_rows := result.ntuples):
@@ -153,14 +152,14 @@ class Pipeline:
     def _pack(self, values: Sequence[Any]) -> Sequence[Any]:
         return self._values.dump_sequence(values, [self._any_format] * len(values))
 
-    def _queue(self, key: _Key, packed: Sequence[Any] | None, formats: Sequence[Any] | None) -> Outcome:
+    def _queue(self, key: _Key, packed: Sequence[Any] | None, formats: Sequence[Any] | None) -> QueuedResult:
         name = self._prepared.get(key)
         if name is None:
             name = self._prepare(key)
         else:
             self._prepared.move_to_end(key)
         self._connection.send_query_prepared(name, packed, formats)
-        outcome = Outcome(self, self._batch)
+        outcome = QueuedResult(self, self._batch)
         self._awaited.append(outcome)
         return outcome
 
@@ -168,12 +167,12 @@ class Pipeline:
         if len(self._prepared) == _MOST_PREPARED:
             _, oldest = self._prepared.popitem(last=False)
             self._connection.send_query_params(b"DEALLOCATE " + oldest, None)
-            self._awaited.append(Outcome(self, self._batch))
+            self._awaited.append(QueuedResult(self, self._batch))
         self._n_prepared += 1
         name = self._prepared[key] = b"leyden_%d" % self._n_prepared
         text, types = key
         self._connection.send_prepare(name, text, types or None)
-        self._awaited.append(Outcome(self, self._batch, prepares=key))
+        self._awaited.append(QueuedResult(self, self._batch, prepares=key))
         return name
 
     def _end_batch(self) -> None:

@@ -36,7 +36,7 @@ from dataclasses import fields, replace
 from typing import Any, cast
 
 from leyden.store.sql.postgres import Target, placeholders, psycopg, statements
-from leyden.store.sql.postgres_pipeline import Outcome, Pipeline
+from leyden.store.sql.postgres_pipeline import Pipeline, QueuedResult
 from leyden.store.sql.queries import counting, statements_for
 from leyden.store.sql.transaction import Row, SpanTarget, Total
 
@@ -267,7 +267,7 @@ class PostgresTransaction:
         statement = counting(self._queries[query], placeholders(where), most)
         return self._send_text(statement, parameters).fetchall()[0][0]
 
-    def _execute(self, query: str, parameters: dict[str, Any]) -> Outcome:
+    def _execute(self, query: str, parameters: dict[str, Any]) -> QueuedResult:
         for lock in self._locks.get(query, ()):
             held = parameters["rollout_id"] if lock == "lock_rollout" else lock
             if held not in self._locked:
@@ -276,10 +276,10 @@ class PostgresTransaction:
                 self._locked.add(held)
         return self._send(query, parameters)
 
-    def _send(self, query: str, parameters: dict[str, Any]) -> Outcome:
+    def _send(self, query: str, parameters: dict[str, Any]) -> QueuedResult:
         return self._send_text(self._queries[query], parameters)
 
-    def _send_text(self, statement: str, parameters: dict[str, Any]) -> Outcome:
+    def _send_text(self, statement: str, parameters: dict[str, Any]) -> QueuedResult:
         try:
             return self._cursor.execute(statement, parameters)
         except psycopg().DataError:
@@ -290,9 +290,9 @@ class PostgresTransaction:
 
     def _say_nothing(self) -> None:
         self._now: float | None = None
-        self._clock: Outcome | None = None
+        self._clock: QueuedResult | None = None
         self._again = False
-        self._ahead: dict[tuple[Any, ...], Outcome] = {}
+        self._ahead: dict[tuple[Any, ...], QueuedResult] = {}
         self.claimable = 0
         self.labels = False
         self.finished: list[str] = []

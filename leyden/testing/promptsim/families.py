@@ -144,9 +144,11 @@ FAMILIES: dict[str, Callable[[_Draft], PromptSetting]] = {
 
 
 def setting_of(family: str, *, seed: int, difficulty: float, n_prompts: int) -> PromptSetting:
-    """Return the setting of a family.
+    """Return the world of a family, for one seed, with its first prompts.
 
-    Its vocabulary is the same for all seeds; what is needed is not.
+    All seeds have the same rules. Which of them a kind of task needs depends on the seed.
+    difficulty: more rules are needed, and wrong ones cost more, from 0 to 1.
+    n_prompts: 1, or 3 for a program of several prompts.
     """
     chance = random.Random(f"{family}/{seed}/{difficulty}")
     names = [rule.name for rule in RULES]

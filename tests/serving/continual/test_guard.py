@@ -18,7 +18,7 @@ from leyden.serving.continual import (
     Exceeds,
     GuardSettings,
     Metric,
-    Outcome,
+    RequestOutcome,
     Verdict,
     decide,
     observe,
@@ -35,7 +35,7 @@ def verdict_on(
     numbers, state = random.Random(seed), start(settings)
     for _ in range(requests):
         canary = numbers.random() < share
-        state = observe(settings, state, Outcome(canary, share, values(canary, numbers)))
+        state = observe(settings, state, RequestOutcome(canary, share, values(canary, numbers)))
         verdict = decide(settings, state)
         if verdict.decision != "continue":
             return verdict
@@ -127,7 +127,7 @@ def test_another_share_than_assumed_raises_an_alarm_that_blocks_promotion() -> N
     for _ in range(400):
         canary = numbers.random() < 0.5
         reward = float(numbers.random() < (0.95 if canary else 0.3))
-        state = observe(ONLY_REWARD, state, Outcome(canary, 0.2, {"reward": reward}))
+        state = observe(ONLY_REWARD, state, RequestOutcome(canary, 0.2, {"reward": reward}))
     verdict = decide(ONLY_REWARD, state)
     assert verdict.share_alarm
     assert verdict.reason == "the canary has another share of the requests than assumed, so nothing is promoted"

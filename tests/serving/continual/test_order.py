@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from leyden.serving.continual import Outcome, RequestOrder
+from leyden.serving.continual import RequestOrder, RequestOutcome
 
 
 def test_a_request_is_released_after_all_earlier_ones() -> None:
@@ -14,9 +14,12 @@ def test_a_request_is_released_after_all_earlier_ones() -> None:
     order.value("r1", "reward", 1.0)
     assert list(order.release(now=5)) == []
     order.value("r0", "reward", 0.0)
-    assert list(order.release(now=5)) == [Outcome(False, 0.5, {"reward": 0.0}), Outcome(True, 0.5, {"reward": 1.0})]
+    assert list(order.release(now=5)) == [
+        RequestOutcome(False, 0.5, {"reward": 0.0}),
+        RequestOutcome(True, 0.5, {"reward": 1.0}),
+    ]
     assert list(order.release(now=11.9)) == [] and len(order) == 1
-    assert list(order.release(now=12)) == [Outcome(False, 0.5, {})], "released without its value"
+    assert list(order.release(now=12)) == [RequestOutcome(False, 0.5, {})], "released without its value"
     order.value("r2", "reward", 1.0)
     assert order.late == 1 and list(order.release(now=99)) == []
 
@@ -38,13 +41,13 @@ def test_the_last_value_counts() -> None:
 
 
 def test_the_order_of_arrival_does_not_change_what_is_released() -> None:
-    def released(seed: int) -> list[Outcome]:
+    def released(seed: int) -> list[RequestOutcome]:
         order = RequestOrder(["reward"], waiting_seconds=1000)
         for place in range(50):
             order.assign(str(place), key=str(place), canary=place % 2 == 0, share=0.5, time=float(place))
         arrivals = list(range(50))
         random.Random(seed).shuffle(arrivals)
-        found: list[Outcome] = []
+        found: list[RequestOutcome] = []
         for place in arrivals:
             order.value(str(place), "reward", place / 50)
             found += order.release(now=100)
