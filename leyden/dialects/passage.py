@@ -22,7 +22,7 @@ _MISREAD = (AttributeError, KeyError, TypeError, ValueError)
 
 
 class Passage:
-    """The request for the upstream, and what becomes of its answer."""
+    """The translation of one call: its request for the upstream, and the answer for the client."""
 
     def __init__(
         self,

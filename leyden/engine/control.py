@@ -126,6 +126,7 @@ def _pack(lists: Sequence[Sequence[N]], pack: Callable[[list[N]], bytes]) -> Jso
 
 
 def _unpack(data: Json, unpack: Callable[[bytes], list[N]]) -> list[list[N]]:
+    """Invert `_pack`: cut the values into lists of the given lengths."""
     values = unpack(base64.b64decode(data["values"]))
     lists: list[list[N]] = []
     start = 0

@@ -473,7 +473,7 @@ class GEPA(PromptOptimiser):
         return "\x1f".join(texts[name] for name in self._names)
 
     def _candidate(self, texts: Texts) -> Candidate:
-        """Return the candidate with these texts; a merged one is new."""
+        """Return the candidate with these texts. Make it if the package has merged it from two."""
         found = self._candidates.get(self._key(texts))
         if found is None:
             prompts = {
