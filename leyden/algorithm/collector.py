@@ -547,8 +547,10 @@ class RolloutCollector:
             await asyncio.gather(*events, return_exceptions=True)
 
     async def _settle_finished(self) -> None:
-        """Give back what finished rollouts have not used, and the reservations of rollouts that
-        were never enqueued.
+        """Release what an earlier process reserved of the budget and did not use.
+
+        Finished rollouts return what they have not used, and rollouts that were never enqueued
+        return everything.
         """
         async with self._exclusively():
             rollouts = [key for key in self.budget.reserved if key not in self._calls]

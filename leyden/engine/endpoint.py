@@ -77,7 +77,8 @@ class Endpoint:
         *,
         guard: SiteGuard,
     ) -> None:
-        """
+        """Set up the application. It serves while the decoder runs.
+
         text: the tokenizer; None serves token ids only.
         handlers: handlers of further paths, for POST requests with the control key.
         """

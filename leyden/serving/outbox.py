@@ -99,7 +99,7 @@ class Outbox:
         return self._empty.wait(seconds)
 
     async def deliver(self) -> None:
-        """Bring records to the store as they come."""
+        """Write records to the store as they are put, until cancelled."""
         self._loop = asyncio.get_running_loop()
         failures = 0
         while True:

@@ -108,7 +108,7 @@ class Reflector:
         the call is logged and counted.
 
         check: returns a value, or None and why there is none.
-        place: under which the answer is kept; an empty one keeps none.
+        place: the key under which a resumed run finds the answer again. Empty: it is not kept.
         """
         messages: list[Message] = [{"role": "user", "content": question}]
         for attempt in range(_TRIES):

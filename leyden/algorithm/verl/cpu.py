@@ -139,7 +139,7 @@ def register_engine() -> None:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
     class InPlace:
-        """Keeps the weights of a reference where they are.
+        """Keep the weights of a reference model in place between two uses.
 
         verl moves them to pinned memory of the CPU, which torch allocates only with an accelerator.
         """

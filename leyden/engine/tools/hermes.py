@@ -14,7 +14,7 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
 class Hermes(ToolParser):
-    """A JSON object between two tags."""
+    """Tool calls in the form of Hermes: a JSON object between `<tool_call>` tags."""
 
     name = "hermes"
     markers = (_BEGIN,)

@@ -61,7 +61,7 @@ class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """Return the numbers.
+        """Return the five numbers of the order: its direction, amounts and steps.
 
         After the last step, `cur_step` is still the number of the last step.
         """
