@@ -129,7 +129,7 @@ def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
     trainer = Trainer(
         algorithm=_algorithm(options, directory),
         llm_proxy=LLMProxy(deterministic_seed=options.seed if options.deterministic else None),
-        concurrency=96,  # within the 100 connections that the openai client keeps alive
+        concurrency=48,  # more calls at once cost the openai client more for each, and the policy little less
         run_dir=directory,
         progress=False,  # the algorithm has a bar, and the command shows the figures
     )
