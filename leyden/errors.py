@@ -40,7 +40,7 @@ class MissingResource(LeydenError, LookupError):
 
 
 class StoreError(LeydenError, RuntimeError):
-    """The store could not do what was asked (disk full, file in use, a newer file format, a
+    """The store could not carry out an operation (disk full, file in use, a newer file format, a
     database or server that is away).
     """
 

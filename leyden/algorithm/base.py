@@ -41,7 +41,7 @@ Dataset = Sequence[T]
 class Algorithm(NamedOptions, KeepsArguments, ABC):
     """Override `run`, sync or async.
 
-    The trainer calls the setters first; the getters raise ConfigError for what was not set.
+    The trainer calls the setters first; the getters raise ConfigError if the value was not set.
     """
 
     uses_gateway: bool = False

@@ -42,7 +42,7 @@ OnProgress = Callable[[int, int], None]
 
 
 class ImportFailed(LeydenError, RuntimeError):
-    """The source cannot be reached, or returned what is no part of an Agent Lightning store."""
+    """The source cannot be reached, or its reply is not that of an Agent Lightning store."""
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,10 @@ def get_message_value(span: Span) -> str | None:
 
 
 def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
-    """Record a value that JSON can say: None, bool, int, float, str, and lists and dicts (with
-    string keys) of these.
+    """Record a JSON value: None, bool, int, float, str, and lists and dicts of these.
 
-    Raise InvalidEmission for any other value, naming what was found in it, NoActiveTrace outside a
-    trace.
+    Keys of dicts are strings. Raise InvalidEmission, which names the first part that is not JSON,
+    for any other value. Raise NoActiveTrace outside a trace.
     """
     own = {semconv.OBJECT_TYPE: _type_name(value), **_content(value)}
     return emit_span("emit_object", semconv.OBJECT, with_user_attributes(own, attributes), propagate=propagate)
@@ -102,7 +101,7 @@ def emit_exception(
     """Record an exception's type, message and stack trace, as a span with status ERROR.
 
     The attempt goes on.
-    Raise InvalidEmission for what is no exception, NoActiveTrace outside a trace.
+    Raise InvalidEmission for a value that is no exception, and NoActiveTrace outside a trace.
     """
     if not isinstance(exception, BaseException):
         raise InvalidEmission(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")

@@ -34,7 +34,7 @@ class OperationStep:
         self._span.set({semconv.OPERATION_INPUT: as_json(value)})
 
     def set_output(self, value: Any) -> None:
-        """Record what came out, likewise."""
+        """Record the output of the operation, as `set_input` records the input."""
         self._span.set({semconv.OPERATION_OUTPUT: as_json(value)})
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:

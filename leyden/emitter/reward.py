@@ -22,13 +22,13 @@ def emit_reward(
 ) -> Span:
     """Say how well the agent did. An algorithm reads the last primary reward of an attempt.
 
-    The span says it in Leyden's attributes, and for other backends in a `gen_ai.evaluation.result`
+    The span has it in Leyden's attributes, and for other backends in a `gen_ai.evaluation.result`
     event for each name.
 
     reward: a finite number, or numbers by name.
     primary_key: which of several names is the primary reward; needed when there is more than one.
-    Raise InvalidEmission for what is no finite number and for a missing or unknown primary_key,
-    NoActiveTrace outside a trace.
+    Raise InvalidEmission for a value that is no finite number, and for a missing or unknown
+    primary_key. Raise NoActiveTrace outside a trace.
     """
     if isinstance(reward, Mapping):
         named = _primary_first(reward, primary_key)

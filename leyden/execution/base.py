@@ -27,19 +27,20 @@ class AlgorithmBundle(Protocol):
 
 
 class RunnerBundle(Protocol):
-    """One runner with all that it needs; returns soon after `event` is set."""
+    """One runner with all that it needs. A call returns soon after `event` is set."""
 
     async def __call__(self, store: LightningStore, worker_id: int, event: Latch) -> None: ...
 
 
 class PortableRunnerBundle(RunnerBundle, Protocol):
-    """A runner bundle that another process can be given (`travel.py`): there `init` goes before it
-    and `teardown` after it.
+    """A runner bundle that can be sent to another process (`payload.py`).
+
+    That process calls `init` before it and `teardown` after it.
     """
 
     @property
     def worker_names(self) -> Sequence[str]:
-        """Under which the store knows the workers, by worker id."""
+        """The workers' names in the store, by worker id."""
         ...
 
     @property

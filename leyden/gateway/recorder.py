@@ -201,7 +201,7 @@ class Recorder:
         for call in batch:
             try:
                 spans.append(self._span_of(call))
-            except Exception as error:  # noqa: BLE001 -- an answer nobody foresaw must not stop all other records
+            except Exception as error:  # noqa: BLE001 -- an unforeseen answer must not stop all other records
                 self._fail(call.rollout_id, call.attempt_id, call.span_id, error)
         waiting = await self._add(spans)
         for call in batch:
@@ -225,7 +225,7 @@ class Recorder:
                     self._trouble = f"{self._store.url} is away"
                     return self._put_aside(spans)
             writing.result()
-        except Exception as error:  # noqa: BLE001 -- tried again one by one, where each is told
+        except Exception as error:  # noqa: BLE001 -- tried again one by one, which reports each
             if self._spool is not None and await self._takes_nothing(error):
                 return self._put_aside(spans)
             await self._write_one_by_one(spans)

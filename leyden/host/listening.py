@@ -27,7 +27,7 @@ _CONNECT_SECONDS = 1.0
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
-    port: 0 chooses a free one. Raise OSError if the address cannot be had.
+    port: 0 chooses a free one. Raise OSError if the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -37,7 +37,7 @@ def listen_unix(path: Path) -> socket.socket:
     """Return a listening Unix socket that only this user can reach. It replaces a socket on which
     no process listens any more.
 
-    Raise OSError if the path cannot be had, with EADDRINUSE if another process listens there.
+    Raise OSError if the path cannot be bound, with EADDRINUSE if another process listens there.
     """
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -89,7 +89,7 @@ class AgentLightningServer(NamedOptions):
     async def start(self) -> None:
         """Open the port and serve.
 
-        Calling it again does nothing. Raise StoreError if the port cannot be had.
+        Calling it again does nothing. Raise StoreError if the port cannot be opened.
         """
         self.loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._start)

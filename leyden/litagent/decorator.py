@@ -27,7 +27,7 @@ class FunctionalLitAgent(LitAgent[Any]):
     needs: a parameter that it must have.
     strip_proxy: give `llm` with the attempt's ids in its base URL, as a plain LLM.
     Raise ConfigError for a parameter that has no source and no default, and for a generator
-    function; InvalidArgument for what is no function.
+    function; InvalidArgument for a value that is no function.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:

@@ -354,7 +354,7 @@ class Checkpoint(Callback):
             )
 
     async def _written(self) -> None:
-        """Wait for the checkpoint that is being written. Raise what is no failure to write."""
+        """Wait for the checkpoint that is being written, which logs a failure to write itself."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await _to_the_end(writing)

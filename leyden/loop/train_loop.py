@@ -249,7 +249,7 @@ class TrainLoop(NamedOptions):
             for writer in self.writers:
                 writer.open()
             yield from stages
-        except GeneratorExit:  # the driver was dropped, nobody is left to await anything
+        except GeneratorExit:  # the driver was dropped, and no caller is left to await anything
             raise
         except BaseException as error:
             yield from self._notify_exception(vessel, error)

@@ -195,7 +195,7 @@ async def call_sync(
         try:
             loop.call_soon_threadsafe(settle, result, failure)
         except RuntimeError:
-            pass  # the loop has ended; nobody waits for this agent any more
+            pass  # the loop has ended, so no caller waits for this agent any more
 
     threading.Thread(target=work, name=name, daemon=AGENTS_ARE_DAEMONS.get()).start()
     await _wait(future, timeout_seconds, cancelled)

@@ -123,7 +123,7 @@ class LightningStoreServer(NamedOptions):
     async def start(self) -> None:
         """Open the port and serve.
 
-        Calling it again does nothing. Raise StoreError if the port cannot be had.
+        Calling it again does nothing. Raise StoreError if the port cannot be opened.
         """
         await asyncio.to_thread(self._start)
 

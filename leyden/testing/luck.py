@@ -17,7 +17,7 @@ DIGITS = "0123456789"
 
 
 def points_of(answer: str) -> float:
-    """Return the points of a later answer: 0 for "0" to 1 for "9", and 0 for what is no digit."""
+    """Return the points of a later answer: 0 for "0" to 1 for "9", and 0 for any other text."""
     return DIGITS.find(answer[:1]) / 9 if answer[:1] in DIGITS[1:] and answer else 0.0
 
 

@@ -36,7 +36,7 @@ A second block would record each call twice."""
 class AgentOpsTracer(OtelTracer):
     """Records what AgentOps's own instrumentation sees, and `@agentops.operation` and its like.
 
-    Nobody is called, no key is needed.
+    No service is called, and no key is needed.
     Raise ConfigError where `agentops` is not installed.
     """
 

@@ -36,7 +36,7 @@ _INTEGRATIONS = {
 class WeaveTracer(OtelTracer):
     """Records calls of `@weave.op` and of Weave's integrations for openai and anthropic.
 
-    Nobody is called, no key is needed.
+    No service is called, and no key is needed.
     Raise ConfigError where `weave` is not installed.
     """
 

@@ -128,7 +128,7 @@ class AgentModeDaemon(BatchInParts):
     def start(self) -> None:
         """Open the task server of mode v0; `set_up_servers` does it too.
 
-        In mode v1 there is nothing to open. Raise ConfigError if the port cannot be had.
+        In mode v1 there is nothing to open. Raise ConfigError if the port cannot be opened.
         """
         self._wait(self._serve_tasks())
 

@@ -80,7 +80,7 @@ class BatchInParts(ABC):
     def run_until_all_finished(self) -> None:
         """Run the tasks, and return when all rollouts have finished.
 
-        The log says what is waited for.
+        The log names the rollouts that are missing.
         """
         if not self._tasks:
             raise ConfigError("the daemon has no tasks; call set_up_data_and_server first")

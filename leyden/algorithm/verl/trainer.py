@@ -207,7 +207,7 @@ class AgentLightningTrainer(PPOTrainerSync):
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
-    """Return what is a number, as a float."""
+    """Return the values that are numbers, as floats."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
         try:

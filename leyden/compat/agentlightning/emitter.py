@@ -65,8 +65,8 @@ def emit_reward(
 ) -> Any:
     """Record how well the agent did: a number, or numbers by name with a primary one.
 
-    Raise TypeError for what is no number, ValueError for a wrong dict or primary_key, RuntimeError
-    outside a trace.
+    Raise TypeError for a value that is no number, ValueError for a wrong dict or primary_key, and
+    RuntimeError outside a trace.
     """
     if isinstance(reward, Mapping):
         for name, value in reward.items():

@@ -138,9 +138,10 @@ def read_checkpoint(path: str | Path) -> QlibCheckpoint:
 
 
 def convert_checkpoint(path: str | Path, output: str | Path) -> QlibCheckpoint:
-    """Write the weights of Qlib's PPO or DQN as a `weight_file` of Leyden's. Return what was read.
+    """Write the weights of Qlib's PPO or DQN as a `weight_file` of Leyden's.
 
-    Raise CheckpointError as `read_checkpoint` and `QlibCheckpoint.native_weights` do.
+    Return the parts that were read. Raise CheckpointError as `read_checkpoint` and
+    `QlibCheckpoint.native_weights` do.
     """
     read = read_checkpoint(path)
     torch.save(read.native_weights(), output)

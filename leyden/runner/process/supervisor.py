@@ -374,7 +374,7 @@ def main(spec_path: str) -> None:
         supervisor.kill()
         raise
     if head.get("cause") == "request" or os.getppid() != spec["runner_pid"]:
-        # Nobody asks for results, and the runner is gone or may be ending, too.
+        # No caller wants the results, and the runner has gone or may be ending, too.
         _forget(spec["directory"])
     with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as report:
         marshal.dump({**head, "output": supervisor.output()}, report)
