@@ -77,7 +77,7 @@ def _require_state(vessel: Any) -> None:
 def write_state(state: Any, path: Path) -> None:
     """Write a state into the directory.
 
-    Raise CheckpointError, which names the entry, for what a state cannot hold.
+    Raise CheckpointError, which names the entry, for a value that a state cannot hold.
     """
     arrays: dict[str, Any] = {}
 

@@ -84,7 +84,7 @@ class LogWriter(NativeLogWriter):
 
     @property
     def episode_lengths(self) -> dict[int, int]:
-        """Environment -> steps of its episode so far."""
+        """The steps of each environment's episode so far, by environment."""
         return {env: running.length for env, running in self._running.items()}
 
     @property

@@ -129,7 +129,7 @@ class IntradayBacktestData:
 
 
 def previous_features(bars: Bars, names: Sequence[str], part: slice) -> Array:
-    """Return columns of the time before, (ticks, names).
+    """Return columns with the values of the time before `part`, shape (ticks, names).
 
     A column that the bars have is read from them, as Qlib does: its rows hold the values of a day
     before. For a name such as `close_1` that they do not have, the values are those of `close` in
