@@ -202,7 +202,7 @@ class EarlyStopping(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each metric."""
+        """The name of the state in a checkpoint: one for each metric."""
         return f"earlystopping:{self.monitor}"
 
     def _reset(self) -> None:

@@ -59,7 +59,7 @@ class RecordedRun(ABC):
     @property
     @abstractmethod
     def record(self) -> RunRecord:
-        """Id, name, kind, status, times, cause and configuration."""
+        """The record of the run: id, name, kind, status, times, cause and configuration."""
 
     @property
     @abstractmethod

@@ -186,9 +186,8 @@ class Route:
             raise ConfigError(
                 f"{self}: the body has more than {MAX_JSON_PARTS:,} objects and lists; send less at a time"
             )
-        if (b"N" in body and b"NaN" in body) or (
-            b"I" in body and b"Infinity" in body
-        ):  # one letter is looked for faster
+        # A search for one letter is faster, and rules most bodies out.
+        if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
             _refuse_constants(body)
         arguments: dict[str, Any] = dict(self.left_out) | dict(zip(self.in_path, in_path, strict=True))
         try:

@@ -89,12 +89,12 @@ class LogWriter(NativeLogWriter):
 
     @property
     def episode_rewards(self) -> dict[int, list[float]]:
-        """Environment -> rewards of its episode so far."""
+        """The rewards of each environment's episode so far, by environment."""
         return {env: running.rewards for env, running in self._running.items()}
 
     @property
     def episode_logs(self) -> dict[int, list[dict[str, Any]]]:
-        """Environment -> contents of the steps of its episode so far."""
+        """The contents of the steps of each environment's episode so far."""
         return {env: running.contents for env, running in self._running.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class AppendingWriter(LogWriter, ABC):
 
     @property
     def state_key(self) -> str:
-        """One for each file name."""
+        """The name of the state in a checkpoint: one for each file name."""
         return f"{type(self).__name__.lower()}:{self.path.name}"
 
     def open(self) -> None:

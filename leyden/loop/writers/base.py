@@ -233,7 +233,7 @@ class LogWriter(NamedOptions):
         self._handled = episode
         self.episode_count += 1
         self.global_episode += 1
-        unheard = max(0, episode.length - self._ended_episode.length)
+        unheard = max(0, episode.length - self._ended_episode.length)  # steps without `on_env_step`
         self.step_count += unheard
         self.global_step += unheard
 

@@ -40,7 +40,7 @@ class CsvWriter(LogWriter):
 
     @property
     def state_key(self) -> str:
-        """One for each file name."""
+        """The name of the state in a checkpoint: one for each file name."""
         return f"csvwriter:{self.path.name}"
 
     def open(self) -> None:
