@@ -50,7 +50,7 @@ class MlflowWriter(LogWriter):
 
     @property
     def state_key(self) -> str:
-        """One for each experiment."""
+        """The name of the state in a checkpoint: one for each experiment."""
         return f"mlflowwriter:{self.experiment}"
 
     def open(self) -> None:

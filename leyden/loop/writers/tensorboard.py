@@ -45,7 +45,7 @@ class TensorboardWriter(AppendingWriter):
 
     @property
     def state_key(self) -> str:
-        """One for each directory."""
+        """The name of the state in a checkpoint: one for each directory."""
         return f"tensorboardwriter:{self.path.parent.name}"
 
     def header(self) -> bytes:

@@ -48,7 +48,7 @@ class WandbWriter(LogWriter):
 
     @property
     def state_key(self) -> str:
-        """One for each project."""
+        """The name of the state in a checkpoint: one for each project."""
         return f"wandbwriter:{self.project}"
 
     def open(self) -> None:
