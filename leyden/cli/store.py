@@ -40,7 +40,10 @@ def store(
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines without a token: whoever reaches it may do all.")
+        bool,
+        typer.Option(
+            "--insecure", help="Serve other machines without a token: everyone who reaches it may do everything."
+        ),
     ] = False,
     durability: Annotated[
         str | None,

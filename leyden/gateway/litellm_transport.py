@@ -132,7 +132,9 @@ class _Streamed:
 
 
 def _not_askable(name: str) -> _Whole:
-    message = f"{name} is nothing that an agent may tell LiteLLM; whoever runs the gateway can give it in the model's litellm_params"
+    message = (
+        f"an agent may not set {name} for LiteLLM; the gateway's operator can set it in the model's litellm_params"
+    )
     error = CHAT.error(_BAD_REQUEST, message, code="unsupported_parameter", param=name)
     return _Whole(error, status=_BAD_REQUEST)
 

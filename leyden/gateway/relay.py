@@ -365,9 +365,7 @@ class Relay:
         if answer.status != 200 or answer.content_type != "text/event-stream":
             return await self._relay_whole(exchange, passage, answer)
         if not passage.streams:
-            raise Refusal(
-                502, "upstream_garbage", f"{model.address} answered with a stream, but was asked for no stream"
-            )
+            raise Refusal(502, "upstream_garbage", f"{model.address} answered with a stream that was not requested")
         await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
 
     async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:
@@ -556,7 +554,7 @@ def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
         raise Refusal(
             502,
             "upstream_untranslatable",
-            f"the model's answer cannot be told in {passage.client.path}: {error}",
+            f"the model's answer cannot be expressed in {passage.client.path}: {error}",
         ) from error
     except (ValueError, RecursionError) as error:
         raise Refusal(

@@ -116,7 +116,7 @@ async def _end(session: aiohttp.ClientSession, root: str, control_key: str, roll
                 text = await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise GatewayError(
-            f"the gateway at {root} cannot be told that attempt {attempt_id!r} is over: {error or type(error).__name__}"
+            f"the gateway at {root} cannot be notified that attempt {attempt_id!r} is over: {error or type(error).__name__}"
         ) from error
     if response.status != 200:
         raise StoreError(text)

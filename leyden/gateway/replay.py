@@ -168,7 +168,7 @@ def difference(recorded: Span, request: ComparedRequest) -> str | None:
     """Return in one line how a request differs from a recorded one; None if they are equal."""
     said = recorded.attributes
     if request.fields.get("logprobs") not in (None, False):
-        return "logprobs are asked for, and the record does not keep the tokens' texts"
+        return "logprobs are requested, and the record does not keep the tokens' texts"
     if said.get(semconv.GEN_AI_OPERATION) != request.operation:
         return f"the operation is {request.operation!r}, the record has {said.get(semconv.GEN_AI_OPERATION)!r}"
     messages = _recorded(recorded, semconv.GEN_AI_INPUT_MESSAGES)

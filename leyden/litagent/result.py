@@ -66,7 +66,7 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
         return list({span.span_id: span for span in spans}.values())
     if inspect.iscoroutine(result):
         result.close()
-        raise InvalidReturn("the agent returned a coroutine that nobody awaited; define the agent with `async def`")
+        raise InvalidReturn("the agent returned a coroutine that was never awaited; define the agent with `async def`")
     raise InvalidReturn(f"the agent returned {shown(result)}; {_POSSIBLE}")
 
 

@@ -419,5 +419,5 @@ async def _repeat(watch: Watch, interval_seconds: float) -> None:
         except (
             Exception
         ):  # no caller awaits this task: an error that ended it would leave the store unwatched in silence
-            logger.exception("the monitor failed as nobody foresaw and tries again in %s s", interval_seconds)
+            logger.exception("the monitor failed unexpectedly and tries again in %s s", interval_seconds)
         await asyncio.sleep(interval_seconds)

@@ -243,7 +243,7 @@ def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
     for name, resource in copies.items():
         if isinstance(resource, LLM) and resource.endpoint.startswith(GATEWAY_SCHEME):
             raise MissingResource(
-                f"resource {name!r} is a model at {resource.endpoint}, and nobody has said where that listens; the "
+                f"resource {name!r} is a model at {resource.endpoint}, and its address has not been set; the "
                 f"algorithm that serves it calls set_endpoint({resource.endpoint.removeprefix(GATEWAY_SCHEME)!r}, ...)"
             )
         if isinstance(resource, ProxyLLM):

@@ -98,7 +98,7 @@ class BlockingStore:
                 yield QueuedRollout.model_construct(**dict(claimed))
             except BaseException:
                 left = {
-                    "reason": "the loop was left before it asked for the next rollout",
+                    "reason": "the loop was left before it requested the next rollout",
                     "reason_kind": "interrupted",
                 }
                 self._end(attempt, status="failed", metadata=left)

@@ -388,9 +388,7 @@ def _error(status: int, error: LeydenError, *headers: tuple[bytes, bytes]) -> Ht
 def _unexpected(scope: Scope, error: Exception) -> HttpReply:
     incident = secrets.token_hex(4)
     logger.error("incident %s: %s %s failed", incident, scope["method"], scope["path"], exc_info=error)
-    return _error(
-        500, StoreError(f"the server failed in a way that nobody foresaw; its log has the details: {incident}")
-    )
+    return _error(500, StoreError(f"the server failed unexpectedly; its log has the details: {incident}"))
 
 
 async def _compressed(reply: HttpReply) -> HttpReply:

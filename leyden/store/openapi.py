@@ -39,7 +39,7 @@ _ERRORS: dict[str, str] = {
     "409": "The lifecycle does not allow this change; nothing has changed.",
     "413": "The body is larger than the server takes at once.",
     "415": "The body is not JSON, or compressed in a way that is not read here.",
-    "500": "An error that nobody foresaw; the server's log has it under the number in the message.",
+    "500": "An unexpected error; the server's log has it under the number in the message.",
     "503": "The store cannot do this now, or the server stops (`Retry-After`).",
 }
 _ERROR_SCHEMA: Schema = {

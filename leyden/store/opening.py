@@ -37,7 +37,7 @@ def open_store(
         return _open_read_only(url, durability, token)
     if scheme in ("http", "https", UNIX_SCHEME) and separator:
         if durability is not None:
-            raise ConfigError(f"durability={durability!r} is the server's to say; leave it out for {url}")
+            raise ConfigError(f"durability={durability!r} is an option of the server; leave it out for {url}")
         from leyden.store.client import LightningStoreClient
 
         return LightningStoreClient(str(url), token=token)

@@ -114,5 +114,5 @@ async def _repeat(work: Callable[[], Awaitable[float]], retry_seconds: float, na
             logger.error("the %s failed and is tried again in %s s: %s", name, retry_seconds, error)
             await asyncio.sleep(retry_seconds)
         except Exception:  # no caller awaits this task, so an error would silently leave the store without a sweeper
-            logger.exception("the %s failed as nobody foresaw and is tried again in %s s", name, retry_seconds)
+            logger.exception("the %s failed unexpectedly and is tried again in %s s", name, retry_seconds)
             await asyncio.sleep(retry_seconds)

@@ -105,7 +105,7 @@ async def test_a_runner_is_told_that_the_gateways_store_does_not_know_its_attemp
 async def test_a_gateway_that_is_not_there_is_named() -> None:
     recorder = FoundGateways(None)
     recorder.begin_attempt("ro", "at", {"llm": ProxyLLM(endpoint="http://127.0.0.1:9/v1", model="gone")})
-    with pytest.raises(GatewayError, match=r"http://127\.0\.0\.1:9 cannot be told that attempt 'at' is over"):
+    with pytest.raises(GatewayError, match=r"http://127\.0\.0\.1:9 cannot be notified that attempt 'at' is over"):
         await recorder.flush("ro", "at")
 
 

@@ -199,7 +199,7 @@ async def test_an_attempt_of_replayed_calls_alone_trains_nothing(seeded: Caller)
         ({"stop": ["."]}, 'stop is ["."], the record has null'),
         ({"response_format": {"type": "text"}}, "response_format is"),
         ({"tools": [{"type": "function", "function": {"name": "look"}}]}, "tools is"),
-        ({"logprobs": True}, "logprobs are asked for"),
+        ({"logprobs": True}, "logprobs are requested"),
     ],
 )
 async def test_a_request_that_differs_is_live_and_says_what_differs(

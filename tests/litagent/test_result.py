@@ -91,7 +91,7 @@ async def coroutine() -> float:
         ({"a": "x"}, r"'x' \(a str\) as reward 'a'"),
         ({1: 1.0}, r"with the name 1 \(a int\)"),
         ([1.0], r"a list with 1.0 \(a float\)"),
-        (coroutine(), "a coroutine that nobody awaited; define the agent with `async def`"),
+        (coroutine(), "a coroutine that was never awaited; define the agent with `async def`"),
     ],
 )
 def test_anything_else_is_refused_with_its_type_and_what_is_possible(result: Any, message: str):

@@ -251,7 +251,7 @@ def _chat_tool_choice(choice: Json) -> Json:
 
 def _chat_output(config: Json) -> Json:
     if unknown := sorted(without(config, ("effort", "format"))):
-        raise Untranslatable(f"output_config.{unknown[0]}", "is nothing that chat can say")
+        raise Untranslatable(f"output_config.{unknown[0]}", "has no counterpart in chat")
     chat: Json = {}
     if config.get("effort") is not None:
         chat["reasoning_effort"] = config["effort"]

@@ -214,13 +214,13 @@ def _chat_output(item: Json, field: str) -> Json:
 def _chat_reasoning(reasoning: Json) -> Json:
     """Reasoning comes whole, so a wish for a summary of it (`summary`) is more than met."""
     if unknown := sorted(without(reasoning, ("effort", "summary", "generate_summary"))):
-        raise Untranslatable(f"reasoning.{unknown[0]}", "is nothing that chat can say")
+        raise Untranslatable(f"reasoning.{unknown[0]}", "has no counterpart in chat")
     return {"reasoning_effort": reasoning["effort"]} if reasoning.get("effort") is not None else {}
 
 
 def _chat_text_config(text: Json) -> Json:
     if unknown := sorted(without(text, ("format", "verbosity"))):
-        raise Untranslatable(f"text.{unknown[0]}", "is nothing that chat can say")
+        raise Untranslatable(f"text.{unknown[0]}", "has no counterpart in chat")
     chat: Json = {"verbosity": text["verbosity"]} if text.get("verbosity") is not None else {}
     wished = an_object(text.get("format") or {"type": "text"}, "text.format")
     match wished.get("type"):

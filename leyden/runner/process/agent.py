@@ -142,7 +142,7 @@ class ProcessAgent(LitAgent[Any]):
         if output.cause == "memory":
             return f"was ended: its processes together held more than memory_bytes={self.memory_bytes:,}"
         if output.cause == "request":
-            return "was ended from outside: its supervisor was told to stop"
+            return "was ended from outside: its supervisor was asked to stop"
         if output.signal is not None:
             return f"was killed by {output.signal}{_HINTS.get(output.signal, '')}"
         if output.exit_code in _COULD_NOT_RUN:
