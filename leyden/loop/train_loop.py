@@ -208,7 +208,7 @@ class TrainLoop(NamedOptions):
     async def arun(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
         """Train, on the running event loop.
 
-        Hooks and vessel may be asynchronous; what is not, blocks the event loop while it runs.
+        Hooks and vessel may be asynchronous. A synchronous one blocks the event loop while it runs.
         """
         flow = self._flow(vessel, resume)
         proceed: Callable[[], object] = partial(next, flow)

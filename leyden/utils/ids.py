@@ -18,7 +18,7 @@ import time
 def rollout_id() -> str:
     """Return a fresh `ro-` id with 24 hexadecimal digits.
 
-    Later ids sort behind it, by the clock's milliseconds.
+    Ids that are made later sort after it, by the clock's milliseconds.
     """
     return f"ro-{time.time_ns() // 1_000_000:011x}{os.urandom(7).hex()[1:]}"
 
