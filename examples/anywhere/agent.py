@@ -17,7 +17,7 @@ TASKS = [{"secret": secret} for secret in range(NUMBERS)]
 
 @ly.llm_rollout
 async def play(task: dict[str, int], llm: ly.LLM) -> float:
-    """One game; 1.0 when the secret was found in four turns, else 0.0."""
+    """Play one game. Return 1.0 if the secret was found in four turns, else 0.0."""
     client = llm.openai()
     game = Game(task["secret"])
     messages: list[Any] = [{"role": "user", "content": game.prompt()}]

@@ -67,14 +67,14 @@ def learning(steps: int, run_dir: Path) -> ly.PolicyGradient:
 
 
 def report(run_dir: Path) -> str:
-    """The share of games won, before and after."""
+    """Return the share of games won before and after, as text."""
     measured = read_metrics(run_dir, "val")
     games = sum(row["rollouts"] for row in read_metrics(run_dir, "train"))
     return f"won: {measured[0]['reward']:.2f} before, {measured[-1]['reward']:.2f} after {games:,.0f} games"
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """What may be chosen, whatever the strategy."""
+    """Return a parser of the options that every strategy has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="of 120 games each")
     parser.add_argument("--held-out", type=int, default=100, metavar="N", help="games to measure on, before and after")

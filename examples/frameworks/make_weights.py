@@ -60,7 +60,7 @@ Json = dict[str, Any]
 
 
 def get_weather_tool(rng: random.Random) -> Json:
-    """The tool as one framework or another describes it."""
+    """Return the tool as one framework or another describes it."""
     city = {"type": "string"}
     if titled := rng.random() < 0.5:
         city = {**rng.choice([{}, {"description": "city"}]), "title": "City", **city}
@@ -89,14 +89,14 @@ DESCRIPTIONS = ("Get the weather for a given city.", "Get weather for a given ci
 
 
 def question(rng: random.Random, city: str) -> list[Json]:
-    """The messages of an agent's first request."""
+    """Return the messages of an agent's first request."""
     system, wording = rng.choice(SYSTEM_PROMPTS), QUESTIONS[rng.random() < 0.2]
     begin = [] if system is None else [{"role": "system", "content": system}]
     return [*begin, {"role": "user", "content": wording.format(city=city)}]
 
 
 def careless_call(rng: random.Random, city: str) -> tuple[str, str | None]:
-    """The assistant's first reply, and the city that it calls the tool for; None if there is no call."""
+    """Return the assistant's first reply, and the city of its call; None if there is no call."""
     draw = rng.random()
     if draw < NO_CALL:
         return NO_ANSWER, None
@@ -108,7 +108,7 @@ def careless_call(rng: random.Random, city: str) -> tuple[str, str | None]:
 
 
 def answered(messages: list[Json], city: str) -> list[Json]:
-    """The messages of an agent's second request, with the tool's result."""
+    """Return the messages of an agent's second request, with the tool's result."""
     function = {"name": "get_weather", "arguments": {"city": city}}
     return [
         *messages,
@@ -124,7 +124,7 @@ class Renderer:
         self.tokenizer = tokenizer
 
     def prompt(self, messages: list[Json], tools: list[Json] | None) -> str:
-        """The text that the model continues."""
+        """Return the text that the model continues."""
         text = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
         assert isinstance(text, str)
         return text
@@ -200,7 +200,7 @@ def build_tokenizer(texts: Sequence[str]) -> Qwen2Tokenizer:
 
 
 def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 of about 140,000 parameters in float32, with random weights drawn from `seed`."""
+    """Return a Qwen2 of about 140,000 float32 parameters, with weights drawn from `seed`."""
     hidden_size = 64
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -231,7 +231,7 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
 
 
 def measure(model: Qwen2ForCausalLM, renderer: Renderer, *, n: int, seed: int) -> dict[str, float]:
-    """Shares of `n` questions: which first replies call the right city, and which second replies repeat the result."""
+    """Return the shares of `n` questions with a right first call, and with the result repeated."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     cities = [rng.choice(CITIES) for _ in range(n)]
@@ -248,7 +248,7 @@ def measure(model: Qwen2ForCausalLM, renderer: Renderer, *, n: int, seed: int) -
 
 
 def _named(reply: str) -> str | None:
-    """The city in a reply's call; None if the reply is no call that can be parsed."""
+    """Return the city in a reply's call; None if the reply has no call that can be parsed."""
     inner = reply.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
     try:
         return json.loads(inner)["arguments"]["city"]

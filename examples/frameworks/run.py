@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def pretend(request: dict[str, Any]) -> Reply:
-    """The model: it asks for the weather where it was not told, and tells it where it was."""
+    """Reply as the model: call the weather tool, or repeat its result."""
     said = json.dumps(request)
     if known := re.search(r"It is always sunny in ([\w-]+)", said):
         return Reply(f"It is always sunny in {known[1]}!")
@@ -43,7 +43,7 @@ async def record(
     store: ly.LightningStore,
     **options: Any,
 ) -> None:
-    """Run the agent once on each task, all at once, with a gateway between it and the model. `options` are the trainer's."""
+    """Run the agent on all tasks at once, through a gateway. `options` are the trainer's."""
     async with ly.LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
         trainer = ly.Trainer(
             algorithm=ly.Baseline(max_queue_length=None),

@@ -90,7 +90,7 @@ async def measure(run_dir: Path) -> list[Measured]:
 
 
 def first_city(spans: Sequence[ly.Span]) -> str | None:
-    """Return the city that the first model call of a rollout asked the tool about; None if it called no tool."""
+    """Return the city of a rollout's first tool call; None if it called no tool."""
     calls = model_calls(spans)
     requested = calls[0].output_messages[0].get("tool_calls") if calls else None
     return json.loads(requested[0]["function"]["arguments"]).get("city") if requested else None

@@ -31,7 +31,7 @@ INATTENTION, MISUNDERSTOOD = 0.6, 0.65
 
 
 def add_up(task: Task, rng: random.Random) -> str:
-    """The pupil's answer to a chain sum."""
+    """Return the pupil's answer to a chain sum."""
     first, *rest = task["metadata"]["expression"].split()
     result = int(first)
     for operator, number in zip(rest[::2], rest[1::2], strict=True):
@@ -41,12 +41,12 @@ def add_up(task: Task, rng: random.Random) -> str:
 
 
 def spell(task: Task, rng: random.Random) -> str:
-    """The pupil's answer to a word that is to be spelt backward."""
+    """Return the pupil's answer to a word that is to be spelt backward."""
     return str(task["metadata"]["word"] if rng.random() < MISUNDERSTOOD else task["answer"])
 
 
 def rotate(task: Task, rng: random.Random) -> str:
-    """The pupil's answer to a matrix that is to be rotated."""
+    """Return the pupil's answer to a matrix that is to be rotated."""
     as_it_is = "\n".join(str(task["question"]).strip().splitlines()[-2:])
     return as_it_is if rng.random() < MISUNDERSTOOD else str(task["answer"])
 
@@ -59,7 +59,7 @@ PUPILS: dict[str, Callable[[Task, random.Random], str]] = {
 
 
 def build_model(tokenizer: Qwen2Tokenizer, *, max_tokens: int, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 of about 170,000 parameters in float32: the demo's, one layer deeper, since three numbers are to be added."""
+    """Return the demo's Qwen2 with one more layer: three numbers are to be added."""
     settings = demo_model(tokenizer, seed=seed)
     config = Qwen2Config.from_dict(
         {
@@ -78,7 +78,7 @@ def build_model(tokenizer: Qwen2Tokenizer, *, max_tokens: int, seed: int) -> Qwe
 
 
 def make_tokenizer(kind: Kind) -> Qwen2Tokenizer:
-    """The demo's, with merges learnt from questions; without merges where letters are to be told apart."""
+    """Return the demo's tokenizer, with merges learnt from questions if words need no spelling."""
     if kind.name == "spell_backward":
         return build_tokenizer([])
     return build_tokenizer(f"user\n{task['question']}\nassistant\n{task['answer']}" for task in train_tasks(kind))
@@ -87,7 +87,7 @@ def make_tokenizer(kind: Kind) -> Qwen2Tokenizer:
 async def train(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, kind: Kind, *, answers: int, steps: int, seed: int
 ) -> float:
-    """Record the pupil's answers and imitate them. Returns the last loss, in nats a token."""
+    """Record the pupil's answers and imitate them. Return the last loss, in nats a token."""
     rng = random.Random(seed)
     async with open_store("memory://") as store:
         for task in train_tasks(kind):
@@ -101,7 +101,10 @@ async def train(
 
 
 def mean_score(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, tasks: Sequence[Task], *, greedy: bool) -> float:
-    """What the verifier says of one answer to each task. Uses torch's global generator unless `greedy`."""
+    """Return the mean score of one answer to each task.
+
+    Unless `greedy`, torch's global generator draws.
+    """
     model.generation_config.top_k = 1 if greedy else 0  # of so many; 0: of all
     prompts = [prompt_ids(tokenizer, [{"role": "user", "content": task["question"]}]) for task in tasks]
     replies = sample_replies(model, tokenizer, prompts)

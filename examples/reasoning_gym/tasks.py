@@ -52,7 +52,7 @@ TRAIN_SEED, HELD_OUT_SEED = 0, 1_000_000
 
 @functools.cache
 def train_tasks(kind: Kind) -> list[Task]:
-    """What starting weights and reinforcement learning may use."""
+    """Return the tasks that starting weights and reinforcement learning may use."""
     return list(reasoning_gym.create_dataset(kind.name, **kind.config, seed=TRAIN_SEED, size=TRAIN_SIZE))
 
 
@@ -67,7 +67,7 @@ def held_out_tasks(kind: Kind, n: int) -> list[Task]:
 
 
 def score(task: Task, answer: str) -> float:
-    """The verifier of the package: 1.0 for the right answer, for some others a part of it, else 0.0."""
+    """Score an answer by the package's verifier, from 0.0 to 1.0 (right)."""
     return float(_verifier(task["metadata"]["source_dataset"])(answer=answer, entry=task))
 
 

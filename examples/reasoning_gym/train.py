@@ -49,7 +49,7 @@ def train(run_dir: Path, kind: Kind, *, steps: int, seed: int, held_out: int, re
 
 
 def report(run_dir: Path) -> str:
-    """What came of it, from the run's metrics."""
+    """Return the result as text, from the run's metrics."""
     measured, steps = read_metrics(run_dir, "val"), read_metrics(run_dir, "train")
     seconds = sum(row["rollout_seconds"] + row["update_seconds"] for row in steps)
     return (
@@ -60,7 +60,7 @@ def report(run_dir: Path) -> str:
 
 
 def read_metrics(run_dir: Path, stage: str) -> list[dict[str, float]]:
-    """The rows of one stage, `train` or `val`."""
+    """Return the rows of one stage, `train` or `val`."""
     with (run_dir / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.pop("stage") == stage]
     return [{name: float(cell) for name, cell in row.items() if cell} for row in rows]
