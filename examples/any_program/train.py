@@ -1,8 +1,8 @@
-"""Train a program that is not Python: `agent.mjs` plays guess-the-number, one process a game, and the model behind it learns.
+"""Train a program that is not Python: `agent.mjs` plays guess-the-number, one process a game.
 
     python examples/any_program/train.py [--steps N] [--run-dir DIR]
 
-Needs Node 18 or later, and the `torch` extra for the model.
+It needs Node 18 or later, and the extra `torch` for the model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The agent: plays guess-the-number with a model, through the official `openai` client. It does not know where it runs.
+"""The agent: plays guess-the-number with a model, through the official `openai` client.
 
-What it is given (`llm`) says where the model is and with which key: behind the gateway, on this machine or another.
+It does not know where it runs. `llm` has the address of the model and its key: behind the gateway,
+on this machine or another.
 """
 
 from __future__ import annotations

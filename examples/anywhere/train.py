@@ -1,10 +1,11 @@
-"""Train one agent, wherever its runners live: `--strategy` is the one line that changes.
+"""Train one agent, wherever its runners are: `--strategy` is the one line that changes.
 
     python examples/anywhere/train.py                    # shm: everything in this process
-    python examples/anywhere/train.py --strategy ipc     # each runner in a process of its own, no port
-    python examples/anywhere/train.py --strategy cs      # the same over HTTP; LEYDEN_CURRENT_ROLE spreads it over machines
+    python examples/anywhere/train.py --strategy ipc     # a process for each runner, no port
+    python examples/anywhere/train.py --strategy cs      # over HTTP; LEYDEN_CURRENT_ROLE spreads it
 
-A tiny model learns guess-the-number by reinforcement learning: eight steps, measured before and after, in about a minute on two cores.
+A tiny model learns guess-the-number by reinforcement learning in eight steps, and is measured
+before and after. It takes about a minute on two cores.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Make the tiny model that calls tools: a tokenizer, a chat template and a Qwen2 that imitates a careless assistant.
+"""Make the tiny model that calls tools: a tokenizer, a chat template, and a Qwen2.
 
     python examples/frameworks/make_weights.py
 
-The template is Qwen2.5's, so tools stand in `<tools>`, calls in `<tool_call>` and results in `<tool_response>` (the
-Hermes form). The assistant knows one tool, `get_weather`. It often asks for the wrong city, and sometimes it calls
-nothing, writes JSON that cannot be parsed, or ignores what the tool returned. Reinforcement learning does the rest.
-The result is an ordinary Hugging Face folder. This module knows nothing of Leyden's training and of the agents beside
-it: `question` and `get_weather_tool` imitate how frameworks word their requests. It takes about four minutes on one core.
+The model imitates a careless assistant. It knows one tool, `get_weather`. It often asks for the
+wrong city, and sometimes it calls nothing, writes JSON that cannot be parsed, or ignores what the
+tool returned. Reinforcement learning does the rest. The template is Qwen2.5's: tools stand in
+`<tools>`, calls in `<tool_call>` and results in `<tool_response>` (the Hermes form).
+
+The result is an ordinary Hugging Face folder. The module knows nothing of Leyden's training and of
+the agents beside it: `question` and `get_weather_tool` imitate how frameworks word their requests.
+It takes about four minutes on one core.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Run the agents of this folder under Leyden, each as its framework's own page has it, and see what was recorded.
+"""Run an agent of this folder, written as its framework's page shows it, and print its record.
 
-    python examples/frameworks/run.py langgraph        # one of the modules here, by the first word of its name
+    python examples/frameworks/run.py langgraph    # a module here, by the first word of its name
 
-No key and no model are needed: the calls go through a real gateway to a server that pretends to be the model, asks for the
-agent's tool, and answers with what the tool said.
+It needs no key and no model. The calls go through a real gateway to a fake server, which calls the
+agent's tool and repeats the tool's result.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Train the weather agent of one framework, exactly as its page has it, and measure it before and after.
+"""Train the weather agent of one framework, exactly as its page has it, and measure it.
 
-    python examples/frameworks/train.py openai         # one of the modules here, by the first word of its name
+    python examples/frameworks/train.py openai     # a module here, by the first word of its name
 
-The agent calls OpenAI or Anthropic. Its calls go through the gateway to a tiny model, which runs and learns in a
-process of its own. At first that model often asks the tool about the wrong city. The reward is 1 if the agent's answer
-has the weather of the city in the question. The command needs two CPU cores, no key and no network.
+The agent calls OpenAI or Anthropic. Its calls go through the gateway to a tiny model, which runs
+and learns in a process of its own. At first that model often asks the tool about the wrong city.
+The reward is 1 if the agent's answer has the weather of the city in the question. The command needs
+two CPU cores, no key and no network.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The agent: asks the model one question of `reasoning-gym`, and returns what the package's verifier says of the answer.
+"""The agent: asks the model one question of `reasoning-gym`, and returns the verifier's score.
 
-An ordinary program written with the official `openai` client; that it can be trained takes the decorator and the returned score.
+It is an ordinary program with the official `openai` client. The decorator and the returned score
+are all that training needs.
 """
 
 from __future__ import annotations

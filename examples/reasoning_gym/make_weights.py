@@ -1,11 +1,14 @@
-"""Make a starting policy: a tokenizer and a tiny Qwen2 that imitates a pupil who is wrong in most of his answers.
+"""Make a starting policy: a tokenizer and a tiny Qwen2 that imitates a pupil who is often wrong.
 
     python examples/reasoning_gym/make_weights.py spell_backward
 
-The pupil of `chain_sum` reads each minus as a plus in 6 of 10 cases. The others misunderstand 13 of 20 questions: they spell the word
-forward, or leave the matrix as it is. So the policy's likeliest answer is often wrong: taking fewer chances would not make it better, it
-has to learn. The pupil's answers are recorded in a store, and `SFT` learns from the store, as the demo's weights are made. Takes some
-minutes on one core. `weights/chain_sum` is older: 4,000 steps of 64 answers each.
+The pupil of `chain_sum` reads a minus as a plus in 6 of 10 cases. The others misunderstand 13 of 20
+questions: they spell the word forward, or leave the matrix as it is. The policy's likeliest answer
+    is
+therefore often wrong, so that a lower temperature does not help: the policy has to learn.
+
+The pupil's answers are recorded in a store, and `SFT` learns from the store, as for the demo's
+weights. It takes some minutes on one core. `weights/chain_sum` is older: 4,000 steps of 64 answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The tasks: three data sets of the `reasoning-gym` package, as it words and scores them.
 
-A task is the package's own entry (question, answer, metadata), a JSON value. Entry `i` of a data set made with seed `s` is drawn from
-`Random(s + i)`, so two seeds far apart are two ranges; of the second one only questions that never occur in the first are kept.
-To train on another of its data sets, add a line to `KINDS` and a pupil to `make_weights.py`, and make starting weights.
+A task is the package's own entry (question, answer, metadata), a JSON value. Entry `i` of a data
+set with seed `s` is drawn from `Random(s + i)`, so two seeds far apart give two ranges. Of the
+second range, only questions that never occur in the first are kept. To train on another data set of
+the package, add a line to `KINDS` and a pupil to `make_weights.py`, and make starting weights.
 """
 
 from __future__ import annotations

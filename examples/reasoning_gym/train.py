@@ -1,9 +1,10 @@
-"""Train the agent of `agent.py` by reinforcement learning, and measure it before and after on questions it never saw.
+"""Train the agent of `agent.py` by reinforcement learning, and measure it on held-out questions.
 
     python examples/reasoning_gym/train.py [KIND] [--steps N] [--seed S] [--resume RUN]
 
-The agent calls the gateway over HTTP, the gateway records every token and passes the call on to the policy, which lives in a process of
-its own. The run directory keeps the store with every question, answer and score, the metrics, checkpoints and the trained model.
+The agent calls the gateway over HTTP. The gateway records every token, and passes the call on to
+the policy in a process of its own. The run directory keeps the store with every question, answer
+and score, the metrics, checkpoints and the trained model.
 """
 
 from __future__ import annotations

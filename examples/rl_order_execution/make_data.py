@@ -1,10 +1,11 @@
-"""Daily bars of the S&P 500, 1999 to 2018, with features, and orders to train and test on. The package `arch` carries them: no network.
+"""Write daily bars of the S&P 500, 1999 to 2018, with features, and orders to train and test on.
 
     pip install arch
     python examples/rl_order_execution/make_data.py .leyden/sp500
 
-A feature's row of a day holds what is known before that day: it is computed from earlier days alone. An order sells or buys one unit within
-ten trading days. Orders to train on begin on every day of 1999 to 2012 and end within it; those of the test, 2013 to 2018, do not overlap.
+The package `arch` has the data, so no network is needed. A day's features are computed from earlier
+days alone. An order sells or buys one unit within ten trading days. Training orders begin on every
+day of 1999 to 2012 and end within these years. Test orders, of 2013 to 2018, do not overlap.
 """
 
 import csv

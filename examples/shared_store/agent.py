@@ -1,6 +1,7 @@
-"""The agent that every machine runs: it reads a sum aloud in the words of a prompt, and is paid for saying what is asked.
+"""The agent of every machine: it reads a sum aloud in the words of a prompt.
 
-It stands for a program that thinks for a while; what it knows of the store is nothing.
+Its reward is the share of three numbers (both summands and the sum) that the text has. It stands for
+a program that thinks for a while, and knows nothing of the store.
 """
 
 from __future__ import annotations

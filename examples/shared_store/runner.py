@@ -1,4 +1,4 @@
-"""A machine that works: claims what is queued in the shared store and runs the agent on it, until Ctrl-C.
+"""A runner on one machine: claims rollouts from the shared store and runs the agent, until Ctrl-C.
 
 python examples/shared_store/runner.py --store http://localhost:4747
 """
