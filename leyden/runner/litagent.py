@@ -169,7 +169,8 @@ class LitAgentRunner(Runner[T]):
             reading = {version: asyncio.ensure_future(_read_resources(store, *version)) for version in versions}
             if not rollouts:
                 continue
-            all_read = asyncio.ensure_future(asyncio.wait(reading.values()))
+            only, *others = reading.values()
+            all_read = asyncio.ensure_future(asyncio.wait([only, *others])) if others else only
             for rollout in rollouts:
                 version = rollout.resources_id, rollout.resources_version
                 resources = _Read(reading[version], all_read)
