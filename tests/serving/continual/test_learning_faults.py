@@ -21,12 +21,15 @@ from leyden.serving import OnlineSession
 from leyden.store import LightningStore, LightningStoreServer, SqliteLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import PromptTemplate
+from leyden.utils import ids
 from tests.serving.continual import controller, world
 from tests.serving.continual.controller import CYCLE, RELEASE
 
 ROOT = Path(__file__).parents[3]
 KEY = "live-key"
 REQUESTS_PER_SECOND = 60
+LIFE = "LEYDEN_TEST_LIFE"
+"""The environment variable that names a controller for the processes that it starts."""
 OUTCOMES = ("promoted", "rolled_back", "refused")
 PATHS = {
     "promoted": ["gating", "canary", "promoted"],
@@ -83,8 +86,7 @@ async def one_life(url: str, folder: Path, outcome: str, *kill: object, after_se
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.serving.continual.controller", url, str(folder), outcome, *map(str, kill)),
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), LIFE: (life := ids.rollout_id())},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -97,16 +99,16 @@ async def one_life(url: str, folder: Path, outcome: str, *kill: object, after_se
             process.kill()
     status = await process.wait()
     assert status in (0, -signal.SIGKILL), printed.decode()
-    await ends(process.pid)
+    await ends(life)
     return status
 
 
-async def ends(session_id: int) -> None:
+async def ends(life: str) -> None:
     """Wait until no process is left that a controller has started."""
 
     def is_left(process: psutil.Process) -> bool:
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            return os.getsid(process.pid) == session_id and process.status() != psutil.STATUS_ZOMBIE
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            return process.environ().get(LIFE) == life and process.status() != psutil.STATUS_ZOMBIE
         return False
 
     deadline = time.monotonic() + 20
