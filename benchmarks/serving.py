@@ -6,7 +6,7 @@ behind the other. Slices of the same call take turns: made directly, through the
 session (`peers/serving_side.py`). Sessions over a store in memory, in a file and behind HTTP are measured without the
 call, so that only the session is left, and two sessions over files that hold 1,000 and 100,000 rollouts. Slices with and
 without a training beside them (`peers/serving_training.py`: gradient steps on all cores, in a process that the package's own
-isolation starts) take turns, too.
+isolation starts, and that is halted for the others) take turns, too.
 
 When all is measured, each store must have every request and its feedback, and the store behind the gateway each call:
 otherwise there is no result.
@@ -42,7 +42,7 @@ CALLS = 50
 """In a slice with model calls."""
 REQUESTS = 100
 """In a slice without."""
-TAIL_REQUESTS = 200
+TAIL_REQUESTS = 500
 """In a slice whose tail is compared with that of another slice."""
 PAUSE_MS = 2
 """Between two requests, so that records are delivered beside requests."""
@@ -178,17 +178,25 @@ def of_histories(histories: Sequence[Application]) -> list[Row]:
 
 
 def of_training(alone: Application, served: Application, helpers: Sequence[Process], training: Side) -> list[Row]:
-    """Requests with a training beside them, against the same requests without: the session alone, then with the call."""
+    """Requests with a training beside them, against the same requests without: the session alone, then with the call.
+
+    Before them a loop that needs nobody else shows how much the machine itself slows down: cores share caches, power and,
+    as two threads of one core, everything.
+    """
+
+    training.ask("start", name="training", limits={})
+
+    steps: list[int] = []
 
     def beside(run: Callable[[], Slice]) -> Slice:
-        training.ask("start")
+        training.ask("resume", name="training")
         try:
             return run()
         finally:
-            if not training.ask("stop")["steps"]:
-                raise RuntimeError("nothing was trained beside the requests")
+            steps.append(training.ask("halt", name="training")["steps"])
 
     kinds: dict[str, Callable[[], Slice]] = {
+        "as long a loop without a session": lambda: alone.loops(TAIL_REQUESTS),
         "session alone": lambda: alone.requests(TAIL_REQUESTS),
         "session and 0 ms call": lambda: served.requests(TAIL_REQUESTS, calls=True, helpers=helpers),
     }
@@ -199,6 +207,8 @@ def of_training(alone: Application, served: Application, helpers: Sequence[Proce
             samples = ([one.time(percent) for one in each] for each in (busy, without))
             name = f"serving: {what}, training beside it, p{percent}"
             rows.append(row(name, "ms", *samples, "without training", higher_is_better=False))
+    if sum(steps) < len(steps):
+        raise RuntimeError(f"only {sum(steps)} steps were trained beside the requests, in {len(steps)} slices")
     return rows
 
 
@@ -240,6 +250,10 @@ class Application:
         """Requests of the session, until all of them are in the store."""
         self.n_requests += n
         return self._measured("requests", n, helpers, calls=calls, through=calls)
+
+    def loops(self, n: int) -> Slice:
+        """Loops that take as long as a session, without one."""
+        return self._measured("loops", n, (), through=False)
 
     def fill(self, n: int) -> None:
         """Put finished rollouts with feedback into the store."""

@@ -7,6 +7,7 @@ Commands come as lines of JSON on the standard input, each is answered by one li
     {"do": "open", "store": URL, "folder": PATH, "gateway": URL, "live_key": KEY}    a session over a store
     {"do": "requests", "n": N, "pause_ms": MS, "calls": true | false}    N requests, one behind the other: milliseconds of each
     {"do": "calls", "url": URL, "key": KEY, "n": N, "pause_ms": MS}    N calls without a session: milliseconds of each
+    {"do": "loops", "n": N, "pause_ms": MS}    N loops that take about as long as a session, without one: milliseconds of each
     {"do": "settle"}    returns when the store has everything, with its numbers of rollouts and feedback
     {"do": "fill", "rollouts": N}    N finished live rollouts with feedback, in bulk
 
@@ -25,6 +26,8 @@ MODEL = "quick"
 QUESTION = "What follows from the figures above, and which of them would you look at again before you decide? "
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": QUESTION * 20}], "temperature": 0.7})
 """About 2 kB, as the 512 prompt tokens of the server say."""
+ROW, LOOP = json.dumps({"ids": list(range(20)), "text": "word " * 20}), 60
+"""What is parsed in a loop without a session, and how often: about 0.1 ms."""
 BATCH = 500
 USERS = 1000
 
@@ -85,6 +88,16 @@ class Application:
         for _ in range(n):
             began = time.perf_counter()
             await self._call(url, key)
+            taken.append((time.perf_counter() - began) * 1000)
+            await asyncio.sleep(pause_ms / 1000)
+        return {"ms": taken}
+
+    async def loops(self, *, n, pause_ms):
+        taken = []
+        for _ in range(n):
+            began = time.perf_counter()
+            for _ in range(LOOP):
+                json.loads(ROW)
             taken.append((time.perf_counter() - began) * 1000)
             await asyncio.sleep(pause_ms / 1000)
         return {"ms": taken}
