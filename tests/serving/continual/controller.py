@@ -82,7 +82,7 @@ def learning(store: LightningStore, folder: Path, outcome: str) -> ContinualLear
             lag_seconds=0.3,
         ),
         gate=GateSettings(n_tasks=8),
-        limits=Limits(seconds=600),
+        limits=Limits(nice=0, seconds=600),
         every_seconds=0.05,
         pause_seconds=3600,
     )

@@ -63,7 +63,7 @@ async def learn(url: str, folder: str, deadline_seconds: str = "20") -> None:
                 settle_seconds=0.3,
                 lag_seconds=0.3,
             ),
-            limits=Limits(seconds=60),
+            limits=Limits(nice=0, seconds=60),
             every_seconds=0.05,
             pause_seconds=0,
         ).run()

@@ -58,7 +58,7 @@ def learning(
         "canary": CANARY,
         "every_seconds": 0.05,
         "pause_seconds": 0,
-        "limits": Limits(seconds=120),
+        "limits": Limits(nice=0, seconds=120),
     }
     return ContinualLearning(algorithm, world.support, store=store, folder=folder, **{**defaults, **options})
 
@@ -185,7 +185,7 @@ async def test_training_that_fails_dies_or_takes_too_much_ends_the_cycle_with_it
 ) -> None:
     first = await world.release_first(store, "plain")
     await world.serve(store, 60, wants="kind")
-    cycle = learning(store, tmp_path, algorithm, trigger=NOW, limits=Limits(**{"seconds": 120, **limits}))
+    cycle = learning(store, tmp_path, algorithm, trigger=NOW, limits=Limits(**{"nice": 0, "seconds": 120, **limits}))
     await until(cycle, "abandoned")
     row = await store.get_release("learning-000001")
     assert row.details["why"] == (await store.query_audit(release_id=row.release_id))[0].why
