@@ -81,9 +81,17 @@ class _APO(_Timed, ly.APO):
         self.note(prompt, tasks, scores.scores)
         return scores
 
-    async def step(self, iteration: int) -> Any:
+    async def _rewrite(self, iteration: int, n_branches: int) -> int:
         self.trace.clock.barrier()
-        return await super().step(iteration)
+        return await super()._rewrite(iteration, n_branches)
+
+    async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
+        self.trace.clock.barrier()
+        return await super()._run_drawn(iteration, n_runs)
+
+    async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
+        self.trace.clock.barrier()
+        return await super()._choose(iteration, drawn)
 
 
 class _GEPA(_Timed, ly.GEPA):
@@ -153,7 +161,8 @@ async def _leyden(trace: Trace, make: Callable[[Any, Trace, int], Any], seed: in
 def _apo(client: Any, trace: Trace, seed: int) -> ly.APO:
     budget = ly.Budget(rollouts=BUDGET)
     models = {"gradient_model": "fake", "apply_edit_model": "fake"}
-    return _APO(client, trace=trace, **models, beam_width=1, branch_factor=2, beam_rounds=60, budget=budget, seed=seed)
+    sizes = {"beam_width": 4, "branch_factor": 1, "beam_rounds": 100, "gradient_batch_size": 3, "val_batch_size": 3}
+    return _APO(client, trace=trace, **models, **sizes, run_initial_validation=False, budget=budget, seed=seed)
 
 
 def _gepa(client: Any, trace: Trace, seed: int) -> ly.GEPA:

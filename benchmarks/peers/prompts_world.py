@@ -74,6 +74,7 @@ class Clock:
     def barrier(self) -> None:
         """Whatever starts next waits for all before it."""
         self._barrier = self.end
+        self._now.set(self.end)
 
     def run(self, seconds: Iterable[float]) -> None:
         """Run rollouts at once, and go on when the last has ended."""

@@ -180,7 +180,7 @@ async def refuse_politely(request: web.Request, handler: Handler) -> web.StreamR
 def learner(store: LightningStore, folder: Path, model: ly.LLM) -> ContinualLearning:
     """Return what improves the prompt, as soon as there are eighty thumbs."""
     return ContinualLearning(
-        ly.APO(beam_width=1, branch_factor=3, beam_rounds=2, gradient_batch_size=6, val_batch_size=16),
+        ly.APO(beam_width=3, branch_factor=1, beam_rounds=8, gradient_batch_size=6, val_batch_size=16),
         help_desk,
         store=store,
         folder=folder,

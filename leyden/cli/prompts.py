@@ -69,7 +69,8 @@ def history(
 ) -> None:
     """List the prompts that a run has measured: when, how good, and why they were written.
 
-    `best`: it became the best prompt. `kept`: it was in the beam after its round.
+    `best`: it became the best prompt. `kept`: it was in the beam after its last run. The reward of
+    APO is the expected one after all runs, that of GEPA the mean over validation tasks.
 
     \b
     Examples:

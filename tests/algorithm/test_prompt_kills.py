@@ -28,7 +28,7 @@ _FEW: Any = [pytest.mark.slow, pytest.mark.timeout(300)]
     [
         *(pytest.param(program, 2000, 3, marks=_FEW) for program in (rules, evolving)),
         *(pytest.param(program, 2000, 20, marks=_MANY) for program in (rules, evolving)),
-        pytest.param(rules, 230, 1, marks=_FEW),  # these two end because their rollouts are spent
+        pytest.param(rules, 90, 1, marks=_FEW),  # these two end because their rollouts are spent
         pytest.param(evolving, 70, 2, marks=_FEW),
     ],
 )

@@ -55,6 +55,9 @@ def test_a_client_that_is_none_is_refused(optimiser: Any) -> None:
 def test_a_range_of_rewards_is_two_numbers_in_order(value: Any) -> None:
     with pytest.raises(ConfigError, match="reward_range is"):
         ly.GEPA(reward_range=value)
+    if value is not None:
+        with pytest.raises(ConfigError, match="reward_range is"):
+            ly.APO(reward_range=value)
 
 
 def test_the_defaults_and_numbers_of_numpys_kind_are_possible() -> None:

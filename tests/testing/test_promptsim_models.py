@@ -190,12 +190,14 @@ async def test_the_agents_earn_the_rewards_of_the_plain_function(prompts: int) -
 
 
 @pytest.mark.slow
-async def test_apo_reaches_nine_tenths_of_the_optimum_of_the_additive_family_within_800_rollouts() -> None:
+async def test_apo_reaches_nine_tenths_of_the_optimum_of_the_additive_family_within_500_rollouts() -> None:
     pytest.importorskip("openai")
     sim = PromptSim("additive", seed=0)
     async with FakeUpstream(reply=sim.reply, fault=sim.fault) as upstream:
         trainer = ly.Trainer(
-            algorithm=ly.APO(beam_width=2, branch_factor=2, beam_rounds=8, budget=ly.Budget(rollouts=800)),
+            algorithm=ly.APO(
+                beam_width=4, branch_factor=1, beam_rounds=20, val_batch_size=4, budget=ly.Budget(rollouts=500)
+            ),
             llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
             initial_resources=sim.initial_resources,
             store="memory",

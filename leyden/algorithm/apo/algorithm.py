@@ -1,12 +1,15 @@
-"""`APO`: improve an agent's prompts by textual gradients and beam search (ProTeGi,
-arXiv:2305.03495).
+"""`APO`: improve an agent's prompts by textual gradients (ProTeGi, arXiv:2305.03495) and Thompson
+sampling.
 
-One step is one round: each branch runs a parent prompt on a few tasks, has a model criticise
-what the agent did, and has a model rewrite the prompt. The new prompts and the beam are measured
-on the same validation tasks, and the best of them are the next beam. All branches of a round run
-at the same time. What depends on chance depends on the seed, the round and the branch alone,
-answers of the reflection model are kept, and scores are kept by content, so a killed run
-continues to the same end. The best prompts are measured on the whole validation set at the end.
+One step is one round: a model criticises the worst runs of each prompt in the beam, and a model
+rewrites the prompt. Then those candidates run that look best in one draw from what all rewards so
+far say about them (`prompts/beliefs.py`): a new prompt is believed to be about as good as its
+parent and as edits have been. So few rollouts are spent on bad prompts, and few on telling apart
+prompts that are equally good. The leading candidate takes the place of the best one if it is ahead
+after both ran the same validation tasks. All work of a round runs at the same time. What depends on
+chance depends on the seed, the round and the branch alone, answers of the reflection model are
+kept, and scores are kept by content, so a killed run continues to the same end. The best prompts
+are measured on the whole validation set at the end.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from __future__ import annotations
 import json
 import logging
 import random
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leyden.algorithm.apo.plan import DRAWS, Costs
+from leyden.algorithm.apo.plan import Costs
 from leyden.algorithm.apo.round import Round, ignored_warning, reflection_warnings
 from leyden.algorithm.apo.search import Search
 from leyden.algorithm.apo.writer import PromptWriter
@@ -28,12 +32,13 @@ from leyden.algorithm.evaluator import Score, Scores
 from leyden.algorithm.iterative import IterativeAlgorithm
 from leyden.algorithm.policy_gradient.batch import epoch_place
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
-from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve, ranked
-from leyden.algorithm.prompts.comparison import compare
-from leyden.algorithm.prompts.options import check_shared_options
+from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
+from leyden.algorithm.prompts.comparison import Rewards, compare
+from leyden.algorithm.prompts.components import name_to_improve
+from leyden.algorithm.prompts.options import check_reward_range, check_shared_options
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
-from leyden.errors import BudgetExceeded, ConfigError
+from leyden.errors import BudgetExceeded, CheckpointError, ConfigError
 from leyden.loop import Metrics
 from leyden.options import check_flag
 from leyden.types import RolloutMode
@@ -50,9 +55,9 @@ _STATE = "apo.json"
 class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
-    Costs `beam_width * branch_factor * (2 * gradient_batch_size + val_batch_size)` rollouts a round
-    and `2 * n_val` in all at most, and twice as many calls of the reflection models as a round has
-    branches.
+    Costs at most `beam_width * branch_factor * gradient_batch_size + val_batch_size` rollouts a
+    round, `2 * n_val + gradient_batch_size` besides, and twice as many calls of the reflection
+    models as a round has branches if each first answer can be used.
 
     async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of
         the gateway, which records these calls with tokens and cost.
@@ -61,12 +66,16 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     apply_edit_model: the model that rewrites. None: `gpt-4.1-mini` with a client, otherwise the one
         model that the gateway serves.
     diversity_temperature: sampling temperature of the reflection models.
-    gradient_batch_size: training tasks on which a branch runs its parent; twice as
-        many if it solves all.
-    val_batch_size: validation tasks on which all candidates are compared, the same in each round.
-    beam_width: prompts that survive a round.
-    branch_factor: new prompts of each prompt in the beam.
+    gradient_batch_size: training tasks that a candidate runs in a round, the same for all, and the
+        number of runs that a critic reads.
+    val_batch_size: validation tasks on which a candidate is compared with the best one before it
+        takes its place.
+    beam_width: prompts that a round rewrites, the best of those that ran in the round before.
+    branch_factor: new prompts of each prompt in the beam. A round runs as many candidates
+        as it has branches: `beam_width * branch_factor`.
     beam_rounds: number of rounds.
+    reward_range: the lowest and the highest reward of the agent; None: unknown. A prompt with the
+        highest one on all its tasks is not rewritten. A reward outside of it is warned of.
     rollout_batch_timeout: seconds after which the unfinished rollouts of a batch count as failed.
     run_initial_validation: measure the first prompts on the whole validation set, before round 1.
     gradient_prompt_files, apply_edit_prompt_files: files with requests to the reflection models in
@@ -95,6 +104,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         beam_width: int = 4,
         branch_factor: int = 4,
         beam_rounds: int = 3,
+        reward_range: tuple[float, float] | None = None,
         rollout_batch_timeout: float = 3600.0,
         run_initial_validation: bool = True,
         gradient_prompt_files: Sequence[str | Path] | None = None,
@@ -147,6 +157,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             failed_reward=failed_reward,
             evaluation_seconds=rollout_batch_timeout,
         )
+        self.reward_range = None if reward_range is None else check_reward_range(reward_range)
         has_client = async_openai_client is not None
         self.diversity_temperature = diversity_temperature
         self.gradient_batch_size, self.val_batch_size = gradient_batch_size, val_batch_size
@@ -164,12 +175,13 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._train: Dataset[Any] = ()
         self._val: Dataset[Any] = ()
         self._sample: list[int] = []
-        """The validation tasks on which all candidates are compared."""
+        """The validation tasks on which candidates are compared with the best one."""
         self._names: list[str] = []
         """The prompts to improve, in turn."""
         self._costs = Costs(0, 0, 0, 0)
-        self._search = Search(Candidate({}))
+        self._search = Search([Candidate({})])
         self._round = Round()
+        self._has_warned = False
 
     # ---- the loop's points -----------------------------------------------------------------------
 
@@ -189,9 +201,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         initial = dict(self.get_initial_resources() or {})
         self._names = names_to_improve(initial, self.resource_name, algorithm="APO")
         models = (self._writer.gradient_model, self._writer.apply_edit_model)
-        self._search = Search(
-            Candidate(await self.open_services(initial, models=models, temperature=self.diversity_temperature))
-        )
+        first = Candidate(await self.open_services(initial, models=models, temperature=self.diversity_temperature))
+        self._search, self._has_warned = Search([first]), False
         self._costs = Costs(
             gradient=min(self.gradient_batch_size, len(train_dataset)),
             sample=size,
@@ -201,53 +212,48 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._costs.check(self.collector.budget.rollouts)
 
     async def step(self, iteration: int) -> Metrics:
-        """Do one round: branch, measure, choose."""
+        """Do one round: rewrite the beam, run the candidates that look best, choose."""
         search, self._reflector.counts = self._search, ReflectionCounts()
-        n_branches = self._affordable_branches(iteration)
-        self._round = Round(planned=n_branches * self._costs.branch, known_rewards=search.extremes)
-        parents = self._parents(iteration)
-        branches = [
-            self._branch(Branch(iteration, place), parents[place % len(parents)]) for place in range(n_branches)
-        ]
-        measurements = [self._try_to_measure(each, self._sample, iteration) for each in search.beam]
-        found = [each for each in await gather_all([*branches, *measurements]) if isinstance(each, Candidate)]
-        candidates = [each for each in (*search.beam, *found) if search.has(each, self._sample)]
-        if not candidates:
+        n_runs = self._affordable_runs(iteration)
+        self._round = Round(planned=(n_runs + 1) * self._costs.gradient + 2 * self._costs.sample)
+        if n_runs == 0:
+            return self._end(iteration, "the budget has no room for another prompt")
+        n_new = await self._rewrite(iteration, n_runs)
+        if not search.measured:
             return self._end(iteration, f"no prompt was measured, because {self._round.exceeded}")
-        candidates = ranked(candidates, {each.key: search.mean(each, self._sample) for each in candidates})
-        new = [each for each in candidates if each.round == iteration + 1]
-        self._report(iteration, candidates, len(new))
-        await self._choose(iteration, candidates, new)
-        metrics = {**self._metrics(), "branches": n_branches, "new_prompts": len(new)}
-        if n_branches == 0:
-            return self._end(iteration, "the budget has no room for another prompt", metrics)
+        drawn = await self._run_drawn(iteration, n_runs)
+        self._report(iteration, n_new)
+        await self._choose(iteration, drawn)
+        metrics = {**self._metrics(), "branches": n_runs, "new_prompts": n_new}
         if self.collector.budget.seconds_left == 0:
             return self._end(iteration, "the time of the budget is over", metrics)
         return metrics
 
     async def validate(self, iteration: int) -> Metrics:
-        """Return the reward of the best prompts on the tasks on which all prompts are compared.
+        """Return the reward of the best prompts on the tasks on which they were compared.
 
-        Before any prompts were compared, measure the first ones on the whole validation set.
+        Without any best prompts, measure the first ones on the whole validation set.
         """
         search = self._search
-        if search.best is None and await self._try_to_measure(search.first, range(len(self._val)), iteration):
-            search.best = search.first
-            await self.accept(search.first)
-            await self._record(0, [search.first], accepted=search.first)
-        return {} if search.best is None else {"reward": search.mean(search.best, self._sample)}
+        if search.best is None and await self._try_to_measure(0, "val", range(len(self._val)), iteration):
+            await self._accept(0)
+            await self._record(0, [0])
+        return {} if search.best is None else {"reward": self._mean(search.best, self._sample)}
 
     async def save(self, path: Path) -> None:
         """Write the beam, the best prompts and their rewards."""
-        state = {**self._search.as_json(), "spent": self.collector.budget.spent}
+        state = {"search": self._search.as_json(), "spent": self.collector.budget.spent}
         (path / _STATE).write_text(json.dumps(state))
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote."""
         state = json.loads((path / _STATE).read_text())
-        self.collector.budget.restore(state.pop("spent"))
-        self._search = Search.from_json(state)
-        self._best = self._search.best
+        if "search" not in state:
+            raise CheckpointError(f"{path} was written by an older Leyden; start a new run, whose scores are reused")
+        self.collector.budget.restore(state["spent"])
+        self._search = Search.from_json(state["search"])
+        if self._search.best is not None:
+            self._best = self._search.candidates[self._search.best]
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
         """Do all rounds, measure the best prompts on the whole validation set, compare on the test
@@ -255,12 +261,14 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         """
         await super().run(train_dataset, val_dataset)
         search, everything = self._search, range(len(self._val))
-        if search.best is not None and await self._try_to_measure(search.best, everything, self.beam_rounds):
-            first = search.first
-            if search.has(first, everything) and search.mean(first) > search.mean(search.best):
-                search.best = first  # the best ones were better on the compared tasks alone
-                await self.accept(first)
-        return await self.result(search.first, dict(search.rewards), n_compared=max(1, len(search.known) - 1))
+        if search.best is not None and await self._try_to_measure(search.best, "val", everything, self.beam_rounds):
+            has_first = len(search.val[0]) == len(everything)
+            if has_first and self._mean(0, everything) >= self._mean(search.best, everything):
+                await self._accept(0)  # the best ones were better on the compared tasks alone
+        rewards: dict[str, Rewards] = {
+            candidate.key: search.val[place] for place, candidate in enumerate(search.candidates)
+        }
+        return await self.result(search.candidates[0], rewards, n_compared=max(1, len(search.measured) - 1))
 
     # ---- the parts of a round, for users and subclasses ------------------------------------------
 
@@ -282,6 +290,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             self._round.scores += 1
             self._round.failed += score.failed
             self.progress(self._round.scores, max(self._round.scores, self._round.planned))
+        self.check_rewards(found, "the range is not used from now on")
         return Scores(sorted(found, key=lambda score: score.task))
 
     async def compute_textual_gradient(
@@ -314,11 +323,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
 
     # ---- one round -------------------------------------------------------------------------------
 
-    def _affordable_branches(self, iteration: int) -> int:
-        """Return how many branches the rollouts that are left allow, at their highest cost.
+    def _affordable_runs(self, iteration: int) -> int:
+        """Return how many candidates the rollouts that are left allow, at the round's highest cost.
 
         Tokens and cost allow about as many rollouts as they have paid for so far. A resumed round
-        has as many branches as it began with.
+        has as many as it began with.
         """
         wanted, left = self.beam_width * self.branch_factor, self.collector.budget.rollouts_expected
         if left is None:
@@ -329,92 +338,118 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             self._journal.add(place, decided, purpose="budget")
         return int(decided)
 
-    def _parents(self, iteration: int) -> list[Candidate]:
-        """Return `beam_width` parents: the beam in random order, repeated if it has fewer."""
-        beam = self._search.beam
-        order = random.Random(f"{self.seed}/{iteration}/parents").sample(beam, len(beam))
-        return [order[place % len(order)] for place in range(self.beam_width)]
+    def _batch(self, number: int) -> list[int]:
+        """Return the training tasks of a batch; batches take tasks of shuffled passes in turn."""
+        size, n_tasks = self._costs.gradient, len(self._train)
+        return [epoch_place(n_tasks, turn, self.seed) for turn in range(number * size, (number + 1) * size)]
 
-    async def _branch(self, place: Branch, parent: Candidate) -> Candidate | None:
-        """Run a parent, rewrite its prompt, and measure the new one; None if there is none."""
+    async def _rewrite(self, iteration: int, n_branches: int) -> int:
+        """Add new prompts of the candidates in the beam; return how many there are."""
+        search = self._search
+        if not search.train[0]:
+            await self._try_to_measure(0, "train", self._batch(0), iteration)
+        parents = [search.beam[branch % len(search.beam)] for branch in range(n_branches)]
+        children = await gather_all(
+            [self._branch(Branch(iteration, branch), parent) for branch, parent in enumerate(parents)]
+        )
+        pairs = zip(children, parents, strict=True)
+        return sum(search.add(child, parent) for child, parent in pairs if child is not None)
+
+    async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
+        """Run the candidates that look best on new training tasks, make the best of them the next
+        beam, and return them all.
+        """
+        search, batch = self._search, self._batch(iteration + 1)
+        drawn = search.draw(n_runs, f"{self.seed}/{iteration}")
+        await gather_all([self._try_to_measure(place, "train", batch, iteration) for place in drawn])
+        search.beam = search.ranked([place for place in drawn if search.train[place]])[: self.beam_width] or [0]
+        return drawn
+
+    async def _branch(self, place: Branch, parent: int) -> Candidate | None:
+        """Rewrite a prompt of a candidate after its worst runs; None if no prompt can be used."""
+        search, candidate = self._search, self._search.candidates[parent]
         slot = place.round * self.beam_width * self.branch_factor + place.branch
-        size = self._costs.gradient
-        n_slots = self.beam_rounds * self.beam_width * self.branch_factor
-        name = self._search.name_to_improve(self._names, slot, f"{self.seed}/{place}")
+        name = name_to_improve(self._names, search.edits(), slot, f"{self.seed}/{place}")
+        highest = self.reward_range[1] if self.reward_range and self._is_in_range else None
+        tasks = search.worst_tasks(parent, self._costs.gradient, f"{self.seed}/{place}", highest=highest)
+        if not tasks:
+            logger.info("round %d, branch %d: the prompt has solved all tasks", place.round + 1, place.branch + 1)
+            return None
         try:
-            for draw in range(DRAWS):
-                turns = range((draw * n_slots + slot) * size, (draw * n_slots + slot + 1) * size)
-                tasks = [self._train[epoch_place(len(self._train), turn, self.seed)] for turn in turns]
-                scores = await self.evaluate_prompt_on_batch(parent, tasks, "train", keep_until=place.round + 1)
-                if not self._round.shows_nothing(scores):
-                    break
-            else:
-                logger.info("round %d, branch %d: the prompt has solved all tasks", place.round + 1, place.branch + 1)
-                return None
-            child = await self.textual_gradient_and_apply_edit(parent, scores.scores, name=name, place=place)
+            seen = await self.evaluator.evaluate(  # these rollouts are in the store
+                await self.publish(candidate),
+                [self._train[task] for task in tasks],
+                mode="train",
+                deadline_seconds=self.rollout_batch_timeout,
+                keep_until=self.beam_rounds + 1,
+            )
+            return await self.textual_gradient_and_apply_edit(candidate, seen.scores, name=name, place=place)
         except BudgetExceeded as error:
             logger.info("round %d, branch %d: %s", place.round + 1, place.branch + 1, error)
             self._round.exceeded = str(error)
             return None
-        if child is None or not await self._try_to_measure(child, self._sample, place.round):
-            return None
-        self._round.edits.append((name, parent.key, child.key))
-        return child
 
-    async def _try_to_measure(self, candidate: Candidate, tasks: Sequence[int], iteration: int) -> bool:
-        """Have the candidate's rewards on validation tasks; return whether the budget was enough.
+    async def _try_to_measure(self, place: int, mode: RolloutMode, tasks: Sequence[int], iteration: int) -> bool:
+        """Have a candidate's rewards on these tasks; return whether the budget was enough.
 
         Rewards that are there already cost nothing.
         """
-        missing = [task for task in tasks if not self._search.has(candidate, [task])]
+        data, rewards = (self._train, self._search.train) if mode == "train" else (self._val, self._search.val)
+        missing = [task for task in dict.fromkeys(tasks) if task not in rewards[place]]
         if not missing:
             return True
+        keep_until = self.beam_rounds + 1 if mode == "train" else iteration + 1  # a critic may read it later
         try:
             scores = await self.evaluate_prompt_on_batch(
-                candidate, [self._val[task] for task in missing], keep_until=iteration + 1
+                self._search.candidates[place], [data[task] for task in missing], mode, keep_until=keep_until
             )
         except BudgetExceeded as error:
             logger.info("round %d: a prompt is not measured: %s", iteration + 1, error)
             self._round.exceeded = str(error)
             return False
-        self._search.add(candidate, dict(zip(missing, scores.by_task, strict=True)))
+        rewards[place].update(zip(missing, scores.by_task, strict=True))
         return True
 
-    async def _choose(self, iteration: int, candidates: Sequence[Candidate], new: Sequence[Candidate]) -> None:
-        """Make the next beam of the first candidates, and keep the first one if it
-        beats the best one.
-        """
-        search, leader = self._search, candidates[0]
-        before, search.beam = search.best, list(candidates[: self.beam_width])
-        search.count_edits(self._round.edits, self._sample)
-        if before is None:
-            search.best = leader
-        elif leader.key != before.key:
-            rewards = [{task: search.rewards[each.key][task] for task in self._sample} for each in (before, leader)]
-            comparison = compare(*rewards, n_compared=max(1, len(new)))
-            if comparison.difference.mean > 0:
-                self._round.comparison = comparison
-                search.best = leader
-                logger.info("round %d: a better prompt, by %s", iteration + 1, comparison)
-        if search.best is leader:
-            await self.accept(leader)
-        await self._record(iteration + 1, new, accepted=leader if search.best is leader else None)
-        search.forget_rest(candidates)
+    async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
+        """Compare the candidate that looks best with the best one so far, on validation tasks."""
+        search, before = self._search, self._search.best
+        leader = search.ranked(search.measured)[0]
+        if leader != before:
+            compared = [leader] if before is None else [leader, before]
+            have = await gather_all([self._try_to_measure(each, "val", self._sample, iteration) for each in compared])
+            if all(have) and search.ranked(compared)[0] == leader:
+                if before is not None:
+                    rewards = [{task: search.val[each][task] for task in self._sample} for each in (before, leader)]
+                    comparison = compare(*rewards, n_compared=max(1, len(search.measured) - 1))
+                    self._round.comparison = comparison
+                    logger.info("round %d: a better prompt, by %s", iteration + 1, comparison)
+                await self._accept(leader)
+        ran = {*drawn, leader, *([0] if iteration == 0 else [])}
+        await self._record(iteration + 1, [place for place in search.measured if place in ran])
 
-    async def _record(self, round_: int, measured: Sequence[Candidate], *, accepted: Candidate | None) -> None:
-        search = self._search
+    async def _accept(self, place: int) -> None:
+        self._search.best = place
+        await self.accept(self._search.candidates[place])
+
+    async def _record(self, round_: int, places: Sequence[int]) -> None:
+        search, found = self._search, self._search.beliefs()
         records = [
             record_of(
-                each,
-                await self.publish(each),
-                search.rewards[each.key],
-                kept=each in search.beam,
-                accepted=each is accepted,
+                search.candidates[place],
+                await self.publish(search.candidates[place]),
+                reward=found[place].mean,
+                tasks=len(search.rewards(place)),
+                kept=place in search.beam,
+                accepted=place == search.best,
                 comparison=self._round.comparison,
             )
-            for each in measured
+            for place in places
         ]
         await self.record(round_, records)
+
+    def _mean(self, place: int, tasks: Sequence[int]) -> float:
+        rewards = self._search.val[place]
+        return statistics.fmean(rewards[task] for task in tasks)
 
     def _end(self, iteration: int, why: str, metrics: Metrics | None = None) -> Metrics:
         """End the run after this round, with the best prompts so far."""
@@ -422,14 +457,15 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._loop.stop()
         return metrics or self._metrics()
 
-    def _report(self, iteration: int, candidates: Sequence[Candidate], n_new: int) -> None:
+    def _report(self, iteration: int, n_new: int) -> None:
         """Warn of a round that could not work.
 
         Raise ReflectionFailed if the reflection models are away.
         """
         counts = self._reflector.counts
         warnings = reflection_warnings(iteration + 1, counts, n_new)
-        if iteration == 0 and (ignored := ignored_warning(candidates, self._search, self._sample, self._names)):
+        if not self._has_warned and (ignored := ignored_warning(self._search, self._names)):
+            self._has_warned = True
             warnings.append(ignored)
         for warning in warnings:
             logger.warning("%s", warning)
@@ -437,7 +473,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
 
     def _metrics(self) -> Metrics:
         search = self._search
-        leader = search.beam[0]
-        rewards = {"reward": search.mean(leader, self._sample)} if search.has(leader, self._sample) else {}
+        rewards = {"reward": search.beliefs()[search.ranked(search.measured)[0]].mean} if search.measured else {}
         counts = {**self._round.metrics(), **self._reflector.counts.metrics()}
         return {**rewards, **counts, **self.collector.budget.metrics()}

@@ -1,4 +1,4 @@
-"""`Costs`: what a round may cost, and how many branches a budget has room for."""
+"""`Costs`: what a round may cost, and how many candidates a budget lets run."""
 
 from __future__ import annotations
 
@@ -7,39 +7,30 @@ from dataclasses import dataclass
 from leyden.algorithm.apo.search import Search
 from leyden.errors import ConfigError
 
-DRAWS = 2
-"""How many batches of training tasks a parent runs at most: another one if it has solved all
-tasks of the first."""
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Numbers of rollouts."""
 
     gradient: int
-    """Rollouts that run a parent prompt on one batch of training tasks."""
+    """Training tasks that a candidate runs in a round."""
     sample: int
-    """Rollouts that measure a new prompt on the tasks on which all prompts are compared."""
+    """Validation tasks on which a candidate is compared with the best one."""
     val: int
     """Tasks of the whole validation set."""
     test: int
     """Tasks of the test set."""
 
     @property
-    def branch(self) -> int:
-        """Return the most rollouts that a branch costs."""
-        return DRAWS * self.gradient + self.sample
-
-    @property
     def reserve(self) -> int:
-        """Return the rollouts that are reserved for the first prompt of a beam on the whole
-        validation set, and for the test set.
+        """Return the rollouts that are reserved for the best candidate on the whole validation
+        set, and for the test set.
         """
         return self.val - self.sample + 2 * self.test
 
     def check(self, limit: int | None) -> None:
         """Raise ConfigError if a budget has no room for the first prompts and a single new one."""
-        least = 2 * self.reserve - 2 * self.test + self.sample + self.branch
+        least = self.val + 2 * self.gradient + self.val
         if limit is not None and limit < least:
             raise ConfigError(
                 f"budget has {limit:,} rollouts, and measuring the first prompts and one new one takes up to {least:,}; "
@@ -47,6 +38,8 @@ class Costs:
             )
 
     def affordable(self, wanted: int, left: int, search: Search) -> int:
-        """Return how many branches of a round `left` rollouts pay for, at their highest cost."""
-        unmeasured = sum(self.sample for each in search.beam if each.key not in search.rewards)
-        return max(0, min(wanted, (left - unmeasured - self.reserve) // self.branch))
+        """Return how many candidates a round can run for `left` rollouts, at its highest cost."""
+        first = 0 if search.train[0] else self.gradient
+        has_best = search.best is not None and len(search.val[search.best]) >= self.sample
+        compared = self.sample if has_best else 2 * self.sample
+        return max(0, min(wanted, (left - self.reserve - first - compared) // self.gradient))

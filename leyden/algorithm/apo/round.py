@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from leyden.algorithm.apo.search import Search
-from leyden.algorithm.evaluator import Scores
-from leyden.algorithm.prompts.candidate import Candidate
 from leyden.algorithm.prompts.comparison import Comparison
 from leyden.algorithm.prompts.reflector import ReflectionCounts
-from leyden.utils.figures import figure
+
+_ENOUGH = 8
+"""Equal rewards of different candidates on one task, so many times, are no coincidence."""
 
 
 @dataclass(slots=True)
@@ -19,27 +19,12 @@ class Round:
 
     planned: int = 0
     """Scores that the round needs at most."""
-    known_rewards: tuple[float, float] | None = None
-    """The lowest and the highest reward that a prompt in use had before the round; None:
-    none was measured."""
-    edits: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
-    """The name of each prompt that was rewritten, and the keys of the parent and of
-    the new candidate."""
     scores: int = 0
     failed: int = 0
     exceeded: str = ""
     """Why the budget did not allow the last measurement that was left out."""
     comparison: Comparison | None = None
     """The new best prompts against those before; None if the best ones have not changed."""
-
-    def shows_nothing(self, scores: Scores) -> bool:
-        """Return whether a batch has the highest reward on every task, so that a critic
-        would have to guess.
-        """
-        if self.known_rewards is None:
-            return False
-        lowest, highest = self.known_rewards
-        return lowest < highest and all(score.reward >= highest for score in scores.scores)
 
     def metrics(self) -> dict[str, float]:
         """Return the counts, and by how much the best prompts became better."""
@@ -61,17 +46,17 @@ def reflection_warnings(round_: int, counts: ReflectionCounts, n_new: int) -> li
     return []
 
 
-def ignored_warning(
-    candidates: Sequence[Candidate], search: Search, tasks: Sequence[int], names: Sequence[str]
-) -> str | None:
-    """Return a warning if several candidates have the same rewards, task by
-    task; None otherwise.
-    """
-    found = {tuple(search.rewards[each.key][task] for task in tasks) for each in candidates}
-    if len(candidates) < 2 or len(found) > 1:
+def ignored_warning(search: Search, names: Sequence[str]) -> str | None:
+    """Return a warning if all candidates have equal rewards on every task; None otherwise."""
+    by_task: dict[tuple[str, int], list[float]] = {}
+    for place in search.measured:
+        for task, reward in search.rewards(place).items():
+            by_task.setdefault(task, []).append(reward)
+    shared = {task: found for task, found in by_task.items() if len(found) > 1}
+    differ = any(len(set(found)) > 1 for found in shared.values())
+    if differ or sum(len(found) - 1 for found in shared.values()) < _ENOUGH:
         return None
     return (
-        f"all {len(candidates)} prompts of round 1 have equal rewards, on each of {len(tasks)} tasks "
-        f"(mean {figure(search.mean(candidates[0], tasks))}): check that the agent uses the prompt "
-        f"{' or '.join(map(repr, names))}, and that its reward can change"
+        f"all {len(search.measured)} prompts have equal rewards, on each of {len(shared)} tasks: check that the agent "
+        f"uses the prompt {' or '.join(map(repr, names))}, and that its reward can change"
     )

@@ -1,103 +1,122 @@
-"""`Search`: the state of a beam search over prompts, as a checkpoint keeps it."""
+"""`Search`: all candidates of a run, their rewards and the beam, as a checkpoint keeps them."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from leyden.algorithm.prompts.beliefs import Belief, beliefs
 from leyden.algorithm.prompts.candidate import Candidate
-from leyden.algorithm.prompts.components import name_to_improve
 
 
 @dataclass(slots=True)
 class Search:
-    """The beam, the best candidate, and the rewards of those in use."""
+    """Candidates are named by their place: 0 is the first one, which the user gave."""
 
-    first: Candidate
-    """The prompts that the user gave."""
-    beam: list[Candidate] = field(default_factory=list[Candidate])
-    best: Candidate | None = None
-    """The best candidate that was measured on the whole validation set; None before the first."""
-    rewards: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
-    """Rewards on validation tasks, by the candidate's key and the task's place."""
-    known: set[str] = field(default_factory=set[str])
-    """The key of every candidate that was ever measured."""
-
-    edits: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """For the name of each prompt resource: how often it was rewritten, and how often the rewriting
-    raised the mean reward."""
-
-    def __post_init__(self) -> None:
-        self.beam = self.beam or [self.first]
-        self.known.add(self.first.key)
-
-    def has(self, candidate: Candidate, tasks: Iterable[int]) -> bool:
-        """Return whether the candidate has a reward on each of these tasks."""
-        return set(tasks) <= self.rewards.get(candidate.key, {}).keys()
-
-    def mean(self, candidate: Candidate, tasks: Sequence[int] | None = None) -> float:
-        """Return the candidate's mean reward on these tasks; None: on all that
-        it was measured on.
-        """
-        rewards = self.rewards[candidate.key]
-        return statistics.fmean(rewards.values() if tasks is None else [rewards[task] for task in tasks])
-
-    def add(self, candidate: Candidate, rewards: dict[int, float]) -> None:
-        """Keep rewards of a candidate."""
-        self.rewards.setdefault(candidate.key, {}).update(rewards)
+    candidates: list[Candidate]
+    parents: list[int | None] = field(default_factory=lambda: [None])
+    train: list[dict[int, float]] = field(default_factory=lambda: [dict[int, float]()])
+    """Rewards of each candidate by training task."""
+    val: list[dict[int, float]] = field(default_factory=lambda: [dict[int, float]()])
+    """Rewards of each candidate by validation task."""
+    beam: list[int] = field(default_factory=lambda: [0])
+    """The candidates that the next round rewrites."""
+    best: int | None = None
+    """The best candidate so far; None before the first was measured on validation tasks."""
 
     @property
-    def extremes(self) -> tuple[float, float] | None:
-        """Return the lowest and the highest reward of the candidates in use; None without any."""
-        found = [reward for rewards in self.rewards.values() for reward in rewards.values()]
-        return (min(found), max(found)) if found else None
+    def known(self) -> set[str]:
+        """Return the key of every candidate."""
+        return {candidate.key for candidate in self.candidates}
 
-    def count_edits(self, edits: Sequence[tuple[str, str, str]], tasks: Sequence[int]) -> None:
-        """Count which rewritten prompts were better than their parents.
+    @property
+    def measured(self) -> list[int]:
+        """Return the candidates that have a reward."""
+        return [place for place in range(len(self.candidates)) if self.train[place] or self.val[place]]
 
-        edits: the name of the prompt, the key of the parent and the key of the new candidate.
-        tasks: on which they are compared.
+    def add(self, candidate: Candidate, parent: int) -> bool:
+        """Add a new candidate; return whether no equal one was there."""
+        is_new = candidate.key not in self.known
+        if is_new:
+            self.candidates.append(candidate)
+            self.parents.append(parent)
+            self.train.append({})
+            self.val.append({})
+        return is_new
+
+    def rewards(self, place: int) -> dict[tuple[str, int], float]:
+        """Return all rewards of a candidate, by kind and task."""
+        kinds = (("train", self.train), ("val", self.val))
+        return {(kind, task): reward for kind, by_place in kinds for task, reward in by_place[place].items()}
+
+    def beliefs(self) -> list[Belief]:
+        """Return what all rewards together say about each candidate."""
+        return beliefs(self.parents, [self.rewards(place) for place in range(len(self.candidates))])
+
+    def draw(self, count: int, seed: str) -> list[int]:
+        """Return the candidates that run next, by Thompson sampling: those with the highest values
+        in one draw from what is believed.
         """
-        for name, parent, child in edits:
-            before, after = self.rewards.get(parent, {}), self.rewards.get(child, {})
-            common = [task for task in tasks if task in before and task in after]
-            tried, raised = self.edits.get(name, (0, 0))
-            is_better = sum(after[task] for task in common) > sum(before[task] for task in common)
-            self.edits[name] = (tried + 1, raised + is_better)
+        chance = random.Random(seed)
+        values = [chance.gauss(each.mean, math.sqrt(each.variance)) for each in self.beliefs()]
+        return sorted(range(len(values)), key=lambda place: -values[place])[:count]
 
-    def name_to_improve(self, names: Sequence[str], turn: int, seed: str) -> str:
-        """Return the prompt to rewrite: see `components.name_to_improve`."""
-        return name_to_improve(names, self.edits, turn, seed)
+    def ranked(self, places: Sequence[int]) -> list[int]:
+        """Return candidates, the one with the highest expected value first."""
+        found = self.beliefs()
+        return sorted(places, key=lambda place: -found[place].mean)
 
-    def forget_rest(self, candidates: Sequence[Candidate]) -> None:
-        """Remember that these candidates were measured, and forget the rewards of those
-        that are not in use.
+    def worst_tasks(self, place: int, count: int, seed: str, *, highest: float | None = None) -> list[int]:
+        """Return the training tasks on which a candidate has the lowest rewards.
+
+        Equal ones come in random order. If it has the highest reward on each task, return none,
+        because a critic would have to guess.
+
+        highest: the highest possible reward; None: the highest one so far, if rewards differ.
         """
-        self.known |= {candidate.key for candidate in candidates}
-        in_use = {candidate.key for candidate in (self.first, *self.beam, self.best) if candidate is not None}
-        self.rewards = {key: rewards for key, rewards in self.rewards.items() if key in in_use}
+        rewards, known = self.train[place], {reward for each in (*self.train, *self.val) for reward in each.values()}
+        if highest is None and len(known) > 1:
+            highest = max(known)
+        if not rewards or (highest is not None and min(rewards.values()) >= highest):
+            return []
+        shuffled = random.Random(seed).sample(sorted(rewards), len(rewards))
+        return sorted(shuffled, key=lambda task: rewards[task])[:count]
+
+    def edits(self) -> dict[str, tuple[int, int]]:
+        """Return how many rewritten prompts were measured, and how many are believed to be better.
+
+        The counts are by the prompt's name; better means better than the parent.
+        """
+        found, counts = self.beliefs() if self.measured else [], dict[str, tuple[int, int]]()
+        for place in self.measured:
+            name, parent = self.candidates[place].edited, self.parents[place]
+            if name is not None and parent is not None:
+                tried, raised = counts.get(name, (0, 0))
+                counts[name] = (tried + 1, raised + (found[place].mean > found[parent].mean))
+        return counts
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for `from_json`."""
         return {
-            "first": self.first.as_json(),
-            "beam": [candidate.as_json() for candidate in self.beam],
-            "best": None if self.best is None else self.best.as_json(),
-            "rewards": {key: list(rewards.items()) for key, rewards in self.rewards.items()},
-            "known": sorted(self.known),
-            "edits": {name: list(counts) for name, counts in self.edits.items()},
+            "candidates": [candidate.as_json() for candidate in self.candidates],
+            "parents": self.parents,
+            "train": [list(rewards.items()) for rewards in self.train],
+            "val": [list(rewards.items()) for rewards in self.val],
+            "beam": self.beam,
+            "best": self.best,
         }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Search:
         """Return the state that `as_json` has described."""
         return cls(
-            first=Candidate.from_json(stored["first"]),
-            beam=[Candidate.from_json(each) for each in stored["beam"]],
-            best=None if stored["best"] is None else Candidate.from_json(stored["best"]),
-            rewards={key: {int(task): reward for task, reward in each} for key, each in stored["rewards"].items()},
-            known=set(stored["known"]),
-            edits={name: (tried, raised) for name, (tried, raised) in stored["edits"].items()},
+            candidates=[Candidate.from_json(each) for each in stored["candidates"]],
+            parents=stored["parents"],
+            train=[{int(task): reward for task, reward in each} for each in stored["train"]],
+            val=[{int(task): reward for task, reward in each} for each in stored["val"]],
+            beam=stored["beam"],
+            best=stored["best"],
         )

@@ -150,7 +150,6 @@ class GEPA(PromptOptimiser):
             )
         check_choice("component_selection", component_selection, ("round_robin", "success", "all"))
         check_choice("frontier", frontier, ("instance", "objective", "hybrid", "cartesian"))
-        self.reward_range = check_reward_range(reward_range)
         self.configure(
             async_openai_client,
             resource_name=resource_name,
@@ -161,6 +160,8 @@ class GEPA(PromptOptimiser):
             failed_reward=failed_reward,
             evaluation_seconds=rollout_batch_timeout,
         )
+        self.reward_range = low, high = check_reward_range(reward_range)
+        self._highest, self._race_range = high, (low, high)
         self.reflection_model = reflection_model or (_MODEL if async_openai_client is not None else None)
         self.reflection_temperature = reflection_temperature
         self.max_steps, self.proposals_per_step, self.minibatch_size = max_steps, proposals_per_step, minibatch_size
@@ -268,7 +269,7 @@ class GEPA(PromptOptimiser):
                 candidate_selection=self.candidate_selection,
                 frontier_type=self.frontier,
                 reflection_minibatch_size=min(self.minibatch_size, len(self._train)),
-                perfect_score=self.reward_range[1],
+                perfect_score=self._highest,
                 use_merge=self.use_merge,
                 seed=self.seed,
             )
@@ -330,7 +331,8 @@ class GEPA(PromptOptimiser):
         record = record_of(
             candidate,
             await self.publish(candidate),
-            rewards,
+            reward=_mean(rewards),
+            tasks=len(rewards),
             kept=True,
             accepted=is_best,
             comparison=comparison,
@@ -364,7 +366,8 @@ class GEPA(PromptOptimiser):
             deadline_seconds=self._evaluation_seconds,
             keep_until=self.max_steps + 1,
         )
-        self._check_range(found.scores)
+        if not self.check_rewards(found.scores, "validation races are switched off"):
+            self._is_racing = False
         return list(found.scores)
 
     async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
@@ -411,7 +414,7 @@ class GEPA(PromptOptimiser):
             pool = [self._rewards[each.key] for each in self._pool]
             front = {task: max(rewards[task] for rewards in pool) for task in pool[0]}
         error = self.race_error if self._is_racing else None
-        race = Race(self._rewards[best.key], front, error, self.reward_range, len(everything))
+        race = Race(self._rewards[best.key], front, error, self._race_range, len(everything))
         order = self._stages if has_leader else stages(len(everything), f"{self.seed}/race/{candidate.key}")
         for stage in order:
             scores, _ = await gather_all(
@@ -449,20 +452,6 @@ class GEPA(PromptOptimiser):
             f"{keep}Braces that are text are doubled: {{{{ and }}}}. "
             f"The new instruction has at most {self.max_prompt_characters} characters."
         )
-
-    def _check_range(self, scores: Sequence[Score]) -> None:
-        low, high = self.reward_range
-        wrong = next((score for score in scores if not (low <= score.reward <= high)), None)
-        if wrong is None or not self._is_racing:
-            return
-        name = "a rollout" if wrong.result is None else wrong.result.rollout_id
-        logger.warning(
-            "%s has the reward %s, outside of reward_range=%s: validation races are switched off; give the right range",
-            name,
-            figure(wrong.reward),
-            self.reward_range,
-        )
-        self._is_racing = False
 
     # ---- candidates and texts --------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.algorithm.budget import Budget
-from leyden.algorithm.evaluator import Evaluator
+from leyden.algorithm.evaluator import Evaluator, Score
 from leyden.algorithm.prompts.candidate import Candidate
 from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
 from leyden.algorithm.prompts.journal import Journal
@@ -27,6 +28,7 @@ from leyden.errors import BudgetExceeded, ConfigError
 from leyden.options import nearest
 from leyden.runs import open_run
 from leyden.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate
+from leyden.utils.figures import figure
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -69,6 +71,9 @@ class PromptOptimiser(Algorithm):
         self._others: NamedResources = {}
         """Resources that are not improved."""
         self._best: Candidate | None = None
+        self.reward_range: tuple[float, float] | None = None
+        """The lowest and the highest reward, if they are stated."""
+        self._is_in_range = True
 
     # ---- the beginning ---------------------------------------------------------------------------
 
@@ -81,7 +86,7 @@ class PromptOptimiser(Algorithm):
         models: the reflection models' names. temperature: of their calls.
         Raise ConfigError if there is no model to ask.
         """
-        self._best = None
+        self._best, self._is_in_range = None, True
         prompts = {name: prompt for name, prompt in initial.items() if isinstance(prompt, PromptTemplate)}
         self._others = await self._with_model(
             {name: each for name, each in initial.items() if name not in prompts}, models
@@ -198,6 +203,24 @@ class PromptOptimiser(Algorithm):
             algorithm=type(self).__name__,
             pin=f"{self.pin}, decisions",
         )
+
+    def check_rewards(self, scores: Sequence[Score], consequence: str) -> bool:
+        """Return whether all rewards of the run so far are in the stated range.
+
+        Warn of the first one that is not. consequence: what follows from it.
+        """
+        low, high = self.reward_range or (-math.inf, math.inf)
+        wrong = next((score for score in scores if not low <= score.reward <= high), None)
+        if wrong is not None and self._is_in_range:
+            self._is_in_range = False
+            logger.warning(
+                "%s has the reward %s, outside of reward_range=%s: %s; give the right range",
+                "a rollout" if wrong.result is None else wrong.result.rollout_id,
+                figure(wrong.reward),
+                self.reward_range,
+                consequence,
+            )
+        return self._is_in_range
 
     # ---- the end ---------------------------------------------------------------------------------
 

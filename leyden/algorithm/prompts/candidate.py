@@ -1,4 +1,4 @@
-"""A candidate's prompts, where they came from, and the order of candidates.
+"""A candidate's prompts, and where they came from.
 
 Pure values and functions: they know no store and no model.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,14 +101,3 @@ def names_to_improve(resources: NamedResources, resource_name: str | None, *, al
     for name in names:
         placeholders_of(prompts[name])
     return names
-
-
-def ranked(candidates: Sequence[Candidate], means: Mapping[str, float]) -> list[Candidate]:
-    """Return the candidates with the highest mean first, each prompt once; of equal means, the
-    earlier one first.
-
-    means: the mean reward by key.
-    """
-    different = {candidate.key: candidate for candidate in reversed(candidates)}
-    first = [candidate for candidate in candidates if different[candidate.key] is candidate]
-    return sorted(first, key=lambda candidate: -means[candidate.key])

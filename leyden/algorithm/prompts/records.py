@@ -8,7 +8,6 @@ as its model calls are.
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from pydantic import BaseModel
 
 from leyden.algorithm.collector import algorithm_group, rollout_id_at
 from leyden.algorithm.prompts.candidate import Candidate
-from leyden.algorithm.prompts.comparison import Comparison, Rewards
+from leyden.algorithm.prompts.comparison import Comparison
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.base import LightningStore
 from leyden.types import ResourcesUpdate
@@ -39,8 +38,9 @@ class CandidateRecord(BaseModel):
     reason: str
     """The critique that the edit follows."""
     reward: float
-    """The mean over `tasks` validation tasks."""
+    """GEPA: the mean over validation tasks. APO: what it expects, after all rewards so far."""
     tasks: int
+    """The tasks that the candidate ran for it."""
     kept: bool
     """Whether the search still uses the candidate after the round."""
     accepted: bool
@@ -52,16 +52,16 @@ class CandidateRecord(BaseModel):
 def record_of(
     candidate: Candidate,
     version: ResourcesUpdate,
-    rewards: Rewards,
     *,
+    reward: float,
+    tasks: int,
     kept: bool,
     accepted: bool,
     comparison: Comparison | None = None,
 ) -> CandidateRecord:
     """Return the record of a measured candidate.
 
-    version: the resources that hold the candidate. rewards: its rewards on validation
-        tasks, at least one.
+    version: the resources that hold the candidate. reward, tasks: see `CandidateRecord`.
     kept: whether the search still uses the candidate. accepted: whether it is the best one now.
     comparison: an accepted candidate's comparison with the best one before it.
     """
@@ -73,8 +73,8 @@ def record_of(
         parent=candidate.parent,
         edited=candidate.edited,
         reason=candidate.reason,
-        reward=statistics.fmean(rewards.values()),
-        tasks=len(rewards),
+        reward=reward,
+        tasks=tasks,
         kept=kept,
         accepted=accepted,
         comparison=str(comparison) if accepted and comparison is not None else "",
@@ -117,15 +117,23 @@ async def record_round(
 async def read_history(store: LightningStore, run_id: str) -> list[CandidateRecord]:
     """Return every candidate that a run has measured, in the order of rounds and branches.
 
+    A candidate that several rounds have measured is as the last of them knows it.
+
     A record is whole from its first write on, so it counts whatever its status.
     """
     rounds = await store.query_rollouts(group_id=algorithm_group(run_id))
-    found: list[CandidateRecord] = []
-    for rollout in rounds:
-        asked = cast("dict[str, Any]", rollout.input)
-        if asked.get("purpose") == _PURPOSE:
-            found += [CandidateRecord.model_validate(each) for each in rollout.metadata["candidates"]]
-    return sorted(found, key=lambda candidate: (candidate.round, candidate.branch))
+    decided = [
+        (cast("dict[str, Any]", each.input)["round"], each.metadata["candidates"])
+        for each in rounds
+        if cast("dict[str, Any]", each.input).get("purpose") == _PURPOSE
+    ]
+    found: dict[str, CandidateRecord] = {}
+    for _, candidates in sorted(decided, key=lambda each: each[0]):
+        for record in map(CandidateRecord.model_validate, candidates):
+            if (before := found.get(record.resources_id)) is not None and before.accepted:
+                record = record.model_copy(update={"accepted": True, "comparison": before.comparison})
+            found[record.resources_id] = record
+    return sorted(found.values(), key=lambda candidate: (candidate.round, candidate.branch))
 
 
 async def read_best(store: LightningStore, run_id: str) -> ResourcesUpdate:

@@ -34,6 +34,8 @@ Recorded = Callable[..., AbstractAsyncContextManager[LLM]]
 _TRIES = 2
 """How often a question is asked in all, if the answers cannot be used."""
 _SHOWN_CHARACTERS = 300
+_SLOW_SECONDS = 30.0
+"""A call that has no answer after so long is warned of."""
 
 
 @dataclass(slots=True)
@@ -155,6 +157,13 @@ class Reflector:
         Raise BudgetExceeded when the budget's time is over, before the call or during it.
         """
         budget = self._collector.budget
+        slow = asyncio.get_running_loop().call_later(
+            _SLOW_SECONDS,
+            logger.warning,
+            "%s %s: no answer of the reflection model for %.0f s; the run waits for it, unless a Budget(seconds=...) or the "
+            "client's timeout ends the call",
+            *(purpose, place, _SLOW_SECONDS),
+        )
         try:
             if budget.seconds_left != 0:
                 async with asyncio.timeout(budget.seconds_left):
@@ -162,6 +171,8 @@ class Reflector:
         except TimeoutError:
             if budget.seconds_left != 0:  # the client's own limit
                 raise
+        finally:
+            slow.cancel()
         raise BudgetExceeded(
             f"the time of Budget(seconds={budget.seconds:g}) is over, and a reflection call has not been answered; "
             "give a larger budget"

@@ -85,12 +85,11 @@ async def test_the_optimum_is_found_within_the_stated_number_of_rollouts() -> No
         assert result.reward == 1.0
         rollouts = await requested(store, summary.run_id)
         options = rules.OPTIONS
-        branches = options["beam_rounds"] * options["beam_width"] * options["branch_factor"]
-        assert len(rollouts) <= len(rules.VAL) + branches * (
-            2 * options["gradient_batch_size"] + options["val_batch_size"]
-        )
+        runs = options["beam_width"] * options["branch_factor"] * options["gradient_batch_size"]
+        whole = 2 * len(rules.VAL) - options["val_batch_size"] + options["gradient_batch_size"]
+        assert len(rollouts) <= whole + options["beam_rounds"] * (runs + options["val_batch_size"])
         measured = [(rollout.resources_id, rollout.input["topic"], rollout.input["number"]) for rollout in rollouts]
-        assert len(set(measured)) == len(measured), "a surviving prompt was measured again"
+        assert len(set(measured)) == len(measured), "a prompt ran a task twice"
         assert result.against_first is not None and result.against_first.is_sure
         assert list(summary.val_reward.values) == sorted(summary.val_reward.values)
 
@@ -166,7 +165,7 @@ async def test_prompts_are_improved_in_turn_or_one_alone() -> None:
 
 async def test_the_best_prompt_is_labelled_with_its_lineage_reasons_and_scores(tmp_path: Path) -> None:
     async with FakeUpstream(reply=rules.reply) as upstream:
-        apo = ly.APO(**{**SMALL, "beam_rounds": 2})
+        apo = ly.APO(**{**SMALL, "beam_rounds": 4, "gradient_batch_size": 5})
         result, summary = await optimise(apo, upstream, store=None, run_dir=tmp_path / "run")
     again = ly.APO()
     with pytest.raises(ConfigError, match="APO has no best prompt yet"):
@@ -191,12 +190,13 @@ async def test_the_best_prompt_is_labelled_with_its_lineage_reasons_and_scores(t
             parent = await store.get_resources_by_id(record.parent[0], version=record.parent[1])
             record = history[parent.resources_id]
         assert lineage == sorted(lineage, reverse=True)
-        assert len(lineage) == 3
+        assert len(lineage) >= 3
         assert [label.label for label in await store.get_labels()] == [best_label(summary.run_id)]
         own = await store.query_rollouts(group_id=f"{summary.run_id}/algorithm")
         assert sum(summary.rollouts.values()) == len(await requested(store, summary.run_id)), "its own calls are none"
         purposes = [rollout.input["purpose"] for rollout in own]
-        assert (purposes.count("critique"), purposes.count("edit"), purposes.count("selection")) == (4, 4, 3)
+        assert purposes.count("selection") == 1 + 4, "the first prompts, and each round"
+        assert 0 < purposes.count("critique") <= purposes.count("edit")
         calls = [rollout for rollout in own if rollout.input["purpose"] == "edit"]
         assert all(isinstance(each, ly.AttemptedRollout) and each.attempt.response_tokens > 0 for each in calls)
 
@@ -218,7 +218,7 @@ async def test_a_run_without_a_first_validation_records_its_rounds() -> None:
     async with FakeUpstream(reply=rules.reply) as upstream, InMemoryLightningStore() as store:
         apo = ly.APO(**SMALL, run_initial_validation=False)
         _, summary = await optimise(apo, upstream, store=store)
-        assert {record.round for record in await read_history(store, summary.run_id)} == {1}
+        assert {record.round for record in await read_history(store, summary.run_id)} == {0, 1}
 
 
 async def test_hung_and_failed_rollouts_count_as_zero() -> None:
@@ -235,7 +235,7 @@ async def test_hung_and_failed_rollouts_count_as_zero() -> None:
         apo = ly.APO(**SMALL, rollout_batch_timeout=1.0)
         result, _ = await optimise(apo, upstream, agent=fragile, callbacks=[row := Row()])
     assert result.prompts["prompt"].template == rules.SEED
-    assert row.metrics["failed"] == 2 * len(rules.VAL)
+    assert row.metrics["failed"] == 2 * SMALL["gradient_batch_size"], "both new prompts, on all tasks"
 
 
 # ---- budgets -------------------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ async def test_a_resumed_run_with_too_few_rollouts_says_that_it_has_too_few(
                 progress=False,
             )
             await trainer.afit(rules.quick, rules.TRAIN, val, resume=rounds == 3)
-    assert "no prompt was measured, because 10 more rollouts were requested, and 0 are left of" in caplog.text
+    assert "the run ends after round 3 with its best prompt: the budget has no room for another prompt" in caplog.text
 
 
 # ---- reflection models ---------------------------------------------------------------------------------------------------
@@ -486,8 +486,7 @@ async def test_a_prompt_that_was_tried_before_is_refused() -> None:
         apo = ly.APO(**{**SMALL, "beam_rounds": 2})
         _, summary = await optimise(apo, upstream, store=store, callbacks=[row := Row()])
         rollouts = await requested(store, summary.run_id)
-    measured = [rollout for rollout in rollouts if rollout.mode == "val"]
-    assert len(measured) == 2 * len(rules.VAL), "the first and the new prompt, each once"
+    assert len({rollout.resources_id for rollout in rollouts}) == 2, "the first and the new prompt"
     assert row.metrics["new_prompts"] == 0
 
 
@@ -527,8 +526,7 @@ async def test_a_call_that_fails_now_and_then_costs_its_branch_alone(caplog: pyt
         upstream.misbehave(Misbehaviour(status=429))
         async with openai.AsyncOpenAI(base_url=upstream.endpoint, api_key="key", max_retries=0) as client:
             apo = ly.APO(client, gradient_model="fake", apply_edit_model="fake", **SMALL)
-            result, _ = await optimise(apo, None, callbacks=[row := Row()])
-    assert result.reward == pytest.approx(0.2)
+            await optimise(apo, None, callbacks=[row := Row()])
     assert (row.metrics["failed_calls"], row.metrics["new_prompts"]) == (1, 1)
 
 
@@ -554,7 +552,7 @@ async def test_an_agent_that_ignores_its_prompt_is_warned_of_once(caplog: pytest
 
     async with FakeUpstream(reply=rules.reply) as upstream:
         result, _ = await optimise(ly.APO(**{**SMALL, "beam_rounds": 3}), upstream, agent=deaf)
-    assert caplog.text.count("equal rewards, on each of 15 tasks") == 1
+    assert caplog.text.count("prompts have equal rewards, on each of") == 1
     assert "check that the agent uses the prompt 'prompt'" in caplog.text
     assert result.prompts["prompt"].template == rules.SEED
 
@@ -574,6 +572,30 @@ async def test_an_agent_whose_code_changed_before_a_resume_is_warned_of(
             summary = await trainer.afit(agent, rules.TRAIN, rules.VAL, resume=rounds > 1)
             assert caplog.text.count("the agent has changed since this run began, from ") == n_warnings
     assert summary.result.reward > 0, "the run keeps its best"
+
+
+async def test_a_reward_outside_the_stated_range_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    @ly.rollout
+    async def loud(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> float:
+        ly.emit_message(f"I do not know about {task['topic']}.")
+        return 10.0 * float(rules.RULES[task["topic"]] in prompt_template.template)
+
+    async with FakeUpstream(reply=rules.reply) as upstream:
+        apo = ly.APO(**{**SMALL, "beam_rounds": 5}, reward_range=(0, 1))
+        result, _ = await optimise(apo, upstream, agent=loud)
+    assert caplog.text.count("has the reward 10, outside of reward_range=(0.0, 1.0): the range is not used") == 1
+    assert result.reward is not None and result.reward > 1, "the run goes on"
+
+
+async def test_a_prompt_with_the_highest_possible_reward_is_not_rewritten() -> None:
+    @ly.rollout
+    async def perfect(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> float:
+        return 1.0
+
+    for reward_range, is_asked in ((None, True), ((0, 1), False)):
+        async with FakeUpstream(reply=rules.reply) as upstream:
+            await optimise(ly.APO(**SMALL, reward_range=reward_range), upstream, agent=perfect)
+            assert bool(upstream.requests) == is_asked
 
 
 async def test_a_validation_set_of_one_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from leyden.algorithm.apo.plan import Costs
 from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
-from leyden.algorithm.apo.round import Round
+from leyden.algorithm.apo.round import ignored_warning
 from leyden.algorithm.apo.search import Search
 from leyden.algorithm.evaluation import Estimate
-from leyden.algorithm.evaluator import Score, Scores
-from leyden.algorithm.prompts.candidate import Branch, Candidate, ranked
+from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.comparison import Comparison, compare
+from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import new_prompt_of, problem_with
 from leyden.errors import CheckpointError, ConfigError
@@ -91,18 +91,15 @@ def test_a_text_without_a_problem_can_be_formatted_with_the_same_values(text: st
         PromptTemplate(template=text).format(a=1)
 
 
-def test_candidates_are_ranked_by_mean_then_age_each_once() -> None:
-    a, b, c = candidate("a"), candidate("b", 1), candidate("c", 1)
-    again = candidate("a", 2)
-    assert ranked([a, b, c, again], {a.key: 0.5, b.key: 0.5, c.key: 0.9}) == [c, a, b]
-
-
 def test_a_search_is_the_same_after_a_checkpoint() -> None:
     first = candidate("a {x}")
     child = first.edit("prompt", "b {x}", place=Branch(0, 3), parent=("rs-1", 2), reason="why")
-    search = Search(first, [child, first], best=child)
-    search.add(child, {0: 1.0, 7: 0.25})
-    assert Search.from_json(search.as_json()) == search
+    search = Search([first])
+    assert search.add(child, 0) and not search.add(child, 0), "an equal candidate is added once"
+    search.train[1].update({0: 1.0, 7: 0.25})
+    search.val[0].update({3: 0.5})
+    search.best = 1
+    assert Search.from_json(json.loads(json.dumps(search.as_json()))) == search
     assert (child.round, child.branch, child.edited) == (1, 3, "prompt")
 
 
@@ -159,11 +156,12 @@ def test_requests_have_their_fields(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 20), st.integers(0, 9), st.integers(0, 300))
-def test_the_branches_of_a_round_fit_what_is_left(gradient: int, sample: int, more: int, test: int, left: int) -> None:
+def test_the_candidates_that_run_in_a_round_fit_what_is_left(
+    gradient: int, sample: int, more: int, test: int, left: int
+) -> None:
     costs = Costs(gradient, sample, sample + more, test)
-    search = Search(candidate("a"))
-    branches = costs.affordable(16, left, search)
-    assert branches == 0 or sample + branches * (gradient + sample) + more + 2 * test <= left
+    runs = costs.affordable(16, left, Search([candidate("a")]))
+    assert runs == 0 or (1 + runs) * gradient + 2 * sample + more + 2 * test <= left
 
 
 def test_the_best_of_many_equal_candidates_is_rarely_called_better() -> None:
@@ -190,28 +188,48 @@ def test_a_correction_widens_the_interval_and_is_named() -> None:
 
 
 def test_the_prompt_whose_edits_help_is_rewritten_most_often_and_no_prompt_is_given_up() -> None:
-    search, names = Search(candidate("a")), ["plan", "search", "write"]
-    assert [search.name_to_improve(names, turn, "s") for turn in range(3)] == names
-    search.edits = {"plan": (6, 0), "search": (10, 6), "write": (6, 0)}
-    chosen = [search.name_to_improve(names, turn, str(turn)) for turn in range(300)]
+    names = ["plan", "search", "write"]
+    assert [name_to_improve(names, {}, turn, "s") for turn in range(3)] == names
+    edits = {"plan": (6, 0), "search": (10, 6), "write": (6, 0)}
+    chosen = [name_to_improve(names, edits, turn, str(turn)) for turn in range(300)]
     assert chosen.count("search") > 200
     assert set(chosen) == set(names)
-    assert Search.from_json(json.loads(json.dumps(search.as_json()))).edits == search.edits
 
 
-def test_an_edit_counts_as_a_success_if_it_raised_the_reward_of_its_parent() -> None:
-    search = Search(candidate("a"))
-    search.rewards = {"a": {0: 0.0, 1: 1.0}, "b": {0: 1.0, 1: 1.0}, "c": {0: 0.0, 1: 1.0}}
-    search.count_edits([("plan", "a", "b"), ("plan", "a", "c"), ("write", "b", "a")], [0, 1])
-    assert search.edits == {"plan": (2, 1), "write": (1, 0)}
-    assert search.extremes == (0.0, 1.0)
+def searched(*rewards: dict[int, float]) -> Search:
+    """Return a search whose first candidate has a child for each further argument, with rewards on training tasks."""
+    search = Search([candidate("0")])
+    for number in range(1, len(rewards)):
+        search.add(search.candidates[0].edit("prompt", str(number), place=None, parent=None, reason=""), 0)
+    search.train = list(rewards)
+    return search
 
 
-def test_a_batch_with_the_highest_reward_on_every_task_shows_nothing() -> None:
-    def scores(*rewards: float) -> Scores:
-        return Scores([Score(task, 0, reward, None, None) for task, reward in enumerate(rewards)])
+def test_an_edit_counts_as_a_success_if_it_is_believed_to_have_helped() -> None:
+    bad, good = dict.fromkeys(range(8), 0.0), dict.fromkeys(range(8), 1.0)
+    assert searched(bad, good, bad, {}).edits() == {"prompt": (2, 1)}
 
-    assert Round(known_rewards=(0.0, 1.0)).shows_nothing(scores(1.0, 1.0))
-    assert not Round(known_rewards=(0.0, 1.0)).shows_nothing(scores(1.0, 0.0))
-    assert not Round(known_rewards=(0.0, 0.0)).shows_nothing(scores(0.0, 0.0)), "no better reward is known"
-    assert not Round().shows_nothing(scores(1.0))
+
+def test_the_critic_reads_the_worst_runs_and_none_of_a_candidate_that_solves_all() -> None:
+    search = searched({0: 1.0, 1: 0.5, 2: 0.0, 3: 0.0}, {0: 1.0, 1: 1.0}, {})
+    assert {*search.worst_tasks(0, 2, "seed")} == {2, 3}
+    assert search.worst_tasks(0, 3, "seed")[2] == 1
+    assert len({tuple(search.worst_tasks(0, 2, str(seed))) for seed in range(9)}) == 2, "branches read in another order"
+    assert search.worst_tasks(1, 2, "seed") == search.worst_tasks(2, 2, "seed") == []
+    assert searched({0: 0.0, 1: 0.0}).worst_tasks(0, 1, "seed"), "no better reward is known"
+
+
+def test_candidates_are_drawn_more_often_the_better_they_look() -> None:
+    search = searched(dict.fromkeys(range(6), 0.0), dict.fromkeys(range(6), 1.0), {})
+    drawn = [search.draw(1, str(seed))[0] for seed in range(200)]
+    assert drawn.count(1) > drawn.count(2) > drawn.count(0), "a new prompt may be as good as the best"
+    assert search.draw(2, "seed") == search.draw(2, "seed")
+    assert search.ranked([0, 1, 2])[0] == 1
+
+
+def test_rewards_that_never_differ_are_warned_of_once_they_are_many() -> None:
+    few, many = [dict.fromkeys(range(2), 0.0)] * 4, [{0: 1.0, 1: 0.0}] * 9
+    assert ignored_warning(searched(*few), ["prompt"]) is None
+    warning = ignored_warning(searched(*many), ["prompt"])
+    assert warning is not None and warning.startswith("all 9 prompts have equal rewards, on each of 2 tasks")
+    assert ignored_warning(searched(*many, {0: 0.0}), ["prompt"]) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from leyden.testing import FakeUpstream, Misbehaviour
 from tests.algorithm.apo import rules
 from tests.algorithm.gepa import evolving
 
-pytest.importorskip("openai")
+openai = pytest.importorskip("openai")
 pytest.importorskip("gepa")
 
 
@@ -156,6 +158,56 @@ async def test_a_reflection_model_that_is_silent_ends_with_the_time_of_the_budge
             result, _ = await optimise(ly.GEPA(**evolving.OPTIONS, budget=ly.Budget(seconds=2)), upstream)
     assert result.prompts["prompt"].template == rules.SEED
     assert "the run ends after step 0 with its best prompt: the time of Budget(seconds=2) is over" in caplog.text
+
+
+@pytest.mark.parametrize("choices", [[], None, [SimpleNamespace(message=SimpleNamespace(content=None))]])
+async def test_a_model_that_returns_nothing_leaves_the_first_prompts(
+    choices: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Silent:
+        async def create(self, **_: Any) -> Any:
+            return SimpleNamespace(choices=choices)
+
+    client: Any = SimpleNamespace(chat=SimpleNamespace(completions=Silent()))
+    async with FakeUpstream(reply=evolving.reply) as upstream:
+        result, _ = await optimise(ly.GEPA(client, max_steps=2), upstream)
+    assert result.prompts["prompt"].template == rules.SEED
+    assert "no prompt that can be used: it is empty" in caplog.text
+
+
+async def test_refusals_now_and_then_cost_a_step_each_and_the_best_prompt_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = 0
+
+    def fault(body: dict[str, Any]) -> Misbehaviour | None:
+        nonlocal calls
+        calls += "new instruction" in str(body["messages"][0]["content"])
+        return Misbehaviour(status=429) if calls % 2 else None
+
+    async with FakeUpstream(reply=evolving.reply, fault=fault) as upstream:  # noqa: SIM117 -- too long for one
+        async with openai.AsyncOpenAI(base_url=upstream.endpoint, api_key="key", max_retries=0) as client:
+            gepa = ly.GEPA(client, reflection_model="fake", **evolving.OPTIONS)
+            result, _ = await optimise(gepa, upstream)
+    assert result.reward is not None and result.reward > 0
+    assert "1 reflection calls failed: 1 x RateLimitError" in caplog.text
+
+
+async def test_refusals_without_end_end_the_run_and_its_best_prompt_is_kept(tmp_path: Path) -> None:
+    calls = 0
+
+    def fault(body: dict[str, Any]) -> Misbehaviour | None:
+        nonlocal calls
+        calls += "new instruction" in str(body["messages"][0]["content"])
+        return Misbehaviour(status=429) if calls > 2 else None
+
+    async with FakeUpstream(reply=evolving.reply, fault=fault) as upstream:  # noqa: SIM117 -- too long for one
+        async with openai.AsyncOpenAI(base_url=upstream.endpoint, api_key="key", max_retries=0) as client:
+            gepa = ly.GEPA(client, reflection_model="fake", **evolving.OPTIONS)
+            with pytest.raises(ReflectionFailed, match=r"last 3 steps succeeded: RateLimitError.*resume=True"):
+                await optimise(gepa, upstream, store=None, run_dir=tmp_path / "run")
+    best = ly.GEPA().get_best_prompt(tmp_path / "run").template
+    assert best == gepa.get_best_prompt().template != rules.SEED
 
 
 async def test_a_reflection_model_that_is_away_ends_the_run_with_a_clear_error() -> None:
