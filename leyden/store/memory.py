@@ -30,7 +30,7 @@ class _MemoryDriver:
     def __init__(self, signals: Signals) -> None:
         connection = connect(":memory:", _PRAGMAS)
         migrate(connection, self.url)
-        self._session = Session(connection, self.url, "writer", signals.publish)
+        self._session = Session(connection, self.url, "only", signals.publish)
         self._close = weakref.finalize(self, connection.close)
         self._pid = worker.process_id
         self._open = True

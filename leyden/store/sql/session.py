@@ -20,6 +20,10 @@ Publish = Callable[[int, Sequence[str], bool, bool], None]
 added, and whether labels changed."""
 
 
+def _publish_nothing(claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> None:
+    """A reader changes nothing."""
+
+
 class Work(Protocol):
     """One operation of a batch, and what became of it."""
 
@@ -42,14 +46,18 @@ class Session:
         self,
         connection: sqlite3.Connection,
         url: str,
-        role: Literal["reader", "writer"],
-        publish: Publish | None = None,
+        role: Literal["reader", "writer", "only"],
+        publish: Publish = _publish_nothing,
     ) -> None:
+        """role: the only connection to its database reads without a transaction, because no other
+        connection can change what it reads.
+        """
         self.lock = threading.Lock()
         """Held by the one thread that uses the session."""
         self.url = url
         self._connection = connection
-        self._begin = "BEGIN IMMEDIATE" if role == "writer" else "BEGIN"
+        self._begin = "BEGIN" if role == "reader" else "BEGIN IMMEDIATE"
+        self._is_only = role == "only"
         self._publish = publish
         self._execute = connection.cursor().execute  # `Connection.execute` makes a cursor each time
         self._transaction = SqliteTransaction(connection, url)
@@ -70,22 +78,26 @@ class Session:
         reads: the operation changes nothing.
         """
         transaction = self._transaction
+        begins = not (reads and self._is_only)
         try:
-            self._execute("BEGIN" if reads else self._begin)
+            if begins:
+                self._execute("BEGIN" if reads else self._begin)
             transaction.begin(most)
             answer = operation(transaction, *args, **kwargs)
             if reads:
                 transaction.keep_targets()  # nothing has changed
             else:
                 transaction.write_totals()
-            self._execute("COMMIT")
+            if begins:
+                self._execute("COMMIT")
         except BaseException as error:
             self._undo("ROLLBACK")
             told = as_leyden_error(self.url, error)
             if told is not error:
                 raise told from error
             raise
-        self._tell(transaction.claimable, transaction.finished, transaction.spans, transaction.labels)
+        if transaction.spans or transaction.claimable or transaction.finished or transaction.labels:
+            self._publish(transaction.claimable, transaction.finished, transaction.spans, transaction.labels)
         return answer
 
     def together(self, batch: Sequence[Work]) -> None:
@@ -114,7 +126,8 @@ class Session:
             for work in batch:
                 work.error = work.error or told
         else:
-            self._tell(claimable, finished, spans, labels)
+            if spans or claimable or finished or labels:
+                self._publish(claimable, finished, spans, labels)
 
     def close(self) -> None:
         """Close the connection."""
@@ -137,10 +150,6 @@ class Session:
             self._execute("ROLLBACK TO work")
         self._execute("RELEASE work")
         return work.error is None
-
-    def _tell(self, claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> None:
-        if self._publish is not None and (claimable or finished or spans or labels):
-            self._publish(claimable, finished, spans, labels)
 
     def _undo(self, statement: str) -> None:
         self._transaction.failed()
