@@ -38,6 +38,8 @@ _STAGES: tuple[Stage, ...] = ("val", "train")
 _EARLY = 16
 """Warn at once if all of the first so many rollouts fail, because the run's summary comes too
 late."""
+_PROGRESS_SECONDS = 0.1
+"""Between two reports of progress: one takes longer than the rest of what is done with a result."""
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
@@ -169,7 +171,7 @@ class Baseline(FastAlgorithm):
             for place, (task, mode) in enumerate(tasks)
         )
         counts = {"train": _Counts(), "val": _Counts()}
-        finished, last_line = 0, time.monotonic()
+        finished, last_line, last_shown = 0, time.monotonic(), 0.0
 
         def log_progress() -> None:
             nonlocal last_line
@@ -189,7 +191,9 @@ class Baseline(FastAlgorithm):
             self._log_rollout(result.rollout, reward, result.spans)
             if finished == _EARLY < total:
                 _warn_of_failures(finished, total, counts)
-            run.progress(finished, total)
+            if time.monotonic() >= last_shown + _PROGRESS_SECONDS or finished == total:
+                last_shown = time.monotonic()
+                run.progress(finished, total)
             log_progress()
         for stage in _STAGES:
             if counts[stage].rollouts:
