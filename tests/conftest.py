@@ -10,6 +10,14 @@ from pathlib import Path
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ImportError:
+    pass  # an environment of a group that has no property tests
+else:
+    settings.register_profile("leyden", deadline=None)  # any example can be slow on a busy machine
+    settings.load_profile("leyden")
+
 pytest.register_assert_rewrite(  # modules beside the tests that judge what happened
     "tests.attack", "tests.execution.stream", "tests.gateway.conversations", "tests.store.killing"
 )

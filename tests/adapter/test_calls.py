@@ -241,13 +241,13 @@ def seen(spans: list[Span]) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 @given(attempts())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_call_is_there_once_however_many_saw_it(attempt: Attempt):
     assert seen(attempt.spans) == attempt.truth
 
 
 @given(attempts(), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_permutation_of_the_spans_gives_the_same_answer(attempt: Attempt, shuffler: random.Random):
     shuffled = attempt.spans.copy()
     shuffler.shuffle(shuffled)
@@ -261,14 +261,14 @@ def test_any_permutation_of_the_spans_gives_the_same_answer(attempt: Attempt, sh
 
 
 @given(attempts(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_subset_of_parents_may_be_missing_and_each_call_is_still_there_once(attempt: Attempt, data: st.DataObject):
     lost = data.draw(st.sets(st.sampled_from(sorted(attempt.steps))))
     assert seen([one for one in attempt.spans if one.span_id not in lost]) == attempt.truth
 
 
 @given(attempts(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_call_is_still_there_once_when_some_did_not_see_it(attempt: Attempt, data: st.DataObject):
     """Spans of calls are lost too, but the gateway's."""
     others = sorted({one.span_id for one in attempt.spans if one.tokens is None})

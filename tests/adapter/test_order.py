@@ -96,7 +96,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.floats(0.001, 2), st.floats(0.001, 
 CLOSE_STEPS = st.lists(st.tuples(st.booleans(), st.floats(0.01, 0.1), st.floats(0.01, 0.1)), min_size=1, max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(steps=STEPS, seconds=st.floats(-7200, 7200))
 def test_calls_whose_sending_was_timed_are_matched_whatever_the_gateways_clock_says(
     steps: list[tuple[bool, float, float]], seconds: float
@@ -107,7 +107,7 @@ def test_calls_whose_sending_was_timed_are_matched_whatever_the_gateways_clock_s
     assert learned(shifted(spans, seconds)) == learned(spans)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(steps=CLOSE_STEPS, seconds=st.floats(2, 7200), ahead=st.booleans())
 def test_calls_of_other_clients_are_matched_by_sequence_ids_where_the_clocks_disagree(
     steps: list[tuple[bool, float, float]], seconds: float, ahead: bool
@@ -116,7 +116,7 @@ def test_calls_of_other_clients_are_matched_by_sequence_ids_where_the_clocks_dis
     assert learned(shifted(spans, seconds if ahead else -seconds)) == learned(spans)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(steps=STEPS)
 def test_where_the_clocks_agree_batches_of_deliveries_change_nothing(steps: list[tuple[bool, float, float]]):
     spans = conversation(steps, sent=False)

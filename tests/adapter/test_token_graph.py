@@ -162,7 +162,7 @@ def conversations(draw: st.DrawFn, distinct: bool = False) -> list[tuple[list[in
 
 
 @given(conversations())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_sampled_token_is_trained_once_in_its_exact_context(calls: list[tuple[list[int], list[int]]]):
     """Merged and unmerged give the same (context, token, log-probability), each as often."""
     triplets = [call(prompt, response) for prompt, response in calls]
@@ -185,7 +185,7 @@ def test_each_sampled_token_is_trained_once_in_its_exact_context(calls: list[tup
 
 
 @given(conversations(), st.lists(tokens, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_known_of_a_prompt_is_the_longest_beginning_of_anything_said(
     calls: list[tuple[list[int], list[int]]], prompt: list[int]
 ):
@@ -198,7 +198,7 @@ def test_what_is_known_of_a_prompt_is_the_longest_beginning_of_anything_said(
 
 
 @given(conversations())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_prompts_token_is_stored_once_for_each_context(calls: list[tuple[list[int], list[int]]]):
     """What is kept is what is new: the beginnings that no earlier call had, and each response."""
     graph = graph_of(*(call(*one) for one in calls))
@@ -212,7 +212,7 @@ def test_a_prompts_token_is_stored_once_for_each_context(calls: list[tuple[list[
 
 
 @given(conversations() | conversations(distinct=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_graph_from_what_the_gateway_found_is_the_graph_from_searching(calls: list[tuple[list[int], list[int]]]):
     prefixes, found = Prefixes(), []
     for number, (prompt, response) in enumerate(calls):
@@ -223,7 +223,7 @@ def test_the_graph_from_what_the_gateway_found_is_the_graph_from_searching(calls
 
 
 @given(conversations() | conversations(distinct=True), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_claim_changes_the_graph(calls: list[tuple[list[int], list[int]]], data: st.DataObject):
     """Claims name any call, also itself, later ones and nobody, and any length, often nearly the right one."""
     claiming: list[Triplet] = []

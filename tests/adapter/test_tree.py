@@ -99,7 +99,7 @@ def broken_traces(draw: st.DrawFn) -> list[Span]:
 
 
 @given(broken_traces(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_parents_at_all_give_one_tree_with_each_span_once_repaired_or_not(
     spans: list[Span], shuffler: random.Random
 ):
@@ -178,7 +178,7 @@ def test_the_picture_has_a_row_for_each_span_and_a_bar_as_long_as_it_ran():
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_spans_hold_the_picture_is_well_formed_and_holds_no_markup_of_theirs(name: str, agent_name: str):
     hostile = f"<script>alert(1)</script>{name}"
     one = span(name, 1, 2, id=1, agent__name=agent_name, leyden__operation__name=hostile)

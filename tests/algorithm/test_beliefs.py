@@ -80,7 +80,7 @@ def test_a_candidate_without_rewards_is_as_good_as_its_parent_and_the_edits_so_f
     assert found[3].variance > found[1].variance
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.floats(-10, 10), max_size=6), min_size=1, max_size=6))
 def test_beliefs_are_finite_and_never_far_outside_of_the_rewards(rewards: list[dict[int, float]]) -> None:
     seen = [reward for each in rewards for reward in each.values()]

@@ -71,7 +71,7 @@ async def collect(collector: RolloutCollector, tasks: list[int], **options: Any)
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(1, LIMIT), max_size=9), min_size=1, max_size=3),
     st.integers(0, 90),

@@ -84,7 +84,7 @@ def has_tokens(batch: list[Group]) -> bool:
     return any(rollout.trajectories for group in batch for rollout in group.rollouts)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.sampled_from(LEVELS))
 def test_rows_train_on_what_policy_gradient_trains_on(batch: list[Group], level: Aggregation) -> None:
     usable = [group for group in batch if any(rollout.trajectories for rollout in group.rollouts)]
@@ -95,7 +95,7 @@ def test_rows_train_on_what_policy_gradient_trains_on(batch: list[Group], level:
     assert report.rollouts == len(step.rollouts)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.sampled_from(LEVELS))
 def test_every_row_carries_the_reward_of_its_rollout(batch: list[Group], level: Aggregation) -> None:
     if not has_tokens(batch):
@@ -112,7 +112,7 @@ def test_every_row_carries_the_reward_of_its_rollout(batch: list[Group], level: 
     assert report.placeholders == failed and not report.dropped
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.sampled_from(LEVELS), st.integers(1, 8), st.integers(1, 8), st.sampled_from(["drop", "cut"]))
 def test_what_does_not_fit_is_dropped_and_counted(
     batch: list[Group], level: Aggregation, max_prompt: int, max_response: int, overlong: str
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_dropped_and_counted(
         assert {row.rollout_id for row in kept} == {rollout.rollout_id for rollout in scored}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.sampled_from(LEVELS), st.integers(1, 5))
 def test_padding_can_be_taken_off_again(batch: list[Group], level: Aggregation, multiple: int) -> None:
     if not has_tokens(batch):

@@ -50,7 +50,6 @@ SLOW = 1e6
 
 FUZZ = settings(
     derandomize=True,
-    deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

@@ -92,7 +92,6 @@ def thorough(examples: int, steps: int = 30) -> settings:
         max_examples=examples,
         report_multiple_bugs=False,
         stateful_step_count=steps,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
 

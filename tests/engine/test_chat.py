@@ -88,7 +88,7 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(sorted(FORMS)), ARGUMENTS)
 def test_a_call_that_a_template_writes_is_read_back(name: str, arguments: dict[str, Any]):
     begun = CHATS[name].prompt(request([USER]))

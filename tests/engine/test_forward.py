@@ -94,7 +94,7 @@ def test_decoding_any_schedule_equals_the_model_on_each_sequence_alone(layout: A
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_fast_path_and_the_general_path_take_any_schedule(seed: int):
     model = tiny.model(layers=2, heads=2, kv_heads=1)
     for way in (LayoutForward, CachedForward):

@@ -100,7 +100,7 @@ def by_hand(model: Any, batch: list[TrainingSequence], loss: PPOLoss, temperatur
     high=st.floats(0.05, 0.9),
     temperature=st.sampled_from([0.7, 1.0, 1.3]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_loss_and_its_figures_are_those_of_the_formulas(seed: int, low: float, high: float, temperature: float):
     model, batch = tiny.model(), a_batch(seed)
     loss = PPOLoss(clip_low=low, clip_high=high)
@@ -187,7 +187,7 @@ def test_a_name_or_a_type_is_registered_once():
 
 @pytest.mark.parametrize("way", [LayoutForward, CachedForward])
 @given(seed=st.integers(0, 10**6), max_tokens=st.integers(1, 300))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_micro_batches_change_no_gradient(way: Any, seed: int, max_tokens: int):
     batch = a_batch(seed)
     whole, cut = learner(way=way, max_tokens=10**6), learner(way=way, max_tokens=max_tokens)

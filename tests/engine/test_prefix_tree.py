@@ -47,7 +47,7 @@ def sequences_of(rows: list[list[int]], rng: random.Random) -> list[TrainingSequ
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 9),
@@ -78,7 +78,7 @@ def test_loss_and_gradient_of_a_tree_are_those_of_separate_rows(
     assert float((flat - wanted_flat).norm()) <= 1e-5 * float(wanted_flat.norm())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 20), prompt=st.sampled_from([0, 94, 110]))
 def test_a_tree_holds_each_prefix_once_and_gives_every_row_back(seed: int, n: int, prompt: int):
     rows = random_rows(random.Random(seed), n, prompt=prompt)

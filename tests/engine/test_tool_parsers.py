@@ -41,7 +41,7 @@ def in_pieces(text: str, sizes: list[int], parser: ToolParser, schemas: Any) -> 
         start, turn = end, turn + 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(CALLS)
 @example([ToolCall("a", {"text": "</tool_call>"}), ToolCall("b", {})])
 def test_hermes_reads_the_calls_that_were_written(calls: list[ToolCall]):
@@ -87,7 +87,7 @@ OUTPUTS = st.sampled_from(sorted(PARSERS)).flatmap(
 SCHEMAS = {"f": {"properties": {"x": {"type": "integer"}}}}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OUTPUTS, st.lists(st.integers(1, 5), min_size=1, max_size=4))
 @example((PARSERS["mistral"], "[TOOL_CALLS]12{}"), [13])
 def test_any_text_reads_alike_whole_and_in_pieces(output: tuple[ToolParser, str], sizes: list[int]):
@@ -95,7 +95,7 @@ def test_any_text_reads_alike_whole_and_in_pieces(output: tuple[ToolParser, str]
     assert in_pieces(text, sizes, parser, SCHEMAS) == parse(text, parser, SCHEMAS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OUTPUTS)
 def test_text_without_a_call_is_its_content_to_the_letter(output: tuple[ToolParser, str]):
     parser, text = output

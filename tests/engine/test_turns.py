@@ -146,7 +146,7 @@ def drawn_response(draw: random.Random, *, with_tools: bool) -> list[int]:
     return ids if draw.random() < 0.1 else [*ids, END]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**9), with_tools=st.booleans(), strips=st.booleans())
 def test_every_turn_of_a_conversation_merges_to_one_trajectory(seed: int, with_tools: bool, strips: bool):
     draw = random.Random(seed)

@@ -95,7 +95,7 @@ def test_a_row_for_each_episode_says_what_the_episode_was(tmp_path: Path) -> Non
     assert not writer.wants_steps
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(lengths=st.lists(st.integers(1, 5), max_size=8), n_envs=st.integers(1, 3), seed=st.integers(0, 99))
 @pytest.mark.parametrize("named", [True, False])
 def test_step_rows_and_episode_rows_tell_the_same_story(

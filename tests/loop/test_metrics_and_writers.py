@@ -156,7 +156,7 @@ def write_all(writer: LogWriter, history: list[dict[str, Any]], first: int = 0) 
         writer.write(MetricsRow(iteration, "train", 1.5, metrics))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(history=histories, data=st.data())
 @pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter, PickleWriter])
 def test_a_file_cut_at_a_checkpoint_and_continued_equals_the_uninterrupted_one(

@@ -180,7 +180,7 @@ plans = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(plan=plans)
 def test_any_stop_or_error_in_any_hook_leaves_counters_true_and_writers_closed(plan: dict[str, Any]) -> None:
     events, loop, vessel, rows = run_recorded(**plan)
@@ -205,7 +205,7 @@ def test_any_stop_or_error_in_any_hook_leaves_counters_true_and_writers_closed(p
         assert loop.current_iter == plan["max_iters"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plan=plans)
 def test_both_drivers_run_the_same_flow(plan: dict[str, Any]) -> None:
     sync_events, sync_loop, *_ = run_recorded(**plan)

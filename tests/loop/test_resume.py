@@ -259,7 +259,7 @@ def keras_2_9(rewards: list[float], patience: int, baseline: float | None) -> in
     return len(rewards)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rewards=st.lists(st.integers(0, 4).map(float), min_size=1, max_size=8),
     patience=st.integers(0, 3),

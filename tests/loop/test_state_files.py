@@ -61,7 +61,7 @@ def same(a: Any, b: Any) -> bool:
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(state=states)
 def test_a_state_written_to_files_and_read_is_the_same_to_the_bit(state: Any) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
@@ -69,7 +69,7 @@ def test_a_state_written_to_files_and_read_is_the_same_to_the_bit(state: Any) ->
         assert same(read_state(Path(folder)), state)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(state=states.filter(lambda state: "__array__" not in repr(state)))
 def test_a_state_in_one_file_is_the_same_and_torch_loads_it_without_running_code(state: Any) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:

@@ -26,7 +26,7 @@ def slow_advantage(rewards, values, after, discount, lam):
 
 
 @given(data=st.data(), discount=st.sampled_from([0.0, 0.9, 1.0]), lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_advantages_are_those_of_each_episode_alone_wherever_it_lies(data, discount, lam):
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     n_envs = data.draw(st.integers(1, 3))

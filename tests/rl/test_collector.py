@@ -31,7 +31,7 @@ def policy_for(venv) -> AllOne:
 
 
 @given(n_envs=st.integers(1, 5), n_episode=st.integers(1, 12), n_seeds=st.integers(0, 15))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_exactly_the_episodes_asked_for_are_begun_and_every_seed_serves_once(n_envs, n_episode, n_seeds):
     venv = vectorized(Counting, n_envs, seeds=range(n_seeds))
     collector = Collector(policy_for(venv), venv)
@@ -48,7 +48,7 @@ def test_exactly_the_episodes_asked_for_are_begun_and_every_seed_serves_once(n_e
 
 
 @given(n_envs=st.integers(1, 4), n_seeds=st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_buffer_holds_each_episode_step_by_step(n_envs, n_seeds):
     venv = vectorized(Counting, n_envs, seeds=range(n_seeds))
     buffer = RolloutBuffer(60, n_envs)

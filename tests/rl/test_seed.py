@@ -15,7 +15,7 @@ from leyden.rl.data_queue import DataQueue
 from leyden.rl.seed import NO_ITEM, Seed, SeedPlan, as_seed_source
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     size=st.integers(0, 7),
     repeat=st.integers(0, 3),

@@ -140,7 +140,7 @@ def test_a_number_that_does_not_fit_the_dtype_is_not_in_the_space(number: int) -
         checker(space)(number)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), SPACES, st.integers(0, 2**31))
 def test_the_check_answers_as_the_space_does(data: st.DataObject, space: Any, seed: int) -> None:
     space.seed(seed)

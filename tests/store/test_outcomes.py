@@ -60,7 +60,7 @@ async def test_a_page_by_outcome_reads_its_index(asked: dict[str, Any], index: s
     assert index in explained[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(0, 6), st.sampled_from([None, 0.0, 0.5, -1.0, float("nan")]), st.booleans()), max_size=8

@@ -110,7 +110,7 @@ def stored(rollout_spans: Sequence[Span], tx: SqliteTransaction) -> list[tuple[i
     return [(base, shared_length(packed)) for base, packed in rows]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEQUENCES)
 def test_a_prompt_that_the_gateway_recorded_shares_all_that_any_earlier_call_begins_with(
     shape: list[tuple[int, int, int, int, int]],
@@ -130,7 +130,7 @@ def test_a_prompt_that_the_gateway_recorded_shares_all_that_any_earlier_call_beg
         assert [shared for _, shared in stored(recorded, tx)] == most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEQUENCES, st.data())
 def test_a_claim_is_used_only_if_it_is_so_and_nothing_that_is_read_back_depends_on_it(
     shape: list[tuple[int, int, int, int, int]], data: st.DataObject

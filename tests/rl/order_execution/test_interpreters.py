@@ -46,7 +46,7 @@ def full(**options: Any) -> FullHistoryStateInterpreter:
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=3), st.sampled_from(OrderDir))
 def test_every_observation_is_in_its_space(parts: list[float], direction: OrderDir) -> None:
     interpreters = (full(), full(max_step=5, data_ticks=9), CurrentStepStateInterpreter(3), DummyStateInterpreter())

@@ -240,7 +240,7 @@ def cases(draw: st.DrawFn) -> tuple[Any, ...]:
     return price, volume, first, last, draw(st.integers(1, 9)), draw(st.floats(0.01, 1e6)), limit, wishes
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(cases())
 def test_it_trades_what_a_plain_loop_over_ticks_trades(case: tuple[Any, ...]) -> None:
     price, volume, first, last, per_step, amount, limit, wishes = case

@@ -93,7 +93,7 @@ def learn(policy: DQN, buffer: ReplayBuffer, n_updates: int) -> None:
 
 
 @given(n_envs=st.integers(1, 3), size=st.integers(6, 14), n_seeds=st.integers(1, 12), n=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_ring_keeps_the_newest_and_successors_stay_within_their_episode(n_envs, size, n_seeds, n):
     venv = vectorized(Counting, n_envs, seeds=range(n_seeds))
     policy = DQN(None, venv.observation_space, venv.action_space, lr=1e-3, exploration=1.0)
