@@ -7,7 +7,8 @@ and what waits for something starts after it.
 
 Finished runs are kept in `results/prompts_runs.jsonl` and not repeated; delete the file to start afresh. `PROMPTS_SEEDS=20` takes
 more seeds than ten, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. Two families, `HELD_OUT`, were not looked at
-while the optimisers were written.
+while the optimisers were written. Without peers of environments of their own, each family and seed takes 6 s of CPU: 20 seeds take
+ten minutes on two idle cores.
 """
 
 from __future__ import annotations
