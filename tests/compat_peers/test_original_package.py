@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -183,3 +184,13 @@ async def test_a_store_of_the_original_is_imported_and_imported_again(tmp_path, 
     async with open_store("memory://") as store:
         with pytest.raises(ImportFailed, match="cannot be reached"):
             await import_store(url, store)
+
+
+async def test_the_program_of_the_guide_before_the_move_runs_with_the_original(tmp_path):
+    page = (HERE.parents[1] / "docs/migrating/agent-lightning.md").read_text()
+    before = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    first, _, rest = before.partition("\n")
+    assert first.startswith("import leyden.compat")
+    count = "import asyncio\nprint(len(asyncio.run(trainer.store.query_rollouts())))\n"
+    (tmp_path / "program.py").write_text(rest + count)
+    assert await output(tmp_path / "program.py") == "4"
