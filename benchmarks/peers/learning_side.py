@@ -116,9 +116,8 @@ def reasoning_gym(kind: str, seed: int, folder: Path) -> Found:
     """The example of that name, as it is."""
     sys.path.insert(0, str(ROOT / "examples" / "reasoning_gym"))
     example, tasks = import_module("train"), import_module("tasks")
-    example.train(
-        folder / "run", tasks.KINDS[kind], steps=example.STEPS, seed=seed, held_out=example.HELD_OUT, resume=False
-    )
+    chosen = tasks.KINDS[kind]
+    example.train(folder / "run", chosen, steps=chosen.steps, seed=seed, held_out=example.HELD_OUT, resume=False)
     return of_run(folder / "run")
 
 

@@ -30,6 +30,10 @@ class Kind:
     config: dict[str, int]
     max_tokens: int
     """The longest answer: what the right one takes, the end of the turn, and room for mistakes."""
+    steps: int
+    """Training steps that are enough, of 512 rollouts each."""
+    minibatch_size: int
+    """Rollouts of an optimizer step."""
 
     @property
     def weights(self) -> Path:
@@ -40,9 +44,9 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("chain_sum", {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}, max_tokens=5),
-        Kind("spell_backward", {"min_word_len": 3, "max_word_len": 4}, max_tokens=6),
-        Kind("rotate_matrix", {"min_n": 2, "max_n": 2, "min_rotations": 1, "max_rotations": 3}, max_tokens=9),
+        Kind("chain_sum", {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}, 5, 40, 256),
+        Kind("spell_backward", {"min_word_len": 3, "max_word_len": 4}, 6, 12, 64),
+        Kind("rotate_matrix", {"min_n": 2, "max_n": 2, "min_rotations": 1, "max_rotations": 3}, 9, 12, 64),
     )
 }
 

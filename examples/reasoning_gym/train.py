@@ -24,7 +24,7 @@ from tasks import KINDS, Kind, held_out_tasks, train_tasks
 from leyden import CsvWriter, IsolatedBackend, OptimParams, PolicyGradient, ProgressBar, Trainer, setup_logging
 from leyden.errors import RunInterrupted
 
-STEPS, HELD_OUT = 40, 500
+HELD_OUT = 500
 
 
 def train(run_dir: Path, kind: Kind, *, steps: int, seed: int, held_out: int, resume: bool) -> None:
@@ -34,7 +34,7 @@ def train(run_dir: Path, kind: Kind, *, steps: int, seed: int, held_out: int, re
         n_steps=steps,
         tasks_per_step=64,
         rollouts_per_task=8,
-        minibatch_size=256,
+        minibatch_size=kind.minibatch_size,
         epochs=2,
         optim=OptimParams(learning_rate=5e-4, betas=(0.9, 0.95)),
         max_tokens=kind.max_tokens,
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "kind", nargs="?", choices=list(KINDS), default="chain_sum", help="which data set (default: chain_sum)"
     )
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, help="training steps; what is enough for the data set if not given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--held-out", type=int, default=HELD_OUT, metavar="N", help="tasks to measure on, before and after"
@@ -100,7 +100,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif remembered.exists():
         parser.error(f"--run-dir {run_dir} holds a run already; continue it with --resume, or choose another folder")
     else:
-        options = {"kind": given.kind, "steps": given.steps, "seed": given.seed, "held_out": given.held_out}
+        options = {
+            "kind": given.kind,
+            "steps": given.steps or KINDS[given.kind].steps,
+            "seed": given.seed,
+            "held_out": given.held_out,
+        }
         run_dir.mkdir(parents=True, exist_ok=True)
         remembered.write_text(json.dumps(options))
     print(f"run: {run_dir}", file=sys.stderr)
