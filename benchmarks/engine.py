@@ -4,9 +4,10 @@ A Qwen2 of 62 million parameters (12 layers of width 512, a vocabulary of 32,000
 tokens more for each of 1, 16 and 64 at once, after the prompts' keys and values are computed; the peer is `generate` with its
 dynamic cache. Gradient: 8 rows of 512 tokens of which 312 are trained, the clipped policy loss, clipping and one AdamW step;
 the peer computes all logits of its rows at once, in micro-batches of the same 2,048 tokens. Each run is a process of its own,
-both with as many threads as there are cores. Both sides must find the same loss before a row is made.
+with as many threads as there are cores. Rows are by CPU seconds. Both sides must find the same loss before a row is made. A table
+has the floor: the matrix products alone, by the faster of torch's two libraries.
 
-`LEYDEN_BENCH_ENGINE=gradient,decode:16` measures a part, and keeps the rows of the others.
+`LEYDEN_BENCH_ENGINE=gradient,decode:16` measures a part, and keeps the rows of the others; `floor` is a part, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,17 +29,46 @@ BATCHES = (1, 16, 64)
 HEADLINES = ()
 
 
-def main(peer: Peer | None) -> list[Row]:
-    """Return the rows that LEYDEN_BENCH_ENGINE names (decode:1, decode:16, decode:64, gradient), or all, and those of before."""
-    works = [*(f"decode:{batch}" for batch in BATCHES), "gradient"]
+def main(peer: Peer | None) -> list[Row | report.Table]:
+    """Return the rows of the parts that LEYDEN_BENCH_ENGINE names, or of all, and those that were measured before."""
+    works = [*(f"decode:{batch}" for batch in BATCHES), "gradient", "floor"]
     wanted = os.environ.get("LEYDEN_BENCH_ENGINE", ",".join(works)).split(",")
     rows = {row.row: row for row in report.load("engine")} if (report.RESULTS / "engine.json").exists() else {}
+    floors = measured_floors()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         for work in (work for work in works if work in wanted):
-            ours, theirs = paired(partial(run, "leyden", work, model), partial(run, "plain", work, model))
-            rows |= {row.row: row for row in rows_of(work, ours, theirs)}
-    return list(rows.values())
+            if work == "floor":
+                found = []
+                floors = {name: run("floor", name, model)["value"] for name in works[:-1]}
+            else:
+                found = rows_of(work, *paired(partial(run, "leyden", work, model), partial(run, "plain", work, model)))
+            rows |= {row.row: row for row in found}
+    in_order = sorted(rows.values(), key=lambda row: "decode" not in row.row)
+    return [*in_order, floor_table(floors, rows)]
+
+
+FLOOR = "Matrix products alone, at the same threads"
+
+
+def measured_floors() -> dict[str, float]:
+    """The floors that were measured before, by work."""
+    tables = [table for table in report.load_tables("engine") if table.title == FLOOR]
+    return {line[0]: float(line[1].replace(",", "")) for table in tables for line in table.rows}
+
+
+def floor_table(floors: Mapping[str, float], rows: Mapping[str, Row]) -> report.Table:
+    """The floor of each work, and the share of it that both sides reach."""
+    lines: list[list[str]] = []
+    for work, rate in sorted(floors.items(), key=lambda each: (each[0] == "gradient", len(each[0]), each[0])):
+        row = rows.get(f"engine: {_name(work)}, 62M model")
+        reached = ["", ""] if row is None else [f"{row.leyden / rate:.0%}", f"{(row.peer or 0.0) / rate:.0%}"]
+        lines.append([work, f"{rate:,.0f}", *reached])
+    return report.Table(FLOOR, ["work", "tokens/CPU s", "Leyden reaches", "the peer reaches"], lines)
+
+
+def _name(work: str) -> str:
+    return work if work == "gradient" else f"decode, {work.partition(':')[2]} at once"
 
 
 def make_model(folder: Path) -> Path:
@@ -95,8 +125,7 @@ def rows_of(work: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]])
     if work == "gradient":
         loop = f"a plain loop, {transformers}"
         return [
-            row("gradient", "trained tokens/s", "value", loop, higher_is_better=True),
+            row("gradient", "trained tokens/CPU s", "value", loop, higher_is_better=True),
             row("peak memory", "MiB", "peak_mib", loop, higher_is_better=False),
         ]
-    batch = work.partition(":")[2]
-    return [row(f"decode, {batch} at once", "tokens/s", "value", transformers, higher_is_better=True)]
+    return [row(_name(work), "tokens/CPU s", "value", transformers, higher_is_better=True)]
