@@ -4,15 +4,42 @@ A write under an id that is there already is taken for a repeat, so ids must not
 rollout's begins with the millisecond in which it was made, so that an index of many grows at its
 end, where a database is fastest; 52 random bits follow: where a thousand are made in each
 millisecond, as fast as it goes, two of ten million are the same once in 900,000 stores. An
-attempt's id is one among those of its rollout. `secrets` would call `os.urandom` through four
-functions, which take longer than it does.
+attempt's id is one among those of its rollout.
+
+The random bytes are the operating system's, fetched many at a time: `os.urandom` lets other threads
+run first, and each id would wait for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import time
+from typing import Final
+
+_FETCHED: Final = 4096
+"""Bytes."""
+_read = io.BytesIO().read
+"""Reads fetched bytes that no id has yet. It is safe in threads, because one call is one step."""
+
+
+def _forget() -> None:
+    global _read
+    _read = io.BytesIO().read
+
+
+os.register_at_fork(after_in_child=_forget)  # else parent and child would make the same ids
+
+
+def _random(n: int) -> str:
+    """Return n random bytes as 2n hexadecimal digits."""
+    global _read
+    found = _read(n)
+    if len(found) < n:
+        fetched = os.urandom(_FETCHED)
+        found, _read = fetched[:n], io.BytesIO(fetched[n:]).read
+    return found.hex()
 
 
 def rollout_id() -> str:
@@ -20,37 +47,37 @@ def rollout_id() -> str:
 
     Ids that are made later sort after it, by the clock's milliseconds.
     """
-    return f"ro-{time.time_ns() // 1_000_000:011x}{os.urandom(7).hex()[1:]}"
+    return f"ro-{time.time_ns() // 1_000_000:011x}{_random(7)[1:]}"
 
 
 def attempt_id() -> str:
     """Return a fresh `at-` id with 8 hexadecimal digits."""
-    return f"at-{os.urandom(4).hex()}"
+    return f"at-{_random(4)}"
 
 
 def claim_id() -> str:
     """Return a fresh `cl-` id with 20 hexadecimal digits, for one claim and its repeats."""
-    return f"cl-{os.urandom(10).hex()}"
+    return f"cl-{_random(10)}"
 
 
 def resources_id() -> str:
     """Return a fresh `rs-` id with 12 hexadecimal digits."""
-    return f"rs-{os.urandom(6).hex()}"
+    return f"rs-{_random(6)}"
 
 
 def feedback_id() -> str:
     """Return a fresh `fb-` id with 24 hexadecimal digits."""
-    return f"fb-{os.urandom(12).hex()}"
+    return f"fb-{_random(12)}"
 
 
 def trace_id() -> str:
     """Return a fresh OpenTelemetry trace id: 32 hexadecimal digits."""
-    return os.urandom(16).hex()
+    return _random(16)
 
 
 def span_id() -> str:
     """Return a fresh OpenTelemetry span id: 16 hexadecimal digits."""
-    return os.urandom(8).hex()
+    return _random(8)
 
 
 def derived_id(prefix: str, *parts: str | int) -> str:
