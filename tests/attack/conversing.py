@@ -37,7 +37,7 @@ REASONS = {
     "429": r"set to fail with status 429",
     "500": r"set to fail with status 500",
     "503": r"set to fail with status 503",
-    "garbage": r"no JSON object|cannot be read|asked for no stream|before the answer was finished|text/html",
+    "garbage": r"no JSON object|cannot be read|was not requested|before the answer was finished|text/html",
     "cut": r"broke off|before the answer was finished|no JSON object|cannot reach|cannot be read",
     "left": r"disconnected",
 }

@@ -188,7 +188,7 @@ def test_a_store_is_opened_by_its_servers_url(server: Recorded) -> None:
     assert isinstance(opened, LightningStoreClient)
     assert opened.url == server.endpoint
     for wrong in ({"durability": "power"}, {"durability": "process"}):
-        with pytest.raises(ConfigError, match="the server's to say"):
+        with pytest.raises(ConfigError, match="an option of the server"):
             open_store(server.endpoint, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="token is for a store server"):
         open_store("memory://", token="t")
