@@ -40,7 +40,8 @@ def demo(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Continue a run with the options that it has; with --steps, until it has done so many."
+            metavar="RUN",
+            help="Continue a run, by folder or name, with the options that it has; with --steps, until it has done so many.",
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
@@ -88,6 +89,12 @@ def demo(
     if resume is not None and fixed:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise ConfigError(f"a resumed run goes on as it was started; leave {names} out (--steps may change)")
+    if resume is not None and not resume.is_dir():
+        from leyden.runs import open_run
+
+        source, resume = resume, open_run(resume).directory
+        if resume is None:
+            raise ConfigError(f"{source} is a store; give the folder of a run, or its name")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
     console = Console()

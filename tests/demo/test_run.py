@@ -43,6 +43,13 @@ def test_other_choices_of_a_resumed_run_are_refused(tmp_path: Path) -> None:
         demo(seed=1, games=3, steps=60, resume=tmp_path)
 
 
+def test_a_run_to_resume_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="there is no run 'nothing'"):
+        demo(resume=Path("nothing"))
+    assert not list(tmp_path.iterdir())
+
+
 def demo_program(*arguments: str) -> tuple[dict[str, Any], str]:
     """Run `leyden demo`; return its figures, and what it wrote to standard error."""
     command = [sys.executable, "-m", "leyden", "demo", "--json", "figures.json", *arguments]
@@ -57,10 +64,10 @@ def test_a_finished_demo_goes_on_with_more_steps_and_neither_begins_with_a_warni
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first, said = demo_program("--run-dir", "run", "--steps", "1", "--games", "10")
+    first, said = demo_program("--run-dir", ".leyden/first", "--steps", "1", "--games", "10")
     assert "WARNING" not in said
     assert "iteration 1/1" in said
-    second, said = demo_program("--resume", "run", "--steps", "2")
+    second, said = demo_program("--resume", "first", "--steps", "2")
     assert "blocks the event loop" not in said
     assert (first["rollouts"], second["rollouts"]) == (120, 240)
     assert second["rewards"][:1] == first["rewards"] and len(second["rewards"]) == 2
