@@ -128,7 +128,7 @@ def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
     games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(options.games)]
     trainer = Trainer(
         algorithm=_algorithm(options, directory),
-        llm_proxy=LLMProxy(deterministic_seed=options.seed if options.deterministic else None),
+        llm_proxy=LLMProxy(launch_mode="engine", deterministic_seed=options.seed if options.deterministic else None),
         concurrency=48,  # more calls at once cost the openai client more for each, and the policy little less
         run_dir=directory,
         progress=False,  # the algorithm has a bar, and the command shows the figures

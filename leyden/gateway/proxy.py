@@ -90,7 +90,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         model_list: ModelList | None = None,
         store: LightningStore | LightningStoreServer | None = None,
         timeout_seconds: float = 600.0,
-        launch_mode: Literal["engine", "thread"] = "engine",
+        launch_mode: Literal["thread", "engine"] = "thread",
         deterministic_seed: int | None = None,
         token: str | None = None,
         live_key: str | None = None,
@@ -118,9 +118,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
             serves.
         timeout_seconds: the longest time for one response, from the request to a stream's last
             byte. An agent that reads slowly uses it up, too.
-        launch_mode: "engine" lets a run that trains an `IsolatedBackend` start the gateway in the
-            engine's process, where it calls the engine without HTTP. Any other run, and every run
-            with "thread", starts it in a thread of this process.
+        launch_mode: "thread" runs the gateway in a thread of this process. "engine" lets a run that
+            trains an `IsolatedBackend` start it in the engine's process, where it calls the engine
+            without HTTP. Any other run uses a thread.
         deterministic_seed: add a `seed` to each request that has none. The seed depends on this
             number, the rollout's `metadata["leyden.sampling_key"]` (or its id), how many of its
             attempts have failed, and the number of the call. `PolicyGradient` sets the key to mode,
@@ -157,7 +157,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             None: the defaults of `ConnectionLimits`.
         Raise ConfigError for an option that cannot be used.
         """
-        check_choice("launch_mode", launch_mode, ("engine", "thread"))
+        check_choice("launch_mode", launch_mode, ("thread", "engine"))
         self.launch_mode = launch_mode
         check_port("port", port)
         check_number("timeout_seconds", timeout_seconds, above=0)

@@ -111,7 +111,10 @@ async def _end(session: aiohttp.ClientSession, root: str, control_key: str, roll
         try:
             async with session.post(url, headers=headers) as response:
                 text = await response.text()
-        except aiohttp.ServerDisconnectedError:  # safe to repeat; where the gateway has died, this waits for another
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+            # Safe to repeat. Where the process of the gateway has died, this waits for another.
             async with session.post(url, headers=headers) as response:
                 text = await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:

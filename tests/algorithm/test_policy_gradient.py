@@ -199,7 +199,7 @@ def test_all_kinds_of_bad_agents_in_one_run_with_policy_and_gateway_in_their_own
         tasks_per_step=len(kinds) + 3,
         timeout_seconds=2.0,
     )
-    trainer = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run")
+    trainer = ly.Trainer(algorithm=algorithm, llm_proxy=ly.LLMProxy(launch_mode="engine"), run_dir=tmp_path / "run")
     summary = trainer.fit(agent, [*kinds, "good", "fine", "well"])
     assert {status: count for status, count in summary.rollouts.items() if count} == {
         "succeeded": 2 * 3 * 3,
@@ -575,7 +575,8 @@ def test_an_algorithm_that_starts_its_engine_by_itself_has_its_gateway_in_this_p
 
     backend = ly.IsolatedBackend(WEIGHTS, device="cpu", max_length=128)
     algorithm = StartsIt(backend, n_steps=1, tasks_per_step=1, rollouts_per_task=2)
-    summary = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run").fit(agent, ["a"])
+    proxy = ly.LLMProxy(launch_mode="engine")
+    summary = ly.Trainer(algorithm=algorithm, llm_proxy=proxy, run_dir=tmp_path / "run").fit(agent, ["a"])
     assert summary.rollouts["succeeded"] == 2
     assert "leyden-gateway" in seen
 
