@@ -55,7 +55,7 @@ class OtelTracer(Tracer):
         None: HTTP clients, and every library that is imported by the time the trace opens (none is
         imported only to be instrumented).
     model_hosts: which services are models, as `host` or `host/path`; in place of MODEL_HOSTS.
-    Raise ConfigError for an instrumentation that there is not.
+    Raise ConfigError for an unknown instrumentation.
     """
 
     def __init__(

@@ -23,8 +23,10 @@ _SMALLEST: Final = 2**22
 """Multiplications from which a product is worth it. Each call of oneDNN costs 10 microseconds
 more."""
 _SMALLEST_WITH_GRADIENT: Final = 2**24
-"""The same for a gradient. Each new shape costs 0.2 milliseconds once; decoding repeats its shapes,
-gradients seldom do."""
+"""Multiplications from which a product with a gradient is worth it.
+
+Each new shape costs 0.2 milliseconds once. Decoding repeats its shapes; gradients seldom do.
+"""
 
 
 def use_faster_products(model: torch.nn.Module) -> None:
