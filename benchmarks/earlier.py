@@ -1,4 +1,4 @@
-"""Leyden beside an earlier commit of itself, by CPU: the store, the gateway, runners and the demo.
+"""Leyden beside an earlier commit of itself, by CPU: store, gateway, runners, demo, simulators and the step of reinforcement learning.
 
 Both commits run in the same environment, in processes that stay, and short slices of them take turns. Only CPU is compared, because it says
 the same on a busy machine. The earlier commit is `LEYDEN_EARLIER`, a name that `git` knows; it is unpacked from the clone's history.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import MINIMUM_RUNS, ROOT, Peer, Row, Sample
+from benchmarks.rl_env import N_ENVS, costs
 from benchmarks.sides import Side, alternate, row
 from benchmarks.store import MODES, SCRIPT
 
@@ -37,7 +38,8 @@ def main(peer: Peer | None) -> list[Row]:
         archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, capture_output=True, check=True).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(earlier, filter="data")
-        return [*stores((ROOT, earlier)), *parts((ROOT, earlier))]
+        roots = ROOT, earlier
+        return [*stores(roots), *parts(roots), *simulators(roots)]
 
 
 def stores(roots: Sequence[Path]) -> list[Row]:
@@ -78,7 +80,9 @@ def parts(roots: Sequence[Path]) -> list[Row]:
         ("runners: 100 starts one by one, cs", "CPU ms a rollout", {"do": "starts", "strategy": "cs"}),
         ("fit(Baseline), durable", "CPU ms a task", {"do": "fit", "store": None, "tasks": 1000}),
         ("fit(Baseline), store in memory", "CPU ms a task", {"do": "fit", "store": "memory", "tasks": 1000}),
+        ("RL step: short games, 117k model", "CPU ms", {"do": "learn"}),
         ("demo, deterministic, 1 step", "CPU s", {"do": "demo", "steps": 1}),
+        ("demo, deterministic, 6 steps", "CPU s", {"do": "demo", "steps": 6}),
     ]
     rows: list[Row] = []
     with ExitStack() as stack:
@@ -94,6 +98,39 @@ def parts(roots: Sequence[Path]) -> list[Row]:
             rows.append(_row(name, unit, alternate([slice_of(side) for side in both], pairs=pairs)))
             print(rows[-1], flush=True)
     return rows
+
+
+def simulators(roots: Sequence[Path]) -> list[Row]:
+    """CPU microseconds of a step of the clones' environments, and milliseconds of an iteration of their PPO."""
+    rows: list[Row] = []
+    for kind in ("dummy", "subproc", "shmem"):
+        with ExitStack() as stack:
+            both = [_clones_own(stack, root, "rl_env_side.py", f"leyden-{kind}", str(N_ENVS)) for root in roots]
+            taken = alternate([costs(side, f"leyden-{kind}") for side in both], pairs=9)
+        rows.append(_row(f"{N_ENVS} environments, {kind}", "CPU us a step", taken))
+    for side_name, said in (("leyden", "bare environments"), ("leyden-stack", "seeds, interpreters and logs")):
+        with ExitStack() as stack:
+            both = [_clones_own(stack, root, "rl_ppo_side.py", side_name) for root in roots]
+            taken = alternate([_iteration(side) for side in both], pairs=9)
+        rows.append(_row(f"PPO: 8,000 steps and an update, {said}", "CPU ms", taken))
+    return rows
+
+
+def _clones_own(stack: ExitStack, root: Path, script: str, *arguments: str) -> Side:
+    return stack.enter_context(
+        Side("leyden", Path(sys.executable), root / "benchmarks" / "peers" / script, *arguments, root=root)
+    )
+
+
+def _iteration(side: Side) -> Callable[[], Sample]:
+    def run() -> Sample:
+        before = side.cpu_seconds()
+        side.ask("iterate")
+        cpu_s = side.cpu_seconds() - before
+        return Sample(value=cpu_s * 1e3, cpu_s=cpu_s)
+
+    run()  # what is loaded when first used
+    return run
 
 
 def _row(name: str, unit: str, taken: Sequence[list[Sample]]) -> Row:

@@ -1,4 +1,4 @@
-"""One side of the benchmark of two commits: the gateway, runners and demo of the Leyden that is imported, by CPU.
+"""One side of the benchmark of two commits: the gateway, runners, learning and demo of the Leyden that is imported, by CPU.
 
     PYTHONPATH=CLONE python earlier_side.py
 
@@ -8,6 +8,7 @@ clone's own benchmarks, so that both sides are asked in the form that they know:
     {"do": "gateway", "kind": "calls" | "streams", "calls": N}     CPU milliseconds of the gateway for each call
     {"do": "starts", "strategy": S}                                 CPU milliseconds for each rollout, all processes, their start included
     {"do": "fit", "store": null | "memory", "tasks": N}             CPU milliseconds for each task
+    {"do": "learn"}                                                 CPU milliseconds from recorded games to changed weights
     {"do": "demo", "steps": N}                                      CPU seconds of `leyden demo`, all processes
 """
 
@@ -22,7 +23,9 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks import fit, runners
+import torch
+
+from benchmarks import fit, rl_tiny, runners
 from benchmarks.gateway import CALLERS, PEERS, Benchmark
 from benchmarks.gateway import Leyden as Gateway
 from benchmarks.harness import cpu_seconds
@@ -35,6 +38,7 @@ class Commands:
     def __init__(self, stack):
         self._stack = stack
         self._gateway = None
+        self._games = None
 
     def gateway(self, kind, calls):
         if self._gateway is None:
@@ -57,6 +61,12 @@ class Commands:
     def fit(self, store, tasks):
         fit.N_TASKS = tasks
         return fit.fit(store).cpu_s / tasks * 1000
+
+    def learn(self):
+        torch.set_num_threads(1)
+        if self._games is None:
+            self._games = asyncio.run(rl_tiny.recorded_games(n_groups=8))
+        return self._games.n_trained / asyncio.run(rl_tiny.train(self._games)).step.value * 1000
 
     def demo(self, steps):
         with tempfile.TemporaryDirectory() as folder:

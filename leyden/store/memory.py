@@ -16,7 +16,7 @@ from leyden.store import worker
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
-from leyden.store.sql.sqlite import connect, migrate
+from leyden.store.sql.sqlite import connect, fill_empty
 from leyden.store.sql.store import SqlLightningStore
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class _MemoryDriver:
 
     def __init__(self, signals: Signals) -> None:
         connection = connect(":memory:", _PRAGMAS)
-        migrate(connection, self.url)
+        fill_empty(connection)
         self._session = Session(connection, self.url, "only", signals.publish)
         self._close = weakref.finalize(self, connection.close)
         self._pid = worker.process_id

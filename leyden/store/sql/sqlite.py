@@ -86,6 +86,20 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
         raise
 
 
+def fill_empty(connection: sqlite3.Connection) -> None:
+    """Give a database in memory, which is new, this version's schema: a copy of one that this
+    process has migrated, which takes 0.1 ms instead of 5.
+    """
+    _empty().backup(connection)
+
+
+@cache
+def _empty() -> sqlite3.Connection:
+    connection = connect(":memory:", {})
+    migrate(connection, ":memory:")
+    return connection
+
+
 def check_schema(connection: sqlite3.Connection, url: str) -> None:
     """Raise StoreError for a database of another schema version. It changes nothing."""
     version, known = _version(connection, url), len(_migrations())
