@@ -236,7 +236,8 @@ class EmbeddedBackend(PolicyBackend):
 
     async def snapshot_state(self, path: Path) -> bool:
         running = self._started()
-        return await running.train(lambda: running.snapshot(path))
+        await running.train(lambda: running.snapshot(path))
+        return True
 
     async def state_written(self, path: Path) -> None:
         writing = self._started().writing.pop(path, None)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from leyden.engine.base import EngineStatistics, OptimParams, OptimStepResult
 from leyden.engine.decoder import Decoder
@@ -22,9 +22,6 @@ from leyden.errors import EngineError
 from leyden.host.asgi import AsgiThread
 
 T = TypeVar("T")
-
-SMALLEST_COPIED_BYTES: Final = 64 * 2**20
-"""A smaller state is written faster than a copy is worth."""
 
 
 class RunningPolicy:
@@ -82,17 +79,12 @@ class RunningPolicy:
         """Write the state. Sampling goes on, because only this thread changes weights."""
         self._state_files().write(path)
 
-    def snapshot(self, path: Path) -> bool:
-        """Write a small state at once. Copy a large one, and let a thread write it.
+    def snapshot(self, path: Path) -> None:
+        """Copy the state, and let a thread write it.
 
-        Return whether it was large.
+        Writing and making durable even a small state takes longer than the pause between two steps.
         """
-        files = self._state_files()
-        if files.n_bytes < SMALLEST_COPIED_BYTES:
-            files.write(path)
-            return False
-        self.writing[path] = self._writer.submit(files.copied().write, path)
-        return True
+        self.writing[path] = self._writer.submit(self._state_files().copied().write, path)
 
     def _state_files(self) -> StateFiles:
         decoder = self.decoder

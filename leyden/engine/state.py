@@ -45,11 +45,6 @@ class StateFiles:
     """The text of each file. The last one is written when all others are, and marks the state as
     complete."""
 
-    @property
-    def n_bytes(self) -> int:
-        """Return the size of all tensors, in bytes."""
-        return sum(tensor.nbytes for tensors in self.tensors.values() for tensor in tensors.values())
-
     def copied(self) -> StateFiles:
         """Return the files with copies of the tensors in the CPU's memory, which
         training does not change.

@@ -258,7 +258,9 @@ class Checkpoint(Callback):
             self._look(loop, self.monitor)
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Save when it is time."""
+        """Save when it is time. Until the first checkpoint is written, its size is not known."""
+        if self._writing is not None and self._small_bytes is not None and self._n_bytes == 0:
+            return self._decide_when_written(loop, vessel)
         iteration = loop.current_iter
         on_schedule = iteration == self.best_iter or (
             self.every_n_iters is not None and not self._is_large() and iteration % self.every_n_iters == 0
@@ -267,6 +269,12 @@ class Checkpoint(Callback):
         if not on_schedule and not by_time:
             return None
         return self._save(loop, vessel, in_time=on_schedule and not loop.should_stop)
+
+    async def _decide_when_written(self, loop: TrainLoop, vessel: Vessel) -> None:
+        await self._written()
+        saving = self.on_iter_end(loop, vessel)
+        if saving is not None:
+            await saving
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save iterations that are not saved yet."""
@@ -311,6 +319,7 @@ class Checkpoint(Callback):
             return self._save_async(saving, loop, vessel, name, at_end=at_end)
         self._gather(loop, vessel, name)()
         self._saved(iteration)
+        self._saved_at = self._clock()
         return None
 
     async def _save_next(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> None:
@@ -329,6 +338,7 @@ class Checkpoint(Callback):
             self._writing = asyncio.create_task(self._complete_aside(write, loop.current_iter))
             return
         await _to_the_end(asyncio.ensure_future(write))
+        self._saved_at = self._clock()
 
     async def _complete(
         self, rest: Callable[[], Awaitable[None]] | None, commit: Callable[[], None], iteration: int
@@ -392,16 +402,12 @@ class Checkpoint(Callback):
             _copy_beside(path, _LATEST_FILE)
 
     def _saved(self, iteration: int) -> None:
-        self.last_saved, self._saved_at = iteration, self._clock()
+        self.last_saved = iteration
         self._n_bytes = 0 if self._small_bytes is None else self.store.n_bytes(iteration)
 
     def _is_large(self) -> bool:
-        """Return whether saves wait for the `time_interval`; only a large state is still being
-        written.
-        """
-        if self._small_bytes is None:
-            return False
-        return self._n_bytes > self._small_bytes or (self._writing is not None and not self._writing.done())
+        """Return whether saves wait for the `time_interval`."""
+        return self._small_bytes is not None and self._n_bytes > self._small_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its iteration, and the names of the `.pth` files."""

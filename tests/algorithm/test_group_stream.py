@@ -323,7 +323,9 @@ async def test_what_is_saved_of_a_collection_is_what_is_loaded(tmp_path: Path) -
     algorithm = noting(Rows(), max_staleness=1)
     algorithm._next_group, algorithm._waiting, algorithm._generations = 9, {7: 3}, {7: 1}
     async with algorithm.backend:
-        await algorithm.save(tmp_path)
+        written = await algorithm.save(tmp_path)
+        assert written is not None
+        await written()
         again = noting(Rows(), max_staleness=1, backend=algorithm.backend)
         await again.load(tmp_path)
     assert (again._next_group, again._waiting, again._generations) == (9, {7: 3}, {7: 1})

@@ -106,10 +106,9 @@ async def test_of_a_model_with_adapters_only_those_are_trained_and_saved_and_any
 
 @pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_a_copied_state_is_written_while_training_goes_on_and_is_that_of_its_moment(
-    tmp_path: Path, isolated: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, isolated: bool
 ):
-    folder = tiny.make(tmp_path / "model", hidden=512 if isolated else 64)  # large enough to be copied
-    monkeypatch.setattr("leyden.engine.running.SMALLEST_COPIED_BYTES", 1)
+    folder = tiny.make(tmp_path / "model")
     kind = IsolatedBackend if isolated else EmbeddedBackend
     async with kind(folder, max_length=32) as backend:
         data = [sequence_of([1, 50, 60, 70], [0.0] * 4, [1.0] * 4, [0.0, 1.0, 1.0, 1.0])]

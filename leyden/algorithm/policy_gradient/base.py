@@ -213,9 +213,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return rollout_metrics(counts, seconds=time.perf_counter() - started, success_reward=self.success_reward)
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
-        """Write the policy's weights, optimizer and random state.
+        """Copy the policy's weights, optimizer and random state.
 
-        Training goes on while a large state is written. The function that is returned waits for it.
+        Training goes on while they are written. The function that is returned waits for it.
         """
         if await self.backend.snapshot_state(path):
             return partial(self.backend.state_written, path)
