@@ -114,8 +114,9 @@ async def _end(session: aiohttp.ClientSession, root: str, control_key: str, roll
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
-            # Safe to repeat. Where the process of the gateway has died, this waits for another.
-            async with session.post(url, headers=headers) as response:
+            # Safe to repeat. If the gateway's process has died, the session's other connections are
+            # about to end as well. A new one waits at the open port for another process.
+            async with client_session() as fresh, fresh.post(url, headers=headers) as response:
                 text = await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise GatewayError(

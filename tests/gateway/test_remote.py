@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import pickle
 
 import aiohttp
@@ -107,6 +109,36 @@ async def test_a_gateway_that_is_not_there_is_named() -> None:
     recorder.begin_attempt("ro", "at", {"llm": ProxyLLM(endpoint="http://127.0.0.1:9/v1", model="gone")})
     with pytest.raises(GatewayError, match=r"http://127\.0\.0\.1:9 cannot be notified that attempt 'at' is over"):
         await recorder.flush("ro", "at")
+
+
+async def test_the_end_of_an_attempt_outlives_all_connections_to_a_gateway_that_dies() -> None:
+    """Connections to a process that was killed end one after the other, so that the next one may seem to be alive."""
+    requests: list[int] = []
+    """The connection of each request."""
+    numbers, both = itertools.count(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = next(numbers)
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                requests.append(connection)
+                if len(requests) == 2:
+                    both.set()
+                await both.wait()
+                if len(requests) > 2 and connection < 2:
+                    return  # it belonged to the process that died
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        recorder = RemoteRecorder(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "key")
+        await asyncio.gather(recorder.flush("ro", "at-0"), recorder.flush("ro", "at-1"))
+        await recorder.flush("ro", "at-2")
+        await recorder.close()
+    assert sorted(requests) == [0, 1, requests[2], 2]
 
 
 def test_agents_are_given_the_address_under_which_the_gateway_is_reached() -> None:

@@ -1,8 +1,8 @@
-"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [resume] [forget] [fail] [ahead]`.
+"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [resume] [forget] [fail] [ahead] [hosted]`.
 
 `groups.jsonl` has a line for each step that was begun: its number and the groups that it took. With `ahead`, the rollouts of
-the next step run while the policy is trained. With `fail` the algorithm raises in its fourth step, twice, and is restarted.
-With `forget` the store keeps nothing that it may forget, all the time.
+the next step run while the policy is trained. With `hosted` the gateway works in the engine's process. With `fail` the algorithm
+raises in its fourth step, twice, and is restarted. With `forget` the store keeps nothing that it may forget, all the time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failing(ly.PolicyGradient):
         return await super()._update(iteration, data)
 
 
-def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool, ahead: bool) -> None:
+def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool, ahead: bool, hosted: bool) -> None:
     algorithm = Failing(
         ly.IsolatedBackend(WEIGHTS, deterministic=True, device="cpu", seed=7, max_length=128),
         n_steps=n_steps,
@@ -58,7 +58,7 @@ def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: boo
     algorithm.groups_file = directory / "groups.jsonl"
     trainer = ly.Trainer(
         algorithm=algorithm,
-        llm_proxy=ly.LLMProxy(deterministic_seed=7),
+        llm_proxy=ly.LLMProxy(launch_mode="engine" if hosted else "thread", deterministic_seed=7),
         concurrency=12,
         run_dir=directory,
         retention=ly.Retention(max_rollouts=0) if forget else None,
@@ -70,5 +70,5 @@ def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: boo
 
 
 if __name__ == "__main__":
-    words = ("resume", "forget", "fail", "ahead")
+    words = ("resume", "forget", "fail", "ahead", "hosted")
     main(Path(sys.argv[1]), int(sys.argv[2]), **{word: word in sys.argv[3:] for word in words})

@@ -142,18 +142,20 @@ def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("gateway", ["thread", "hosted"])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weights(
-    uninterrupted: Path, tmp_path: Path, at_once: bool
+    uninterrupted: Path, tmp_path: Path, at_once: bool, gateway: str
 ) -> None:
     """Calls that lose the engine are no failures: their rollouts are made again, by other attempts.
 
     at_once: kill the trainer before it has noticed. Otherwise it may end by itself, unless a rollout fails.
+    gateway: "hosted" works in the engine's process and dies with it.
     """
     directory = tmp_path / "run"
     prepare(directory)
     for n_done in (0, 2):
-        process = start(directory, "resume")
+        process = start(directory, "resume", gateway)
         while unfinished(directory) < 3 or len(attempts(directory)) < n_done * ROLLOUTS + 2:
             assert process.poll() is None
             time.sleep(0.002)
@@ -163,7 +165,7 @@ def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weig
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         assert {*failures(directory)} <= {"interrupted"}
-    finish(start(directory, "resume"))
+    finish(start(directory, "resume", gateway))
     assert_same_result(directory, uninterrupted)
     assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
     assert {*failures(directory)} == {"interrupted"}
