@@ -65,6 +65,19 @@ def test_values_are_about_as_well_known_as_with_the_true_constants() -> None:
     assert np.mean(ours) < 0.8 * np.mean(raw), "the mean of a candidate's own rewards is worse"
 
 
+def test_the_best_one_is_expected_to_be_as_good_as_it_is_and_its_mean_is_too_high() -> None:
+    by_mean, by_belief = [], []
+    for seed in range(60):
+        parents, rewards, values = drawn(seed)
+        means = {place: sum(each.values()) / len(each) for place, each in enumerate(rewards) if len(each) == 16}
+        best = max(means, key=lambda place: means[place])
+        by_mean.append(means[best] - values[best])
+        by_belief.append(beliefs(parents, rewards)[best].mean - values[best])
+    assert np.mean(by_mean) > 0.05, "the best of several was also lucky"
+    assert abs(np.mean(by_belief)) < 0.5 * np.mean(by_mean)
+    assert np.mean(np.abs(by_belief)) < 0.8 * np.mean(np.abs(by_mean))
+
+
 def test_luck_on_few_tasks_counts_for_little_and_hard_tasks_do_not_count() -> None:
     root = {task: float(task % 2) for task in range(20)}
     lucky, unlucky = beliefs([None, 0, 0], [root, {1: 1.0, 3: 1.0}, {0: 0.0, 2: 0.0}])[1:]

@@ -24,6 +24,7 @@ from leyden.algorithm.gepa.adapter import Item, Proposal, ReflectionTask, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
 from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
+from leyden.algorithm.prompts.beliefs import beliefs
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
@@ -193,7 +194,12 @@ class GEPA(PromptOptimiser):
         self.announce_ready()
         await self._search_and_measure()
         await self.collector.release(self.max_steps + 1)
-        return await self.result(self._first, {**self._rewards}, n_compared=max(1, len(self._rewards) - 1))
+        return await self.result(
+            self._first,
+            {**self._rewards},
+            n_compared=max(1, len(self._rewards) - 1),
+            expected_reward=self._expected_reward(self._best or self._first),
+        )
 
     def _begin(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         if train_dataset is None or not len(train_dataset):
@@ -209,6 +215,10 @@ class GEPA(PromptOptimiser):
         """Candidates that were measured and not stopped, in the order of the package."""
         self._rewards: dict[str, dict[int, float]] = {}
         """Rewards of the candidates in the pool on validation tasks, by the candidate's key."""
+        self._all_rewards: dict[str, dict[Item, float]] = {}
+        """Rewards of all candidates that ran, by key; a parent comes before its children."""
+        self._parents: dict[str, str] = {}
+        """The key of each rewritten candidate's parent."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
         self._is_racing = self.race_error is not None
         self._choices = 0
@@ -368,6 +378,7 @@ class GEPA(PromptOptimiser):
         )
         if not self.check_rewards(found.scores, "validation races are switched off"):
             self._is_racing = False
+        self._all_rewards.setdefault(candidate.key, {}).update(zip(items, found.by_task, strict=True))
         return list(found.scores)
 
     async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
@@ -395,6 +406,7 @@ class GEPA(PromptOptimiser):
             reason="",
         )
         self._candidates[self._key(self._texts(child))] = child
+        self._parents[child.key] = parent.key
         return text
 
     async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
@@ -440,6 +452,15 @@ class GEPA(PromptOptimiser):
         scores = await self._scores(candidate, [Item("val", task) for task in missing]) if missing else []
         rewards.update((task, score.reward) for task, score in zip(missing, scores, strict=True))
         return scores
+
+    def _expected_reward(self, candidate: Candidate) -> float | None:
+        """Return what all rewards together say about a candidate; None if it has none."""
+        keys, (low, high) = list(self._all_rewards), self._race_range
+        if candidate.key not in keys:
+            return None
+        parents = [keys.index(parent) if (parent := self._parents.get(key)) in keys else None for key in keys]
+        found = beliefs(parents, list(self._all_rewards.values()))[keys.index(candidate.key)]
+        return min(max(found.mean, low), high) if self._is_in_range else found.mean
 
     def _count_edit(self, name: str, written: int, better: int) -> None:
         before = self._edits.get(name, (0, 0))

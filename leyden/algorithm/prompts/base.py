@@ -224,12 +224,15 @@ class PromptOptimiser(Algorithm):
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    async def result(self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int) -> PromptResult:
+    async def result(
+        self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int, expected_reward: float | None = None
+    ) -> PromptResult:
         """Return the best prompts, compared with the first ones, on the test set
         too if there is one.
 
         rewards: on validation tasks, by the candidate's key.
         n_compared: candidates of which the best one was chosen by these rewards.
+        expected_reward: of the best prompts, see `PromptResult`.
         """
         if self._best is None:  # the budget was over at once
             await self.accept(first)
@@ -246,6 +249,7 @@ class PromptOptimiser(Algorithm):
             against_first=compare(before, found, n_compared=n_compared) if has_both and before and found else None,
             test_reward=test_reward,
             test=test,
+            expected_reward=expected_reward,
         )
         logger.info("the best prompt is %s: %s", f"labelled {best_label(self.get_run().run_id)!r}", result)
         return result

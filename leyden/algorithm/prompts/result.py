@@ -27,9 +27,16 @@ class PromptResult:
     """The mean of the best prompts on the test set; None without one."""
     test: Comparison | None = None
     """The best prompts compared with the user's, on the test set."""
+    expected_reward: float | None = None
+    """The reward that is expected on new tasks. GEPA chooses by `reward`, so the best prompts were
+    also lucky; this estimate from the rewards of all candidates has little of that luck. None from
+    APO, which does not choose by `reward`, and from FewShot.
+    """
 
     def __repr__(self) -> str:
         parts = ["no reward" if self.reward is None else f"reward {figure(self.reward, 3)}"]
+        if self.expected_reward is not None:
+            parts[0] += f", {figure(self.expected_reward, 3)} expected on new tasks"
         parts.append(
             "the first prompts are the best" if self.against_first is None else f"better by {self.against_first}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.prompts import PromptResult, best_label, read_history
 from leyden.errors import ConfigError, ReflectionFailed
 from leyden.store import InMemoryLightningStore
-from leyden.testing import FakeUpstream, Misbehaviour
+from leyden.testing import FakeUpstream, Misbehaviour, PromptSim
 from tests.algorithm.apo import rules
 from tests.algorithm.gepa import evolving
 
@@ -56,6 +57,8 @@ async def test_the_optimum_is_found_from_what_the_agents_calls_show(selection: A
         assert rules.optimum(result.prompts["prompt"])
         assert result.reward == 1.0
         assert result.against_first is not None and result.against_first.n_compared > 1
+        assert result.expected_reward is not None and 0.8 < result.expected_reward <= 1
+        assert f"reward 1, {result.expected_reward:.3g} expected on new tasks; better by" in str(result)
         history = await read_history(store, summary.run_id)
         assert history[0].accepted and history[-1].parent is not None
         assert "the sum of rewards rose from" in history[-1].reason
@@ -247,6 +250,35 @@ async def test_a_validation_set_of_one_works_and_is_warned_of(caplog: pytest.Log
     assert "the validation set has one task" in caplog.text
     assert result.reward == 1.0
     assert result.against_first is not None and not result.against_first.is_sure
+
+
+@pytest.mark.slow
+async def test_the_expected_reward_is_closer_to_the_truth_than_the_one_by_which_the_best_was_chosen() -> None:
+    chosen_by, expected = [], []
+    for seed in range(8):
+        sim = PromptSim("clustered", seed=seed)
+
+        @ly.rollout
+        async def agent(task: dict[str, Any], prompt_template: ly.PromptTemplate, sim: PromptSim = sim) -> float:
+            attempt = sim.attempt(prompt_template, task)
+            ly.emit_message(attempt.answers[0])
+            return attempt.reward
+
+        async with FakeUpstream(reply=sim.reply) as upstream:
+            trainer = ly.Trainer(
+                algorithm=ly.GEPA(max_steps=15, seed=seed),
+                llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
+                initial_resources=sim.initial_resources,
+                store="memory",
+                progress=False,
+            )
+            result = (await trainer.afit(agent, sim.tasks(40), sim.tasks(20, start=100))).result
+        truth = sim.expected_reward(result.prompts)
+        chosen_by.append(result.reward - truth)
+        expected.append(result.expected_reward - truth)
+    assert statistics.fmean(chosen_by) > 0.02, "the best prompts were also lucky"
+    assert abs(statistics.fmean(expected)) < statistics.fmean(chosen_by)
+    assert statistics.fmean(map(abs, expected)) < statistics.fmean(map(abs, chosen_by))
 
 
 def test_a_hopeless_candidate_is_stopped_early_and_a_specialist_is_not() -> None:
