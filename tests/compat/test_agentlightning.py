@@ -1,5 +1,6 @@
 """Programs in the style of Agent Lightning's run under its import names, and behave as they did there."""
 
+import ast
 import asyncio
 import importlib
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 import leyden.compat
@@ -330,3 +332,81 @@ def test_a_program_of_version_0_1_runs_unchanged(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[1.0, 0.0, 1.0, 0.0, 1.0, 0.0]"
+
+
+async def test_metrics_are_counted_and_can_be_awaited_or_not(caplog: pytest.LogCaptureFixture) -> None:
+    metrics: Any = importlib.import_module("agentlightning.utils.metrics")
+    backend = metrics.MultiMetricsBackend([metrics.ConsoleMetricsBackend(log_interval_seconds=0, group_level=1)])
+    backend.register_counter("requests", ["operation", "status"])
+    backend.register_histogram("latency", ["operation"], buckets=[0.1, 1.0])
+    backend.inc_counter("requests", 600, labels={"operation": "search", "status": "200"})
+    await backend.inc_counter("requests", 600, labels={"operation": "search", "status": "500"})
+    with caplog.at_level("INFO", "leyden.metrics"):
+        for value in (0.01, 0.02, 0.03):
+            await backend.observe_histogram("latency", value=value, labels={"operation": "search"})
+    assert "latency{operation=search}=20.00ms,29.00ms,29.80ms  requests{operation=search}=" in caplog.text
+    with pytest.raises(ValueError, match="'status' is required"):
+        backend.inc_counter("requests", labels={"operation": "search"})
+    with pytest.raises(ValueError, match="not registered"):
+        backend.observe_histogram("requests", 1.0)
+    with pytest.raises(ValueError, match="already registered"):
+        backend.register_counter("latency")
+
+
+async def test_a_program_finds_what_litellm_wrote_of_a_call() -> None:
+    """The checks of `minimal/llm_proxy.py test`, over HTTP too."""
+    async with FakeUpstream(model="there") as upstream, InMemoryLightningStore() as memory:
+        server = agl.LightningStoreServer(memory, "127.0.0.1", 0)
+        await server.start()
+        model = {"model": "hosted_vllm/there", "api_base": upstream.endpoint}
+        proxy = agl.LLMProxy(model_list=[{"model_name": "here", "litellm_params": model}], store=server)
+        await proxy.start()
+        try:
+            store = agl.LightningStoreClient(server.endpoint)
+            rollout = await store.start_rollout(input="hello")
+            url = proxy.as_resource(rollout.rollout_id, rollout.attempt.attempt_id).endpoint
+            question = {"model": "here", "messages": [{"role": "user", "content": "Who are you?"}]}
+            async with aiohttp.ClientSession() as session:
+                async with session.post(f"{url}/chat/completions", json=question) as reply:
+                    answer = await reply.json()
+                async with session.post(f"{url}/chat/completions", json={**question, "stream": True}) as reply:
+                    assert b'"token_ids"' in await reply.read()
+            truth = upstream.truth(answer["id"])
+            choice = answer["choices"][0]
+            assert choice["provider_specific_fields"] == {"stop_reason": None, "token_ids": truth.response_ids}
+            assert answer["prompt_token_ids"] == truth.prompt_ids
+            spans = await store.query_spans(rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+            assert [span.name for span in spans] == ["leyden.model_call", "raw_gen_ai_request"] * 2
+            assert spans.total == 4
+            for span in spans:
+                assert span.resource.attributes["agentlightning.rollout_id"] == rollout.rollout_id
+            raw = spans[1].attributes
+            assert raw["llm.hosted_vllm.messages"] == str(question["messages"])
+            assert "return_token_ids" in raw["llm.hosted_vllm.extra_body"]
+            assert raw["llm.hosted_vllm.prompt_token_ids"] == str(truth.prompt_ids)
+            assert ast.literal_eval(raw["llm.hosted_vllm.choices"])[0]["token_ids"] == truth.response_ids
+            assert len(await store.query_spans(rollout.rollout_id, name="raw_gen_ai_request")) == 2
+            assert len(await store.query_spans(rollout.rollout_id, name_contains="call")) == 2
+            for adapter in (agl.LlmProxyTraceToTriplet(), agl.TracerTraceToTriplet()):
+                triplets = adapter.adapt(spans)
+                assert triplets[0].response["token_ids"] == truth.response_ids
+                assert len(triplets) == 2, "a call with two spans is one call"
+            await store.close()
+        finally:
+            await proxy.stop()
+            await server.stop()
+
+
+async def test_answers_show_no_token_ids_without_the_callback() -> None:
+    async with FakeUpstream(model="m") as upstream, InMemoryLightningStore() as store:
+        model = {"model": "hosted_vllm/m", "api_base": upstream.endpoint}
+        served = [{"model_name": "m", "litellm_params": model}]
+        async with agl.LLMProxy(model_list=served, store=store, callbacks=["opentelemetry"]) as proxy:
+            rollout = await store.start_rollout(input="hello")
+            url = proxy.as_resource(rollout.rollout_id, rollout.attempt.attempt_id).endpoint
+            question = {"model": "m", "messages": [{"role": "user", "content": "Who are you?"}]}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{url}/chat/completions", json=question) as reply,
+            ):
+                assert "token_ids" not in await reply.text()

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from leyden import execution as native
+from leyden.compat.agentlightning.litellm import ShowsTokenIds
 from leyden.compat.agentlightning.resources import ProxyLLM
 from leyden.errors import ConfigError
 from leyden.execution.client_server import ClientServerExecutionStrategy as NativeClientServer
 from leyden.gateway import LLMProxy as NativeProxy
+from leyden.gateway.app import GatewayApp
 from leyden.types import LLM
 
 LaunchMode = Literal["asyncio", "thread", "mp"]
@@ -46,9 +50,11 @@ class PythonServerLauncherArgs:
 class LLMProxy(NativeProxy):
     """The recorded road from an agent to a model. No LiteLLM is in it.
 
-    launch_mode, num_workers, callbacks: of no effect; the gateway runs in a thread of its own, and
-        `return_token_ids`, `logprobs` and spans need no callback.
+    launch_mode, num_workers: of no effect; the gateway runs in a thread of its own.
+    callbacks: without "return_token_ids", answers show no token ids. Otherwise of no effect:
+        log-probabilities and spans need no callback.
     litellm_config: only its `model_list` has a meaning here.
+    durable: True unless given, because programs look for a call's spans as soon as it is answered.
     num_retries: as `upstream_retries`; 0 leaves the gateway's own number.
     middlewares: refused, because the gateway is no FastAPI app.
     """
@@ -76,6 +82,8 @@ class LLMProxy(NativeProxy):
         if launcher_args is not None:
             port, host = launcher_args.port, launcher_args.host
             options.setdefault("access_host", launcher_args.access_host)
+        options.setdefault("durable", True)
+        self._shows_token_ids = callbacks is None or "return_token_ids" in callbacks
         self.model_list: list[Any] = list(model_list or (litellm_config or {}).get("model_list") or ())
         super().__init__(
             port=port,
@@ -85,6 +93,12 @@ class LLMProxy(NativeProxy):
             upstream_retries=num_retries or 2,
             **options,
         )
+
+    @asynccontextmanager
+    async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
+        shows = self._shows_token_ids and any(model.record_tokens for model in self.served_models)
+        async with super()._doors(app, listener) as doors:
+            yield [(ShowsTokenIds(door) if shows else door, at) for door, at in doors]
 
     def update_model_list(self, model_list: Sequence[Any]) -> None:
         """Serve other models from now on."""

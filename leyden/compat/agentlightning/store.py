@@ -13,7 +13,9 @@ from typing import Any, TypedDict
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from leyden import semconv
 from leyden import store as native
+from leyden.compat.agentlightning.litellm import RAW_REQUEST, raw_request
 from leyden.compat.agentlightning.types import Span
 from leyden.errors import IllegalTransition, UnknownAttempt, UnknownResources, UnknownRollout, UnknownWorker
 from leyden.store.app import StoreApplication
@@ -31,6 +33,8 @@ from leyden.types import (
 from leyden.types import Span as NativeSpan
 
 QUEUED = ("queuing", "requeuing")
+_EVERY_SPAN = {"limit": -1, "offset": 0, "sort_by": "sequence_id", "sort_order": "asc", "filter_logic": "and"}
+"""Options of `query_spans` that leave no span out; every other one is None then."""
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
@@ -183,12 +187,27 @@ class OldStore(LightningStore):
     async def query_spans(
         self, rollout_id: str | None = None, attempt_id: str | None = None, **options: Any
     ) -> PaginatedResult[NativeSpan]:
-        """Return spans under Agent Lightning's names; none for an unknown id."""
+        """Return spans under Agent Lightning's names; none for an unknown id.
+
+        A call of the gateway has a second span, `raw_gen_ai_request`, if all spans or this name are
+        asked for.
+        """
+        only_raw = options.get("name") == RAW_REQUEST
+        if only_raw:
+            options["name"] = semconv.MODEL_CALL
         try:
             page = await super().query_spans(rollout_id, attempt_id, **options)
         except (UnknownRollout, UnknownAttempt):
             return _nothing(options)
-        return PaginatedResult([Span.of(span) for span in page], page.limit, page.offset, page.total, page.exact)
+        spans: list[NativeSpan] = [] if only_raw else [Span.of(span) for span in page]
+        if only_raw or all(value == _EVERY_SPAN.get(name) for name, value in options.items()):
+            raw = {span.span_id: made for span in page if (made := raw_request(span))}
+            spans = (
+                [*raw.values()]
+                if only_raw
+                else [each for span in spans for each in (span, raw.get(span.span_id)) if each]
+            )
+        return PaginatedResult(spans, page.limit, page.offset, page.total - len(page) + len(spans), page.exact)
 
     async def query_spans_of(self, rollout_ids: Sequence[str]) -> dict[str, list[NativeSpan]]:
         """Return the spans of rollouts, by rollout."""

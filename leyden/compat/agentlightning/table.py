@@ -281,11 +281,13 @@ _MODULES: dict[str, Names] = {
         **_own("semconv", "SpanAttributeNames SpanNames"),
     },
     "utils.id": {"generate_id": "leyden.compat.agentlightning.instruments:generate_id"},
-    "utils.metrics": answers(
-        say.METRICS,
-        "ConsoleMetricsBackend LabelDict LabelKey MetricsBackend MultiMetricsBackend PrometheusMetricsBackend "
-        "get_prometheus_registry setup_multiprocess_prometheus shutdown_metrics",
-    ),
+    "utils.metrics": {
+        **_own(
+            "metrics",
+            "ConsoleMetricsBackend LabelDict LabelKey MetricsBackend MultiMetricsBackend PrometheusMetricsBackend",
+        ),
+        **answers(say.METRICS, "get_prometheus_registry setup_multiprocess_prometheus shutdown_metrics"),
+    },
     "utils.otel": _own(
         "otel",
         "check_attributes_sanity extract_links_from_attributes extract_tags_from_attributes filter_and_unflatten_attributes "
