@@ -24,6 +24,7 @@ from leyden.engine.base import (
     SampledResponse,
     Sampler,
     SamplingParams,
+    SharedWeights,
 )
 from leyden.engine.embedded import EmbeddedBackend
 from leyden.engine.isolated import IsolatedBackend
@@ -46,6 +47,7 @@ __all__ = [
     "SampledResponse",
     "Sampler",
     "SamplingParams",
+    "SharedWeights",
     "VLLMBackend",
     "learning_rate_at",
     "policy_backend",

@@ -179,6 +179,20 @@ class EngineCapabilities:
     version of each call."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """Weights where they lie, for another process that samples with them."""
+
+    names: list[str]
+    dtypes: list[str]
+    """Types as torch names them, such as "bfloat16"."""
+    shapes: list[list[int]]
+    handles: str
+    """A pickle in Base64: for each weight, the arguments of torch's function that maps it, by the
+    UUID of its GPU, or by "cpu".
+    """
+
+
 class Learner(ABC):
     """The part of a backend that computes gradients and steps weights.
 
@@ -262,6 +276,19 @@ class Learner(ABC):
         Raise ConfigError if the backend trains no adapters.
         """
         raise ConfigError(f"{type(self).__name__} trains no adapter; make it with lora=LoRA(), or call save_pretrained")
+
+    async def device(self) -> str:
+        """Return where the weights are, such as "cpu" or "cuda:0"."""
+        return "cpu"
+
+    async def share_weights(self) -> SharedWeights:
+        """Return handles by which another process of this machine maps the weights.
+
+        On a GPU nothing is copied. The handles are of the weights as they are now: call again after
+        a step.
+        Raise ConfigError if the backend cannot share them.
+        """
+        raise ConfigError(f"{type(self).__name__} shares no weights; call save_pretrained")
 
 
 class Sampler(ABC):

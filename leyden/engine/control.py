@@ -205,6 +205,14 @@ async def _save_adapter(backend: PolicyBackend, data: Json) -> None:
     await backend.save_adapter(Path(data["path"]))
 
 
+async def _device(backend: PolicyBackend, data: Json) -> str:
+    return await backend.device()
+
+
+async def _share_weights(backend: PolicyBackend, data: Json) -> Json:
+    return asdict(await backend.share_weights())
+
+
 async def _statistics(backend: PolicyBackend, data: Json) -> Json:
     return asdict(await backend.statistics())
 
@@ -220,5 +228,7 @@ _METHODS: Mapping[str, Method] = {
     "load_state": _load_state,
     "save_pretrained": _save_pretrained,
     "save_adapter": _save_adapter,
+    "device": _device,
+    "share_weights": _share_weights,
     "statistics": _statistics,
 }

@@ -34,6 +34,7 @@ from leyden.engine.base import (
     PolicyBackend,
     SampledResponse,
     SamplingParams,
+    SharedWeights,
 )
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
@@ -261,6 +262,17 @@ class EmbeddedBackend(PolicyBackend):
 
         running = self._started()
         return await running.train(lambda: write_adapter(running.policy.model, path))
+
+    async def device(self) -> str:
+        return str(next(self._started().policy.model.parameters()).device)
+
+    async def share_weights(self) -> SharedWeights:
+        from leyden.engine.loading import share_weights
+
+        if self._lora is not None:
+            raise ConfigError(f"{type(self).__name__} with lora= shares no weights; call save_adapter")
+        running = self._started()
+        return await running.train(lambda: share_weights(running.policy))
 
     async def statistics(self) -> EngineStatistics:
         return self._started().statistics()

@@ -37,6 +37,7 @@ from leyden.engine.base import (
     PolicyBackend,
     SampledResponse,
     SamplingParams,
+    SharedWeights,
 )
 from leyden.engine.control import (
     PREFIX,
@@ -182,6 +183,12 @@ class IsolatedBackend(PolicyBackend):
 
     async def save_adapter(self, path: Path) -> None:
         await self._call("save_adapter", {"path": _name(path)})
+
+    async def device(self) -> str:
+        return await self._call("device", {})
+
+    async def share_weights(self) -> SharedWeights:
+        return SharedWeights(**await self._call("share_weights", {}))
 
     async def statistics(self) -> EngineStatistics:
         return EngineStatistics(**await self._call("statistics", {}))

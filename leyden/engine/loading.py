@@ -5,8 +5,11 @@ It knows transformers' loading conventions; nothing of decoding or gradients.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
+import importlib
+import pickle
 import re
 import threading
 from collections.abc import Generator
@@ -18,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from leyden.engine.base import SharedWeights
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
 
@@ -93,6 +97,26 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
         model.save_pretrained(path)
     if policy.text is not None:
         policy.text.tokenizer.save_pretrained(path)
+
+
+def share_weights(policy: LoadedPolicy) -> SharedWeights:
+    """Return handles of the policy's weights, a tied output head among them under its own name."""
+    reductions: Any = importlib.import_module("torch.multiprocessing.reductions")  # untyped
+    weights: dict[str, Any] = {
+        name: weight.detach() for name, weight in policy.model.named_parameters(remove_duplicate=False)
+    }
+    place = "cpu"
+    if policy.device_type == "cuda":
+        device = next(iter(weights.values())).device
+        torch.cuda.synchronize(device)  # the optimizer's step may still be under way
+        place = str(cast(Any, torch.cuda).get_device_properties(device).uuid)
+    handles = [{place: reductions.reduce_tensor(weight)[1]} for weight in weights.values()]
+    return SharedWeights(
+        names=list(weights),
+        dtypes=[str(weight.dtype).removeprefix("torch.") for weight in weights.values()],
+        shapes=[list(weight.shape) for weight in weights.values()],
+        handles=base64.b64encode(pickle.dumps(handles)).decode(),
+    )
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:

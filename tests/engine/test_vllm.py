@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import pickle
 import socket
 import sys
 from pathlib import Path
@@ -12,9 +15,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from torch.multiprocessing.reductions import rebuild_tensor
 
 from leyden.algorithm import PolicyGradient
-from leyden.engine import VLLMBackend, untie_embeddings
+from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, VLLMBackend, untie_embeddings
 from leyden.engine.vllm.folder import copy_with_changed, groups_of, read_config
 from leyden.engine.vllm.parity import largest_difference, probes_for
 from leyden.engine.vllm.process import ServerOptions, StartedServer, command_line, explain
@@ -34,6 +38,7 @@ def options(**changes: Any) -> ServerOptions:
         "start_timeout_seconds": 20.0,
         "api_key": None,
         "lora_rank": None,
+        "transfers": False,
         "extra_arguments": (),
         "environment": {},
     }
@@ -71,6 +76,51 @@ def test_an_adapter_server_has_a_rank_that_vllm_offers(tmp_path: Path):
     command = command_line(tmp_path, "policy-base", 8000, options(lora_rank=12))
     assert command[command.index("--max-lora-rank") + 1] == "16"
     assert "--enable-lora" not in command_line(tmp_path, "policy", 8000, options())
+
+
+def test_a_server_that_takes_weights_by_a_transfer_is_started_for_it(tmp_path: Path):
+    command = command_line(tmp_path, "policy", 8000, options(transfers=True))
+    assert json.loads(command[command.index("--weight-transfer-config") + 1]) == {"backend": "ipc"}
+    assert "--weight-transfer-config" not in command_line(tmp_path, "policy", 8000, options())
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "transfers"),
+    [
+        ("cpu", {}, False),
+        ("cuda:0", {}, True),
+        ("cuda:0", {"transfer": "folder"}, False),
+        ("cuda:0", {"url": "http://127.0.0.1:8000"}, False),
+        ("cuda:0", {"lora": LoRA(rank=4)}, False),
+        ("cuda:0", {"extra_arguments": ["--tensor-parallel-size", "2"]}, False),
+        ("cuda:0", {"environment": {"CUDA_VISIBLE_DEVICES": "1"}}, False),
+        ("cuda:1", {}, False),
+        ("cpu", {"transfer": "ipc"}, True),
+    ],
+)
+def test_weights_pass_within_a_gpu_where_learner_and_server_share_it(
+    device: str, given: dict[str, Any], transfers: bool
+):
+    assert VLLMBackend("model", **given)._uses_transfer(device) is transfers
+
+
+async def test_shared_weights_are_the_learners_in_its_process_and_in_a_child(tmp_path: Path):
+    folder = tiny.make(tmp_path / "model")
+    async with EmbeddedBackend(folder, threads=1) as here, IsolatedBackend(folder, threads=1) as apart:
+        assert (await here.device(), await apart.device()) == ("cpu", "cpu")
+        shared, other = await here.share_weights(), await apart.share_weights()
+    assert "lm_head.weight" in shared.names, "the head is tied, and the server has one of its own"
+    handles = pickle.loads(base64.b64decode(other.handles))
+    stored = load_file(folder / "model.safetensors")
+    for name, dtype, shape, handle in zip(shared.names, shared.dtypes, shared.shapes, handles, strict=True):
+        weight = rebuild_tensor(*handle["cpu"])
+        assert (str(weight.dtype), list(weight.shape)) == (f"torch.{dtype}", shape)
+        assert weight.equal(stored["model.embed_tokens.weight" if name == "lm_head.weight" else name]), name
+
+
+def test_adapters_do_not_pass_by_the_transfer():
+    with pytest.raises(ConfigError, match="lora= pushes adapters"):
+        VLLMBackend("model", transfer="ipc", lora=LoRA(rank=4))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tests.vllm.server import START_SECONDS
 
 pytestmark = pytest.mark.vllm
 TOLERANCE = 1e-4
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,43 @@ async def test_adapters_need_a_server_with_adapters(policy_folder: Path, server_
     pytest.importorskip("peft")
     with pytest.raises(EngineError, match="--enable-lora"):
         await VLLMBackend(policy_folder, url=server_url, isolate=False, lora=LoRA(rank=4)).start()
+
+
+async def test_the_transfer_of_weights_needs_a_server_that_was_started_for_it(policy_folder: Path, server_url: str):
+    with pytest.raises(EngineError, match=r"--weight-transfer-config .*transfer=\"folder\" needs neither"):
+        await VLLMBackend(policy_folder, url=server_url, isolate=False, transfer="ipc").start()
+
+
+def written(exchange: Path) -> list[Path]:
+    """The folders through which weights passed."""
+    return sorted(path for path in exchange.glob("*/*") if path.is_dir())
+
+
+async def test_weights_pass_by_vllms_own_transfer(policy_folder: Path, tmp_path: Path):
+    """The way on a GPU, with an engine that maps memory of the CPU in the place of CUDA's."""
+    backend = VLLMBackend(
+        policy_folder,
+        threads=1,
+        transfer="ipc",
+        exchange_dir=tmp_path,
+        start_timeout_seconds=START_SECONDS,
+        extra_arguments=["--enforce-eager", "--worker-extension-cls", "tests.vllm.cpu_transfer.Extension"],
+        environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    async with backend:
+        before = await sampled(backend)
+        await backend.forward_backward(before, PPOLoss())
+        await stepped(backend, OptimParams(learning_rate=1e-2))
+        after = await sampled(backend)
+        of_learner = (await backend.forward(after)).logprobs
+        assert written(tmp_path) == []
+    assert backend.policy_version == 1
+    for sequence, logprobs in zip(after, of_learner, strict=True):
+        of_server = [
+            value for value, weight in zip(sequence.columns["logprobs"], sequence.weights, strict=True) if weight
+        ]
+        assert of_server == pytest.approx([value for value in logprobs if value], abs=TOLERANCE)
+    assert [sequence.columns["logprobs"] for sequence in before] != [sequence.columns["logprobs"] for sequence in after]
 
 
 async def test_a_server_that_has_too_little_memory_does_not_come_up_and_names_the_setting(policy_folder: Path):

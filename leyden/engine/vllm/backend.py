@@ -18,7 +18,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from leyden.engine.base import (
     EngineCapabilities,
@@ -42,8 +42,10 @@ from leyden.engine.vllm.process import DEFAULT_PYTHON, FoundServer, Server, Serv
 from leyden.errors import ConfigError, EngineError
 from leyden.host.listening import check_token
 from leyden.maths.losses import Loss
-from leyden.options import check_flag, check_names, check_number, check_path, check_port
+from leyden.options import check_choice, check_flag, check_names, check_number, check_path, check_port
 from leyden.types import LLM, TrainingSequence
+
+Transfer = Literal["folder", "ipc"]
 
 _LEARNER_OPTIONS: Final = (
     "tokenizer",
@@ -57,6 +59,8 @@ _LEARNER_OPTIONS: Final = (
 )
 _TOLERANCES: Final = {"float64": 1e-3, "float32": 1e-3}
 _TOLERANCE_OF_NARROW_TYPES: Final = 0.25
+_INITIAL: Final = "initial"
+_SEVERAL_GPUS: Final = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp", "--data-parallel", "-dp")
 _LOOK_SECONDS: Final = 20.0
 """Time between two checks, while rollouts run, that the server still reports token ids."""
 
@@ -73,6 +77,8 @@ class _StartedBackend:
     max_length: int
     stop_ids: list[int]
     probes: list[list[int]]
+    transfers: bool
+    """Whether weights pass by vLLM's own transfer, and not through `exchange`."""
     mark: str | None = None
     """The name that the published weights have at the server; None if it keeps none."""
     n_pushes: int = 0
@@ -94,6 +100,7 @@ class VLLMBackend(PolicyBackend):
         dtype: str | None = None,
         max_length: int | None = None,
         untie: bool = True,
+        transfer: Transfer | None = None,
         tolerance: float | None = None,
         exchange_dir: str | Path | None = None,
         max_requests: int = 256,
@@ -120,6 +127,10 @@ class VLLMBackend(PolicyBackend):
         untie: give a model with tied embeddings an output head of its own at the server, which
             costs the memory of the embeddings. vLLM 0.32 on a CPU does not reload a tied head; the
             probes show whether another does.
+        transfer: how full weights pass: "folder" through exchange_dir, "ipc" by vLLM's own transfer
+            within one GPU's memory, without a copy on a disk. None is "ipc" where the learner and a
+            server that is started share the first GPU, else "folder". Whoever reaches the routes of
+            a server with "ipc" can run code there.
         tolerance: the largest difference between the server's and the learner's log-probabilities
             of the probes; None is 1e-3 for float32, and 0.25 for bfloat16, which rounds that much.
         exchange_dir: a directory that learner and server both read under this path; None makes a
@@ -146,6 +157,12 @@ class VLLMBackend(PolicyBackend):
             )
         check_names(type(self).__name__, learner, [*inspect.signature(type(self)).parameters, *_LEARNER_OPTIONS])
         check_flag("untie", untie)
+        if transfer is not None:
+            check_choice("transfer", transfer, get_args(Transfer))
+            if transfer == "ipc" and lora is not None:
+                raise ConfigError(
+                    "transfer='ipc' is for full weights, and lora= pushes adapters: leave one of them out"
+                )
         check_number("tolerance", tolerance, above=0, or_none="the default of the type")
         check_number("max_requests", max_requests, at_least=1, whole=True)
         check_number("kv_cache_gib", kv_cache_gib, above=0, or_none="vLLM's default")
@@ -162,7 +179,7 @@ class VLLMBackend(PolicyBackend):
         self._learner: PolicyBackend = made(
             model, model_name=model_name, max_batch_rows=1, **{k: v for k, v in options.items() if v is not None}
         )
-        self.model_name, self._untie = model_name, untie
+        self.model_name, self._untie, self._transfer = model_name, untie, transfer
         self._model, self._url, self._dtype, self._max_length = model, url, dtype or "float32", max_length
         self._trains_adapter, self._value_head = lora is not None, bool(learner.get("value_head", False))
         self._tolerance = tolerance or _TOLERANCES.get(self._dtype, _TOLERANCE_OF_NARROW_TYPES)
@@ -207,16 +224,18 @@ class VLLMBackend(PolicyBackend):
             undo.push_async_callback(self._learner.stop)
             exchange = await asyncio.to_thread(self._make_exchange)
             undo.push_async_callback(asyncio.to_thread, shutil.rmtree, exchange, ignore_errors=True)
-            initial = exchange / "initial"
+            initial = exchange / _INITIAL
             await self._write(initial)
             max_length = self._max_length or min(_context(initial), 4096)
-            server = await self._new_server(initial, max_length)
+            transfers = self._uses_transfer(await self._learner.device())
+            server = await self._new_server(initial, max_length, transfers=transfers)
             undo.push_async_callback(asyncio.to_thread, server.close)
             client = VLLMClient(server.url, self._api_key, most_at_once=self._max_requests)
             undo.push_async_callback(client.close)
             n_vocabulary = _vocabulary(initial)
             probes = probes_for(n_vocabulary, max_length)
-            running = _StartedBackend(server, client, exchange, n_vocabulary, max_length, _stop_ids(initial), probes)
+            stop_ids = _stop_ids(initial)
+            running = _StartedBackend(server, client, exchange, n_vocabulary, max_length, stop_ids, probes, transfers)
             await asyncio.to_thread(server.wait_until_ready)
             async with self._explained(running):
                 await self._adopt(running, initial)
@@ -239,10 +258,25 @@ class VLLMBackend(PolicyBackend):
             raise EngineError(f"exchange_dir={str(self._exchange_dir)!r} cannot be used: {error}") from error
         return path
 
-    async def _new_server(self, initial: Path, max_length: int) -> Server:
+    def _uses_transfer(self, device: str) -> bool:
+        """Return whether weights pass by vLLM's own transfer: as asked for, else where a learner on
+        `device` and a server that is started have the same GPU.
+        """
+        if self._transfer is not None:
+            return self._transfer == "ipc"
+        if (
+            self._url is not None
+            or self._trains_adapter
+            or "CUDA_VISIBLE_DEVICES" in self._server_options["environment"]
+        ):
+            return False
+        on_several = any(each.startswith(_SEVERAL_GPUS) for each in self._server_options["extra_arguments"])
+        return device == "cuda:0" and not on_several
+
+    async def _new_server(self, initial: Path, max_length: int, *, transfers: bool) -> Server:
         if self._url is not None:
             return FoundServer(self._url.rstrip("/").removesuffix("/v1"))
-        options = ServerOptions(max_length=max_length, **self._server_options)
+        options = ServerOptions(max_length=max_length, transfers=transfers, **self._server_options)
         if not self._trains_adapter:
             return await asyncio.to_thread(StartedServer, initial, self.model_name, options)
         return await asyncio.to_thread(StartedServer, _reachable(self._model), f"{self.model_name}-base", options)
@@ -260,6 +294,8 @@ class VLLMBackend(PolicyBackend):
                 (int(model.get("max_model_len") or 0) or running.max_length for model in models.values()), default=0
             )
             running.max_length = min(running.max_length, context)
+        if running.transfers:
+            await running.client.begin_transfers()
         if self._url is not None or self._trains_adapter:
             await self._push(running)
             return
@@ -372,11 +408,16 @@ class VLLMBackend(PolicyBackend):
         """
         running.n_pushes += 1
         folder = running.exchange / f"push-{running.n_pushes}"
-        if self._trains_adapter:
-            await self._learner.save_adapter(folder)
+        if running.transfers:
+            weights = await self._learner.share_weights()
+            async with self._paused(running):
+                await running.client.transfer(weights)
         else:
-            await self._write(folder)
-        await self._load(running, folder)
+            if self._trains_adapter:
+                await self._learner.save_adapter(folder)
+            else:
+                await self._write(folder)
+            await self._load(running, folder)
         await self._verify(running, folder)
         await self._mark(running)
         self._policy_version = self._learner.policy_version
@@ -391,13 +432,19 @@ class VLLMBackend(PolicyBackend):
             await asyncio.to_thread(untie_embeddings, folder)
 
     async def _load(self, running: _StartedBackend, folder: Path) -> None:
-        """Let the server load a folder between two requests; those under way end first."""
-        await running.client.pause()
-        try:
+        """Let the server load a folder between two requests."""
+        async with self._paused(running):
             if self._trains_adapter:
                 await running.client.load_adapter(self.model_name, str(folder))
             else:
                 await running.client.reload(str(folder))
+
+    @contextlib.asynccontextmanager
+    async def _paused(self, running: _StartedBackend) -> AsyncGenerator[None]:
+        """Hold new requests back; those under way end first."""
+        await running.client.pause()
+        try:
+            yield
         finally:
             await running.client.resume()
 
@@ -406,6 +453,15 @@ class VLLMBackend(PolicyBackend):
         difference = largest_difference(await self._score(running, running.probes), wanted)
         if difference <= self._tolerance:
             return
+        if running.transfers and folder.name != _INITIAL:
+            await self._write(folder)
+            await self._load(running, folder)
+            if largest_difference(await self._score(running, running.probes), wanted) <= self._tolerance:
+                raise EngineError(
+                    f"vLLM's own transfer left other weights than were published: the log-probabilities of "
+                    f"{len(running.probes)} probes differ by up to {difference:.4g} (tolerance={self._tolerance:g}), and "
+                    "from a folder the server takes them all: give transfer='folder'"
+                )
 
         async def publish(path: Path) -> None:
             await self._load(running, path)

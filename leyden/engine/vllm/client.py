@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from leyden.engine.base import SampledResponse, SamplingParams
+from leyden.engine.base import SampledResponse, SamplingParams, SharedWeights
 from leyden.errors import EngineError
 from leyden.utils.per_loop import PerLoop
 
@@ -158,6 +158,20 @@ class VLLMClient:
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         await self.post("/reset_prefix_cache", {})
 
+    async def begin_transfers(self) -> None:
+        """Make vLLM's own transfer of weights ready, which needs `--weight-transfer-config`."""
+        await self.post("/init_weight_transfer_engine", {"init_info": {"packed": False}})
+
+    async def transfer(self, weights: SharedWeights) -> None:
+        """Load weights that another process shares, and drop the prefix cache. The sharing process
+        keeps them until this returns.
+        """
+        update = {"names": weights.names, "dtype_names": weights.dtypes, "shapes": weights.shapes}
+        await self.post("/start_weight_update", {})
+        await self.post("/update_weights", {"update_info": {**update, "ipc_handles_pickled": weights.handles}})
+        await self.post("/finish_weight_update", {})
+        await self.post("/reset_prefix_cache", {})
+
     async def load_adapter(self, name: str, folder: str) -> None:
         """Serve the adapter in a folder under a name, and drop the prefix cache.
 
@@ -234,6 +248,11 @@ def _json(path: str, text: str) -> dict[str, Any]:
 
 
 def _hint(path: str, status: int) -> str:
+    if path.endswith(("weight_transfer_engine", "weight_update", "/update_weights")):
+        return (
+            "; transfer='ipc' needs learner and server on one GPU, and a server started with --weight-transfer-config "
+            '\'{"backend": "ipc"}\' and VLLM_ALLOW_INSECURE_SERIALIZATION=1; transfer="folder" needs neither'
+        )
     if path == "/v1/load_lora_adapter":
         return "; start it with --enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
     return "; give api_key=" if status in (401, 403) else ""

@@ -48,6 +48,8 @@ class ServerOptions:
     api_key: str | None
     lora_rank: int | None
     """The largest rank of an adapter; None starts a server without adapters."""
+    transfers: bool
+    """Whether the server takes weights by vLLM's own transfer between processes of one GPU."""
     extra_arguments: tuple[str, ...]
     environment: Mapping[str, str]
 
@@ -179,6 +181,8 @@ def command_line(folder: Path, served_name: str, port: int, options: ServerOptio
         command += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if options.lora_rank is not None:
         command += ["--enable-lora", "--max-lora-rank", str(_served_rank(options.lora_rank))]
+    if options.transfers:
+        command += ["--weight-transfer-config", '{"backend": "ipc"}']
     return [*command, *options.extra_arguments]
 
 
@@ -196,6 +200,8 @@ def _environment(options: ServerOptions) -> dict[str, str]:
         variables["VLLM_CPU_KVCACHE_SPACE"] = f"{options.kv_cache_gib:g}"
     if options.lora_rank is not None:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if options.transfers:
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles of weights are a pickle
     if options.api_key is not None:
         variables["VLLM_API_KEY"] = options.api_key  # a command line is shown to every user of the machine
     return variables | dict(options.environment)
