@@ -31,6 +31,8 @@ TABLES: Mapping[str, str] = MappingProxyType(
     }
 )
 """The place of each foreign package's table, which maps full module names to `ForeignModule`."""
+_BESIDE: Mapping[str, str] = MappingProxyType({"tianshou": "leyden.compat.qlib.table:TIANSHOU"})
+"""Packages that a foreign package needs, of which a few names are served where they are missing."""
 
 SHADOW = Path(__file__).parent / "shadow"
 """A folder for `sys.path`: importing a foreign package from it installs the finder."""
@@ -66,13 +68,15 @@ class ForeignModule:
     only_if_missing: bool = False
     """An installed package of this name is used instead, such as the real
     `qlib` around `qlib.rl`."""
+    only_for: str | None = None
+    """The module is served only where this installed module needs it. None: always."""
 
 
 class Finder(MetaPathFinder, Loader):
     """Finds the modules of the tables, and makes them."""
 
     def __init__(self, tables: Mapping[str, str] = TABLES) -> None:
-        self._tables = tables
+        self._tables = {**_BESIDE, **tables}
         self._loaded: dict[str, Mapping[str, ForeignModule]] = {}
 
     def find_spec(
@@ -80,6 +84,8 @@ class Finder(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         foreign = self.module(fullname)
         if foreign is None:
+            return None
+        if foreign.only_for is not None and _installed(foreign.only_for) is None:
             return None
         if foreign.only_if_missing and (installed := _installed(fullname)) is not None:
             return installed

@@ -18,16 +18,21 @@ from leyden.compat.qlib.tables import read_pickle
 from leyden.errors import ConfigError
 from leyden.rl.order_execution import SAOEState
 
-PROGRAM = Path(__file__).parents[1] / "compat" / "qlib_programs" / "orders.py"
+PROGRAMS = Path(__file__).parents[1] / "compat" / "qlib_programs"
+
+
+def output_of(program: str, *arguments: object) -> str:
+    """Run a program under the alias, and return what it prints."""
+    command = [sys.executable, "-m", "leyden.compat", str(PROGRAMS / program), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, text=True, capture_output=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("kind", ["dummy", "subproc"])
 def test_a_program_with_pickled_tables_simulates_backtests_and_trains(tmp_path: Path, kind: str) -> None:
-    command = [sys.executable, "-m", "leyden.compat", str(PROGRAM), str(tmp_path), kind]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, text=True, capture_output=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert f"done {kind}" in done.stdout
+    assert f"done {kind}" in output_of("orders.py", tmp_path, kind)
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -91,3 +96,7 @@ def test_a_state_with_tables_of_pandas_is_read_as_the_same_state_of_leyden(tmp_p
         assert relative.interpret(of_qlib, 1.0) == relative.interpret(state, 1.0)
         assert orders.PAPenaltyReward().reward(of_qlib) == pytest.approx(orders.PAPenaltyReward().reward(state))
     assert orders.PAPenaltyReward(penalty=0).reward(of_qlib) == 0  # nothing was traded in the last step
+
+
+def test_qlibs_nested_executors_run_below_the_alias(tmp_path: Path) -> None:
+    assert output_of("nested.py", tmp_path).splitlines()[-1] == "done"

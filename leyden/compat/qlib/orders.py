@@ -7,6 +7,7 @@ as the CSV and Parquet files of `leyden.rl.order_execution`, whose simulator doe
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -499,7 +500,17 @@ class CategoricalActionInterpreter(_ActionInterpreter, native.CategoricalActionI
 
 
 class TwapRelativeActionInterpreter(_ActionInterpreter, native.TwapRelativeActionInterpreter):
-    """Action 1 trades an equal part of the rest in each remaining step."""
+    """Action 1 trades an equal part of the rest in each remaining step.
+
+    Steps are counted as in Qlib, all of the same length: an order that begins within a step has one
+    more than that.
+    """
+
+    def interpret(self, simulator_state: Any, action: Any) -> float:
+        """Return the units to trade."""
+        state = _native(simulator_state)
+        left = max(math.ceil(len(state.ticks_for_order) / state.ticks_per_step) - state.cur_step, 1)
+        return min(state.position, state.position / left * float(action))
 
 
 class PAPenaltyReward(_Reward, native.PAPenaltyReward):

@@ -7,7 +7,7 @@ tianshou is never imported here; a program that uses one of its policies has loa
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -33,7 +33,7 @@ class Called(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-class _Callable:
+class CallablePolicy:
     """Lets a policy of Leyden be called as tianshou's are, and take spaces of the old `gym`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +54,7 @@ class _Callable:
         return Called(act=torch.as_tensor(np.asarray(output.actions)), state=state)
 
 
-class AllOne(_Callable, native.AllOne):
+class AllOne(CallablePolicy, native.AllOne):
     """A policy that always returns the same action."""
 
     def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Called:
@@ -74,6 +74,14 @@ class Observations:
 
     def __len__(self) -> int:
         return len(next(leaves(self.obs)))
+
+
+class Batch(Observations):
+    """A batch as Qlib's strategies make it, with one row for each environment."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]] = (), *, obs: Any = None, info: Any = None) -> None:
+        super().__init__([row["obs"] for row in rows] if rows else obs)
+        self.info = info or {}
 
 
 class NonLearnablePolicy(native.NonLearnablePolicy):
@@ -108,11 +116,11 @@ class NonLearnablePolicy(native.NonLearnablePolicy):
         """Do nothing with a buffer."""
 
 
-class PPO(_Callable, native.PPO):
+class PPO(CallablePolicy, native.PPO):
     """PPO with Qlib's arguments. `network` gives the features for actor and critic."""
 
 
-class DQN(_Callable, native.DQN):
+class DQN(CallablePolicy, native.DQN):
     """DQN with Qlib's arguments and, where none are given, Qlib's target network and loss."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -193,3 +193,19 @@ def _from_pyqlib(target: str | MissingName, part: str) -> str | MissingName:
 
 
 MODULES = _modules()
+
+_STRATEGY = "qlib.rl.order_execution.strategy"
+TIANSHOU: Mapping[str, ForeignModule] = MappingProxyType(
+    {
+        name: ForeignModule(names, only_if_missing=True, only_for=_STRATEGY)
+        for name, names in {
+            "tianshou": {},
+            "tianshou.data": {"Batch": f"{_HERE}.policy:Batch"},
+            "tianshou.policy": {"BasePolicy": f"{_HERE}.policy:CallablePolicy"},
+        }.items()
+    }
+)
+"""Names that Qlib's own strategies import from tianshou 0.4.
+
+pyqlib does not require tianshou, and tianshou 2 has no `tianshou.policy`.
+"""

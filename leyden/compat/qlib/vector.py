@@ -9,6 +9,7 @@ A collect ends by StopIteration, which `collector_guard` catches.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -65,6 +66,15 @@ def _unmarked(obs: Any) -> Any:
     return obs["obs"] if isinstance(obs, dict) and set(obs) == {"obs", "ended"} else obs  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- any environment's
 
 
+def _as_pairs(log: Mapping[str, Any]) -> dict[str, Any]:
+    """Return levels and values as arrays of objects, which tianshou stacks whatever they hold."""
+    pairs: dict[str, Any] = {}
+    for name, (level, value) in log.items():
+        pairs[name] = np.empty(2, object)
+        pairs[name][0], pairs[name][1] = int(level), value
+    return pairs
+
+
 class FiniteVectorEnv:
     """Environments over a finite set of seeds, for tianshou's collectors.
 
@@ -104,6 +114,8 @@ class FiniteVectorEnv:
         self.action_space = [venv.action_space] * self.env_num
         self._alive: set[int] = set()
         self._started = self._zombie = self._collector_guarded = False
+        self._first_info: dict[str, Any] = {"log": {}, "aux_info": {}}
+        """The info of an environment without a seed, which tianshou stacks with the others'."""
         self._rows: Any = None
         """The newest observations of all environments; they belong to `native`."""
 
@@ -179,7 +191,7 @@ class FiniteVectorEnv:
         actions = np.zeros((self.env_num, *given.shape[1:]), given.dtype)
         actions[ids] = given
         rewards, done = np.zeros(len(ids)), np.zeros(len(ids), np.bool_)
-        infos: list[dict[str, Any]] = [{"log": {}, "aux_info": {}} for _ in ids]
+        infos: list[dict[str, Any]] = [copy.deepcopy(self._first_info) for _ in ids]
         if alive:
             result = self.native.step(actions, alive)
             self._rows = result.obs
@@ -187,9 +199,11 @@ class FiniteVectorEnv:
                 if env in alive:
                     rewards[place] = result.rewards[env]
                     done[place] = result.terminated[env] or result.truncated[env]
-                    infos[place] |= {
-                        name: value for name, value in result.infos.get(env, {}).items() if name != "episode"
-                    }
+                    said = {name: value for name, value in result.infos.get(env, {}).items() if name != "episode"}
+                    log = _as_pairs(said.get("log", {}))
+                    infos[place] = {"aux_info": {}, **said, "log": log, "env_id": env}
+            if not self._first_info["log"]:
+                self._first_info = copy.deepcopy(infos[ids.index(alive[0])])
         return self._observations(ids), rewards, done, np.array([*infos, None], object)[:-1]
 
     def seed(self, seed: Any = None) -> list[Any]:
