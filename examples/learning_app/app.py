@@ -243,7 +243,7 @@ def sentence(event: AuditRecord) -> str:
 
 
 async def report(store: LightningStore, promotions: int, board: Board, is_enough: asyncio.Event) -> None:
-    """Print events as they happen. It is enough a hundred thumbs after so many promotions."""
+    """Print events as they happen. Set `is_enough` a hundred thumbs after this many promotions."""
     began, printed, promoted, last = time.time(), 0, 0, 0
     while True:
         for event in await store.query_audit(sort_order="asc", offset=printed):
@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--visitors", type=int, default=1400, help="how many come at most")
     parser.add_argument("--rate", type=float, default=12.0, help="visitors a second, on average")
     parser.add_argument("--seed", type=int, default=0, help="of the visitors")
-    parser.add_argument("--promotions", type=int, default=2, help="end a hundred thumbs after so many promotions")
+    parser.add_argument("--promotions", type=int, default=2, help="end a hundred thumbs after this many promotions")
     parser.add_argument("--port", type=int, default=0, help="of the page; 0 takes a free one")
     parser.add_argument("--stay", action="store_true", help="keep the page open at the end")
     options = parser.parse_args()

@@ -18,11 +18,11 @@ Target = TypeVar("Target", covariant=True)
 
 
 class Adapter(NamedOptions, ABC, Generic[Source, Target]):
-    """A pure function with a name: equal input gives equal output, and nothing else happens."""
+    """A pure function with a name: equal input gives equal output, without side effects."""
 
     @abstractmethod
     def adapt(self, source: Source) -> Target:
-        """Convert."""
+        """Return the converted data."""
 
 
 class TraceAdapter(Adapter[Sequence[Span], Target], Generic[Target]):

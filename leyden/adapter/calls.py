@@ -68,18 +68,20 @@ class _Sighting:
         self.view = view
         self.span = view.span
         self.source = (view.convention != GATEWAY, view.convention, self.span.name)
-        """Orders the sources, the gateway first."""
+        """The rank of the span's source. The gateway is first."""
         self.response_id = view.response_id
-        """None too where the id proved to be worthless."""
+        """The response's id. None if no span has it, or if several answers share it."""
 
     @cached_property
     def asked(self) -> str:
-        """The request's messages, as every convention tells them; empty when it tells none."""
+        """Return the request's messages in a form that all conventions share; empty if there are
+        none.
+        """
         return _digest(self.view.input_messages)
 
     @cached_property
     def answered(self) -> str:
-        """The answer, likewise."""
+        """Return the answer in a form that all conventions share; empty if there is none."""
         return _digest(self.view.output_messages)
 
 
@@ -121,7 +123,7 @@ class _SightedCall:
         return all(sighting.view.failed for sighting in self.sightings)
 
     def contradicts(self, other: _SightedCall) -> bool:
-        """Return whether both know a response id, and not the same one."""
+        """Return whether both have a response id, and the ids differ."""
         mine, theirs = self.response_ids, other.response_ids
         return bool(mine and theirs and mine.isdisjoint(theirs))
 
@@ -213,7 +215,7 @@ def _has_answer(call: _SightedCall) -> bool:
 
 
 def nearest(span_id: str | None, parents: Mapping[str, str | None], known: Container[str]) -> str | None:
-    """Return the first of a span and the spans above it that is in `known`; None if none is."""
+    """Return the span itself or its nearest ancestor in `known`; None if there is none."""
     seen: set[str] = set()
     while span_id is not None and span_id not in seen:
         if span_id in known:
@@ -242,4 +244,4 @@ def _merged(call: _SightedCall) -> ModelCallView:
 
 
 _GAPS = ("response_id", "model", "input_messages", "output_messages", "tools", "settings", "usage", "tokens")
-"""Fields that one sighting may know and another not."""
+"""Fields that one sighting may have and another may lack."""

@@ -48,7 +48,7 @@ class TurnMerges:
     merged: int = 0
     """Continued calls whose ids continue the earlier call, too."""
     splits: list[SplitTurn] = field(default_factory=list[SplitTurn])
-    """The others, in order."""
+    """Continued calls whose ids do not continue the earlier call, in order."""
 
     @property
     def share(self) -> float | None:

@@ -23,7 +23,7 @@ from leyden.types import Span
 
 
 class OpenAIMessages(TypedDict):
-    """A conversation up to and with one answer of the model."""
+    """A conversation up to one answer of the model, which is its last message."""
 
     messages: list[Json]
     """Chat messages; the last is the assistant's."""

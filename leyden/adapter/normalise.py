@@ -37,7 +37,7 @@ class ModelCallView:
     """
 
     spans: tuple[Span, ...]
-    """The spans that the call was seen as, the gateway's first."""
+    """The spans that record the call, the gateway's first."""
     convention: str
     response_id: str | None = None
     model: str | None = None
@@ -51,7 +51,7 @@ class ModelCallView:
     """Prompt and response tokens, as the server counted them."""
     tokens: TokenRecord | None = None
     refused: str | None = None
-    """Why there are no tokens to train on, when there are none."""
+    """The reason if the call has no tokens to train on."""
 
     @property
     def span(self) -> Span:
@@ -81,7 +81,7 @@ class ToolCallView:
     """The id that the model gave the call; None where it was not recorded."""
     arguments: Any
     result: Any
-    """None where it was not recorded."""
+    """The tool's result; None if it was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def is_model_call(span: Span) -> bool:
 
 
 def _may_be_model_call(span: Span) -> bool:
-    """Not when it is said to be something else."""
+    """Return False if the span declares another kind, such as a tool or an agent."""
     if span.name != semconv.MODEL_CALL and _kind(span.attributes) not in (None, "llm"):
         return False
     return span.attributes.get(semconv.GEN_AI_OPERATION, "chat") in _GENERATES

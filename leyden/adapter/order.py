@@ -41,7 +41,7 @@ def in_order(spans: Sequence[Span]) -> list[Span]:
 
 
 def moment(span: Span) -> tuple[float, int, str]:
-    """Sort key of a span's start."""
+    """Return the sort key of a span's start."""
     return (span.start_time or 0.0, span.sequence_id, span.span_id)
 
 

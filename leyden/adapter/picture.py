@@ -93,7 +93,7 @@ def _heading(clock: _Clock, height: int) -> list[str]:
 
 
 def _connectors(rows: Sequence[TreeLine]) -> list[str]:
-    """From each span down and to the right to each of its children."""
+    """Return the lines that lead from each span, down and to the right, to its children."""
     lines: list[str] = []
     row_of_depth: dict[int, int] = {}
     for index, row in enumerate(rows):

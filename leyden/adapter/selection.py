@@ -29,7 +29,7 @@ class RewardMatchPolicy(StrEnum):
     """
 
     FIRST_OCCURRENCE = "first_occurrence"
-    """The latest call without a reward that had ended when the reward was emitted."""
+    """The reward belongs to the latest call without one that had ended when it was emitted."""
     FIRST_SIBLING = "first_sibling"
     """The latest call without a reward that had ended when the reward was emitted, among the calls
     below the reward's parent."""

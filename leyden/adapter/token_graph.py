@@ -61,7 +61,7 @@ class TokenGraph:
 
     def __init__(self) -> None:
         self.root = TokenNode(None, [], [], [])
-        """Holds no tokens; its children are the beginnings."""
+        """A node without tokens. Its children begin the sequences."""
         self._calls: list[Triplet] = []
         self._ends: dict[str, tuple[TokenNode, Triplet]] = {}
         """Each call by its span id, with the node of its response, which stays at the end when

@@ -18,7 +18,7 @@ from leyden.types import Span, Trajectory, Triplet, find_final_reward
 
 
 def refusal(triplet: Triplet) -> str | None:
-    """Why a call cannot be trained on; None when it can."""
+    """Return why a call cannot be trained on; None if it can."""
     if "refused" in triplet.metadata:
         return str(triplet.metadata["refused"])
     n_tokens, logprobs, mask = len(triplet.response.token_ids), triplet.response.logprobs, triplet.response.loss_mask
@@ -45,7 +45,9 @@ def merge_triplets(triplets: Sequence[Triplet], *, reward: float | None = None) 
 
 
 class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
-    """Spans of one attempt to trajectories; the reward of each is the attempt's final one."""
+    """Convert the spans of one attempt to trajectories. The reward of each is the attempt's final
+    one.
+    """
 
     def __init__(
         self, triplets: Adapter[Sequence[Span], list[Triplet]] | None = None, *, agent_match: str | None = None

@@ -45,12 +45,12 @@ class TraceTree:
 
     @property
     def start_time(self) -> float | None:
-        """Unix seconds; None where it is not known."""
+        """Unix seconds; None if unknown."""
         return self.span.start_time
 
     @property
     def end_time(self) -> float | None:
-        """Unix seconds; None where it is not known."""
+        """Unix seconds; None if unknown."""
         return self.span.end_time
 
     @classmethod
@@ -108,7 +108,7 @@ class TraceTree:
         return self._nested(said)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"id", "span", "children"}`, as JSON can say it."""
+        """Return the tree as JSON: an object with `id`, `span` and `children`."""
         return self._nested(
             lambda node, below: {"id": node.id, "span": node.span.model_dump(mode="json"), "children": below}
         )
@@ -156,7 +156,9 @@ class TraceTree:
         return {below.id for node in self.traverse() if is_reward(node.span) for below in node.traverse()[1:]}
 
     def repair_hierarchy(self) -> None:
-        """Move what floats to where it belongs, in place; see the module's docstring."""
+        """Move model calls below the agents that made them, in place. The module's docstring has
+        the rules.
+        """
         top = self
         while len(top.children) == 1 and read_agent(top.span) is None:
             top = top.children[0]

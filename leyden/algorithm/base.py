@@ -63,7 +63,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     _trainer: weakref.ref[Any] | None = None
     _store: LightningStore | None = None
     _adapter: TraceAdapter[Any] | None = None
-    moves_gateway: bool = False
+    hosts_gateway: bool = False
     """Whether the algorithm can run the gateway in its engine's process (`LLMProxy.reserve`)."""
     _llm_proxy: LLMProxy | None = None
     _initial_resources: NamedResources | None = None

@@ -268,9 +268,9 @@ class Budget:
         return problem
 
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
-        """Return the attempt of a call past the gateway.
+        """Return an attempt that stands for one model call outside the gateway, to be settled.
 
-        Its price is unknown, so it counts with its limit.
+        key: of the reservation. The call's price is unknown, so `cost_per_attempt` is charged.
         """
         fixed: dict[str, Any] = {"rollout_id": key, "attempt_id": key, "sequence_id": 1, "start_time": 0.0}
         ended = {"status": "succeeded", "response_tokens": tokens, "cost": self.cost_per_attempt}

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 _READ_TOGETHER = 256
 """Rollouts whose spans are read in one call."""
 _RELEASE_TOGETHER = 100
-"""Consumed rollouts are unpinned together once there are so many, because each change
+"""Consumed rollouts are unpinned together once there are this many, because each change
 rewrites all pins."""
 _CANCEL_TOGETHER = 16
 """Rollouts that are cancelled at a time."""
@@ -304,7 +304,8 @@ class RolloutCollector:
         )
 
     async def release(self, iterations: int) -> None:
-        """Unpin the results that were kept until at most so many finished iterations.
+        """Unpin the results that were to be kept until `iterations` iterations, or fewer, have
+        finished.
 
         What is enqueued, or kept for longer, stays pinned. Safe to repeat.
         """
@@ -526,7 +527,7 @@ class RolloutCollector:
         self.budget.give_back(len(dropped))
 
     async def _wait_for_room(self, attempts: int, timeout: float) -> None:
-        """Return when there may be room for so many attempts, or after `timeout` seconds.
+        """Return when there may be room for this many attempts, or after `timeout` seconds.
 
         Raise BudgetExceeded if there is none, and nothing is under way that could make some.
         """
@@ -599,8 +600,8 @@ class RolloutCollector:
             self._released += rollout_id not in self._kept
 
     async def _release_when_many(self) -> None:
-        """Unpin consumed rollouts if they are many beside the needed ones, so that all changes
-        together stay cheap.
+        """Unpin consumed rollouts if they are many compared with the needed ones, so that all
+        changes together stay cheap.
         """
         if self._released >= max(_RELEASE_TOGETHER, (len(self._unread) + len(self._kept)) // 2):
             await self._write_pins()

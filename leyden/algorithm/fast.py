@@ -36,7 +36,7 @@ details = logging.getLogger(f"{__name__}.details")
 _STAGES: tuple[Stage, ...] = ("val", "train")
 """The stages in the order in which an epoch reports them: a train row ends the iteration."""
 _EARLY = 16
-"""Warn at once if all of the first so many rollouts fail, because the run's summary comes too
+"""Warn at once if the first rollouts, this many, all fail, because the run's summary comes too
 late."""
 _PROGRESS_SECONDS = 0.1
 """Between two reports of progress: one takes longer than the rest of what is done with a result."""

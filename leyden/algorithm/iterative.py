@@ -28,11 +28,11 @@ class IterativeAlgorithm(Algorithm):
     they stay, whatever retention says, until the step is in a checkpoint.
 
     max_iters: steps in all, those before a resume included.
-    val_every_n_iters: validate after every so many steps; None: never.
+    val_every_n_iters: validate each time this many steps are done; None: never.
     validate_first: validate before the first step too.
-    checkpoint_every: save after every so many steps, in `checkpoints/` of the run's directory; a
-        run without one saves nothing.
-    checkpoint_seconds: save after the first step that ends so many seconds after the last save.
+    checkpoint_every: save each time this many steps are done, in `checkpoints/` of the run's
+        directory; a run without one saves nothing.
+    checkpoint_seconds: save after the first step that ends this many seconds after the last save.
         With neither of the two, every step is saved while a checkpoint takes at most 256 MiB, and a
         larger one every ten minutes. The last step is always saved.
     keep_last: how many checkpoints to keep, the newest; None: all.
@@ -71,7 +71,7 @@ class IterativeAlgorithm(Algorithm):
 
     @abstractmethod
     async def step(self, iteration: int) -> Metrics:
-        """Do step `iteration`, counted from 0, and answer what there is to know of it."""
+        """Do step `iteration`, counted from 0, and return its metrics."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Before the first step of this process, and again when it is restarted after a failure:

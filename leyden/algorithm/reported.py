@@ -33,8 +33,8 @@ class ReportedVersion:
         self._has_waited = False
 
     async def read(self, *, seconds: float | None = None) -> str | None:
-        """Return the version that every healthy worker reports; None if one does not know it, or
-        if the workers run different versions.
+        """Return the version of the agent that every healthy worker reports. None if a worker
+        reports none, or if the workers run different versions.
 
         Without a healthy worker, return the last version, or wait for the first worker.
 

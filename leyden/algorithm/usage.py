@@ -21,12 +21,12 @@ _LEAST_CHARACTERS = 12
 _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 """Marks that Jinja and POML replace."""
 _LEAST_ROLLOUTS = 8
-"""After so many rollouts with model calls, a prompt that none of them has sent is ignored."""
+"""After this many rollouts with model calls, a prompt that none of them has sent is ignored."""
 _MOST_ROLLOUTS = 32
 """Rollouts that are read for each text of a prompt."""
 _LEAST_ROLLOUTS_OF_NEW_TEXT = 4
-"""After so many, the agent is known to ignore a new text, if it sends another one of that
-prompt in most rollouts."""
+"""After this many rollouts, the agent is known to ignore a new text, if it sends another one of
+that prompt in most rollouts."""
 
 
 def fixed_pieces(prompt: PromptTemplate) -> list[str]:

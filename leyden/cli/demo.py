@@ -41,7 +41,7 @@ def demo(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Continue a run, by folder or name, with the options that it has; with --steps, until it has done so many.",
+            help="Continue a run, by folder or name, with the options that it has; with --steps, until it has done that many.",
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,

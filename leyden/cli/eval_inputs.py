@@ -174,7 +174,7 @@ _LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "d
 async def read_given(models: Sequence[str], source: str | None) -> Given:
     """Return what `--model` and `--resources` name together.
 
-    Raise ConfigError for what cannot be used.
+    Raise ConfigError for a model or a source of resources that cannot be used.
     """
     given = Given()
     if source is not None and source.endswith(".json"):

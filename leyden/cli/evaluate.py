@@ -40,7 +40,8 @@ def evaluate(
         typer.Option(envvar="LEYDEN_MODEL_KEY", show_envvar=True, help="The API key that the models' servers want."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("-n", "--limit", min=1, help="Take the first so many tasks; all by default.")
+        int | None,
+        typer.Option("-n", "--limit", min=1, help="Take at most this many tasks, the first ones; all by default."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at a time.")] = 64,

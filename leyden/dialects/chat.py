@@ -1,9 +1,9 @@
 """Chat completions and completions: prepare a request for recording, hide what was added to it, and
 assemble streams.
 
-The module decides which fields to request from the upstream beside the agent's own, which to hide
-again in the answer, and how the chunks of a stream become one answer. Everything else passes
-through unread. Pure functions of JSON values.
+The module decides which fields to request from the upstream in addition to the agent's own, which
+to hide again in the answer, and how the chunks of a stream become one answer. Everything else
+passes through unread. Pure functions of JSON values.
 
 Token ids are as vLLM gives them: with `return_token_ids` a chat answer has `prompt_token_ids` and
 each choice `token_ids`; in a stream the first chunk has the former and every chunk the latter. A

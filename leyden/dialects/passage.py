@@ -41,7 +41,7 @@ class Passage:
         whole: the request to translate, if `request` only refers to earlier turns.
         model: the upstream's name for the model.
         seed: used if the upstream's dialect has seeds and the agent gave none.
-        Raise Untranslatable, WrongType.
+        Raise Untranslatable or WrongType.
         """
         self.client = client
         self.upstream = upstream

@@ -341,7 +341,7 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Load the model and serve the endpoint. Raise EngineError with the cause.
+        """Load the model and serve the endpoint. Raise EngineError, with the cause, if that fails.
 
         Calling it again does nothing.
         """

@@ -354,8 +354,8 @@ class EmbeddedBackend(PolicyBackend):
         port = int(listener.getsockname()[1])
         guard = SiteGuard(local_only=self._api_key is None and is_loopback(self._address[0]))
         endpoint = Endpoint(decoder, policy.text, options, handlers, guard=guard)
-        beside, url = self._companion, f"http://{netloc(self._address[0], port)}/v1"
-        lifespan = nullcontext if beside is None else partial(beside, endpoint, url)
+        companion, url = self._companion, f"http://{netloc(self._address[0], port)}/v1"
+        lifespan = nullcontext if companion is None else partial(companion, endpoint, url)
         server = AsgiThread(endpoint, name="leyden-engine-http", lifespan=lifespan)
         server.start(listener)
         decoder.start()

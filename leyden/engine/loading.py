@@ -93,7 +93,7 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
     model = policy.model
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
-    with _quietly_alone():
+    with _one_at_a_time():
         model.save_pretrained(path)
     if policy.text is not None:
         policy.text.tokenizer.save_pretrained(path)
@@ -120,14 +120,17 @@ def share_weights(policy: LoadedPolicy) -> SharedWeights:
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
-    """Load from a folder or a hub name. Raise EngineError, which names it, if that fails."""
+    """Load with a class of transformers (`factory`) from a folder or a hub name.
+
+    Raise EngineError, which names both, if that fails.
+    """
     exists = Path(name).exists()
     if not exists and not (isinstance(name, str) and _HUB_NAME.fullmatch(name)):
         raise EngineError(
             f"there is no folder {str(name)!r} to load a model from (looked for {Path(name).absolute()}); "
             "give an existing folder, or a hub name such as 'Qwen/Qwen3-0.6B'"
         )
-    with _quietly_alone():
+    with _one_at_a_time():
         try:
             # Code that comes with a model is never run, and transformers must not ask on a terminal
             # whether it should be.
@@ -140,7 +143,7 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quietly_alone() -> Generator[None]:
+def _one_at_a_time() -> Generator[None]:
     """Load one model at a time, without a progress bar.
 
     Transformers patches torch while it loads. Two loads at once would leave it patched for the

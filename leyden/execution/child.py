@@ -100,7 +100,7 @@ _SETTLE_SECONDS = 1.0
 """Time for a parent whose pipe is at its end to be seen as ended, too."""
 _CHECK_SECONDS = 2.0
 _BLOCKED_CHECKS = 3
-"""An agent was overdue at so many checks in a row, so the event loop that would cancel it is
+"""An agent was overdue at this many checks in a row, so the event loop that would cancel it is
 blocked.
 
 The lag watchdog (`runner/watchdog.py`) has named the agent long before."""

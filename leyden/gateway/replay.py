@@ -240,7 +240,7 @@ class RecordedAnswer:
         return self._body
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body."""
+        """Yield the response's body as bytes, in one or more pieces."""
         yield self._body
 
 

@@ -50,7 +50,7 @@ _PIPELINED = 100
 Each takes 2 kB of memory and 20 bytes to send.
 """
 _CHECKS_PER_LIMIT = 8
-"""How often the connections are checked within the shortest limit."""
+"""The number of checks of the connections within the shortest limit."""
 _SPARE_DESCRIPTORS = 64
 """File descriptors kept for the rest of the process; an eighth of its limit if that is less."""
 _REPORT_SECONDS = 60.0
@@ -74,7 +74,7 @@ class ConnectionLimits:
     does not count.
     """
     stall_bytes: int = 64 * 2**10
-    """Bytes for each `stall_seconds`."""
+    """The fewest bytes that a client must send or take in each `stall_seconds`."""
 
     def __post_init__(self) -> None:
         check_number("head_seconds", self.head_seconds, above=0)
@@ -125,7 +125,7 @@ class AsgiServer:
 
     @property
     def connections(self) -> int:
-        """Return how many connections are open."""
+        """Return the number of open connections."""
         return len(self._state.connections)
 
     async def stop(self, *, grace_seconds: float, cancel: Callable[[], object] = lambda: None) -> None:
@@ -499,7 +499,7 @@ class AsgiThread:
 
     @property
     def connections(self) -> int:
-        """Return how many connections are open. Safe from any thread."""
+        """Return the number of open connections. Safe in any thread."""
         return 0 if self._server is None else self._server.connections
 
     def stop(self) -> None:

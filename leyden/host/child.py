@@ -51,7 +51,7 @@ GUARD_MISSING: Final = 78
 """Exit code of a child whose main script starts children at its top level."""
 _LAST_LINES: Final = 30
 _PARENT_POLL_SECONDS: Final = 5.0
-"""How often the parent's id is compared on a system without pidfds."""
+"""Seconds between two checks of the parent's id on a system without pidfds."""
 _URL_POLL_SECONDS: Final = 0.1
 _OBITUARY_SECONDS: Final = 5.0
 
@@ -120,9 +120,9 @@ class Backoff:
     first_seconds: float = 0.1
     most_seconds: float = 10.0
     quick_seconds: float = 1.0
-    """A child that worked for less time died at once."""
+    """A child that worked for less than this time counts as dead at once."""
     quick_deaths: int = 0
-    """How many children in a row died at once."""
+    """The number of children in a row that died at once."""
 
     def pause_after(self, worked_seconds: float, *, excused: bool = False) -> float:
         """Count a death, and return the seconds to wait before the next start.
@@ -284,7 +284,7 @@ class Child:
         return await asyncio.shield(self._ended)
 
     def _on_readable(self) -> bool:
-        """Pass one message on. Return False, and hang up, if there will be no more."""
+        """Deliver one message. Return False, and hang up, if there will be no more."""
         try:
             message = self.connection.recv()
         except (EOFError, OSError):

@@ -32,7 +32,7 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
     agent: may have the signatures and results of Agent Lightning 0.1 (see `LegacyAgent`).
     tracer: records what the agent does. Default: `OtelTracer`.
     triplet_exporter: makes the triplets of a report. Default: `TraceToTriplet`.
-    max_tasks: end after so many tasks. None: no limit.
+    max_tasks: end after this many tasks. None: no limit.
     """
 
     def __init__(

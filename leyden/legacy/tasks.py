@@ -77,7 +77,9 @@ class TaskQueue:
     async def add(
         self, sample: Any, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
     ) -> str:
-        """Queue a task and return its id. Raise UnknownResources."""
+        """Queue a task and return its id. Raise UnknownResources if `resources_id` is not in the
+        store.
+        """
         rollout = await self.store.enqueue_rollout(
             sample, mode, resources_id, self._config, metadata, rollout_id=f"rollout-{uuid.uuid4()}"
         )

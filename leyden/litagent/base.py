@@ -47,7 +47,7 @@ class LitAgent(NamedOptions, Generic[T]):
         return self.rollout(task, resources, rollout)
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Like `rollout`, awaiting."""
+        """Run a task as `rollout` does, in a coroutine."""
         raise ConfigError(self._lacks("rollout_async"))
 
     async def training_rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:

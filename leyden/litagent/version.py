@@ -31,7 +31,7 @@ from leyden.litagent.decorator import FunctionalLitAgent
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _BY_SOURCE = (type, typing.TypeVar, ModuleType, logging.Logger)
-"""Values that their source says enough of."""
+"""Types of values that are known from their source alone."""
 
 
 def agent_version(agent: LitAgent[Any]) -> str | None:

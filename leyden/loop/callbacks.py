@@ -39,7 +39,7 @@ class Progress:
     done: int
     total: int
     seconds: float
-    """Since the stage began."""
+    """Seconds since the stage began."""
     counts: dict[str, float] = field(default_factory=dict[str, float])
     """Other things counted since the stage began, by name: tokens, model calls."""
 
@@ -236,7 +236,7 @@ class EarlyStopping(Callback):
         return None
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Look at a validation metric."""
+        """Compare a validation metric with the best value."""
         return self._look(loop, vessel) if self._at_validations else None
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
@@ -306,7 +306,7 @@ class EarlyStopping(Callback):
         return {"wait": self.wait, "best": self.best, "best_iter": self.best_iter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Restore what `state_dict` returned."""
         self._drop_weights()
         self.wait, self.best, self.best_iter = state["wait"], state["best"], state["best_iter"]
 
@@ -316,7 +316,7 @@ class EarlyStopping(Callback):
             shutil.copytree(self._best_weights.name, path, dirs_exist_ok=True)
 
     def load(self, path: Path) -> None:
-        """Have the best state again."""
+        """Reload the best weights."""
         if self.restore_best_weights and any(path.iterdir()):
             self._drop_weights()
             self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
@@ -383,6 +383,6 @@ class MetricsWriter(Callback):
         return {"train": self._train.state_dict(), "validation": self._validation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Cut both files there when they are opened."""
+        """Truncate both files to these positions when they are opened."""
         self._train.load_state_dict(state["train"])
         self._validation.load_state_dict(state["validation"])

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class _DamagedError(CheckpointError):
-    """The checkpoint is not as it was written; an older one may be intact."""
+    """A checkpoint whose files changed after they were written. An older one may be intact."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Checkpoint(Callback):
     every_n_iters: after iterations that are multiples of it, as validations are. None: 1, unless
         there is a `time_interval`. A checkpoint of more than `small_bytes` is saved by
         `time_interval` alone; None: whatever its size.
-    time_interval: after the first iteration that ends so many seconds after the fit began or the
+    time_interval: after the first iteration that ends this many seconds after the fit began or the
         last save.
     save_on_fit_end: save what is not saved yet.
     keep: how many to keep, the newest; None: all.
@@ -120,7 +120,7 @@ class Checkpoint(Callback):
         self._small_bytes = small_bytes
         self._clock, self._saved_at = clock, 0.0
         self._n_bytes = 0
-        """Size of the newest checkpoint that is compared with `small_bytes`."""
+        """Bytes of the newest checkpoint, which are compared with `small_bytes`."""
         self._writing: asyncio.Task[None] | None = None
         """The checkpoint that is being written while training goes on."""
         self._name_checked = False
@@ -253,7 +253,7 @@ class Checkpoint(Callback):
             warn_of_misspelling(loop.metrics, self.monitor, "Checkpoint")
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Look at a validation metric."""
+        """Compare a validation metric with the best value."""
         if self.monitor is not None and self.monitor.startswith("val/"):
             self._look(loop, self.monitor)
 
@@ -364,7 +364,7 @@ class Checkpoint(Callback):
             )
 
     async def _written(self) -> None:
-        """Wait for the checkpoint that is being written, which logs a failure to write itself."""
+        """Wait until the checkpoint that is being written is complete. It logs a failure."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await _to_the_end(writing)
@@ -421,7 +421,7 @@ class Checkpoint(Callback):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with them."""
+        """Restore what `state_dict` returned."""
         self.best_value, self.best_iter = state.get("best"), state.get("best_iter")
         self._files = {step: Path(name).name for step, name in state.get("files", {}).items()}
         self._gone = {Path(name).name for name in state.get("gone", ())}

@@ -30,7 +30,7 @@ MetricValue: TypeAlias = float | int | str
 Metrics: TypeAlias = Mapping[str, MetricValue]
 Stage: TypeAlias = Literal["train", "val", "test"]
 Logs: TypeAlias = Mapping[str, tuple[int, Any]]
-"""The values logged in one step: name -> (level, value)."""
+"""The values logged in one step: the level and the value of each name."""
 
 ROW_FIELDS: Final = ("iteration", "stage", "seconds")
 """The fields of a row besides its metrics; no metric may have such a name."""
@@ -52,13 +52,13 @@ class LogLevel(IntEnum):
     """
 
     DEBUG = 10
-    """Observations, raw actions: large, wanted while something is being looked for."""
+    """Large values for debugging, such as observations and raw actions."""
     PERIODIC = 20
     """Logged at every step; the default level."""
     INFO = 30
-    """A few times an episode."""
+    """Logged a few times in each episode."""
     CRITICAL = 40
-    """Never left out."""
+    """Always written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ class EpisodeStats:
     """The length, reward and logged numbers of an episode that has ended."""
 
     length: int
-    """Steps."""
+    """Number of steps."""
     reward: float
-    """The sum over its steps."""
+    """Sum of the rewards of all steps."""
     logs: dict[str, float] = field(default_factory=dict[str, float])
     """Every number that was logged, one value for the episode; see `MetricsAggregator`."""
     seed_index: int | None = None
     """The position of the episode's seed in the data set; None for an episode without a seed."""
     seed_number: int | None = None
-    """How many seeds had been taken before its own."""
+    """The number of seeds that were taken before the episode's own."""
     env_id: int | None = None
     """Which of the vectorised environments ran it, from 0."""
 
@@ -133,7 +133,7 @@ class MetricsRow(Row):
 
     @property
     def number(self) -> int:
-        """The iteration."""
+        """Return the iteration, the row's position on the horizontal axis."""
         return self.iteration
 
     def flat(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class EpisodeRow(Row):
 
     @property
     def number(self) -> int:
-        """The episode."""
+        """Return the episode, the row's position on the horizontal axis."""
         return self.episode
 
     def flat(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class EpisodeRow(Row):
         return {**stats.logs, **dict(zip(self.fields, values, strict=True))}
 
     def numbers(self) -> dict[str, float]:
-        """`episode/<name>`."""
+        """Return the episode's numbers by name, as `episode/<name>`."""
         stats = self.stats
         return self._named({**stats.logs, "length": stats.length, "reward": stats.reward}, "episode/")
 
@@ -183,7 +183,7 @@ class StepRow(Row):
     episode: int
     """The number of its episode, in the order in which episodes began, from 1."""
     step: int
-    """Within the episode, from 1."""
+    """The step's number within the episode, from 1."""
     env_id: int
     reward: float
     contents: dict[str, Any]
@@ -193,7 +193,7 @@ class StepRow(Row):
 
     @property
     def number(self) -> int:
-        """The step since the run began."""
+        """Return the step since the run began, the row's position on the horizontal axis."""
         return self.global_step
 
     def flat(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class StepRow(Row):
         return {**_as_plain(self.contents), **dict(zip(self.fields, values, strict=True))}
 
     def numbers(self) -> dict[str, float]:
-        """`step/<name>`."""
+        """Return the step's numbers by name, as `step/<name>`."""
         return self._named({**_as_plain(self.contents), "reward": self.reward}, "step/")
 
 
@@ -365,11 +365,11 @@ class LogCollector:
         self._logs[name] = (int(loglevel), value)
 
     def logs(self) -> dict[str, tuple[int, Any]]:
-        """Return the values added since the last `reset`: name -> (level, value)."""
+        """Return the values added since the last `reset`: the level and the value of each name."""
         return dict(self._logs)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all values that were added."""
         self._logs.clear()
 
 
@@ -378,7 +378,7 @@ class MetricsAggregator:
 
     A metric that some steps lack is reduced over the steps that have it.
 
-    reducers: name -> "mean" (of every name that is not here), "sum" or "last". None: a `reward` is
+    reducers: by name, "mean" (of every name that is not here), "sum" or "last". None: a `reward` is
         summed, as over the steps of an episode; give `{}` to average it too, as over the episodes
         of a stage.
     loglevel: values below this level are dropped.

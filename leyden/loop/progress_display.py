@@ -96,16 +96,16 @@ class ProgressDisplay:
         self._state.newest.update(metrics)
 
     def end_step(self, iteration: int) -> None:
-        """Count an iteration as done; its validation may follow."""
+        """Count the iteration as done. Its validation may still follow."""
         self._state.iteration, self._state.counted_at = iteration, time.monotonic()
 
     def end_iteration(self) -> None:
-        """Off a terminal, print the iteration."""
+        """Print a line for the iteration if the output is not a terminal."""
         if isinstance(self._shown, _Lines):
             self._shown.end_iteration()
 
     def close(self) -> None:
-        """Leave the last state on the terminal, and give the terminal back. Safe to repeat."""
+        """Leave the last state on the terminal and release it. Safe to repeat."""
         shown, self._shown = self._shown, None
         if shown is not None:
             shown.close()
@@ -124,7 +124,7 @@ class _Stage:
     counts: dict[str, float] = field(default_factory=dict[str, float])
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
-    """Between its begin and its newest report."""
+    """Seconds between the stage's begin and its newest report."""
     reported_at: float = field(default_factory=time.monotonic)
 
 

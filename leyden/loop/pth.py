@@ -40,10 +40,10 @@ class SavedFile:
     vessel_state: Any
     """The value that the vessel's `state_dict` returned."""
     callbacks_path: Path | None = None
-    """Files of callbacks: there are none in this kind."""
+    """None, because a `.pth` file holds no files of callbacks."""
 
     def restore(self, vessel: Any) -> Any:
-        """Give the vessel its state. Raise ConfigError if it takes none."""
+        """Restore the vessel's state. Raise ConfigError if the vessel has no `load_state_dict`."""
         if not isinstance(vessel, StatefulVessel):
             raise CheckpointError(
                 f"{type(vessel).__name__} has no load_state_dict(); resume it from a checkpoint's directory, not from {self.path}"

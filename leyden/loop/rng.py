@@ -31,9 +31,9 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Continue from a value of `capture_rng`.
+    """Restore the random states that `capture_rng` returned.
 
-    NumPy and torch are loaded if their states were captured.
+    NumPy and torch are imported if their states were captured.
     """
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -40,7 +40,7 @@ class StatefulVessel(Protocol):
         ...
 
     def load_state_dict(self, state: Any, /) -> object:
-        """Continue from it."""
+        """Restore what `state_dict` returned."""
         ...
 
 

@@ -55,7 +55,7 @@ class Vessel(Protocol):
     """
 
     def step(self, iteration: int, /) -> Any:
-        """Do training step `iteration`, counted from 0; answer its metrics (`Metrics` or None)."""
+        """Do training step `iteration`, counted from 0. Return its metrics (`Metrics` or None)."""
         ...
 
     def validate(self, iteration: int, /) -> Any:
@@ -75,11 +75,11 @@ class Resumable(Protocol):
 
     @property
     def callbacks_path(self) -> Path | None:
-        """The directory of what callbacks saved in files; it need not be there."""
+        """The directory of the files that callbacks saved. It may be missing."""
         ...
 
     def restore(self, vessel: Any, /) -> Any:
-        """Give the vessel the state that it had; may have to be awaited."""
+        """Restore the vessel's state. Return an awaitable if the vessel's `load` is async."""
         ...
 
 
@@ -89,7 +89,7 @@ class TrainLoop(NamedOptions):
 
     max_iters: iterations in all, including those before a resume. A finished run continues when
         this grew. None: until `stop`.
-    val_every_n_iters: validate after every so many iterations; None: never.
+    val_every_n_iters: validate each time this many iterations are done; None: never.
     validate_first: also validate before the first step.
     callbacks: called in this order, except that those with a greater `runs_last` come later.
     writers: get a row for each stage.
@@ -127,13 +127,13 @@ class TrainLoop(NamedOptions):
         self.current_stage: Stage = "train"
         """The stage under way, or the last one."""
         self.validation_due = self.validate_first
-        """The current policy has not been validated yet and should be."""
+        """Whether the current policy has still to be validated."""
         self.metrics: dict[str, MetricValue] = {}
         """The metrics of this iteration so far; those of its validation as `val/<name>`."""
         self.last_row: MetricsRow | None = None
         """The row of the stage that ended last."""
         self.should_stop = False
-        """End after the stage under way. Set by `stop`."""
+        """Whether the loop ends after the stage under way. `stop` sets it."""
         self.resumed_from: Path | None = None
         """The checkpoint that this run continues; None if it began anew."""
         self._used = False
@@ -359,7 +359,7 @@ class TrainLoop(NamedOptions):
                 callback.load(folder)
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Continue from a value of `run_state`.
+        """Restore what `run_state` returned.
 
         The run restores the random states, after the vessel.
         A callback or writer without a saved state starts anew. A saved state without its callback

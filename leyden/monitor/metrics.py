@@ -44,7 +44,7 @@ WORKER_METRICS: Final[Mapping[str, str]] = {
     "attempts_completed": "Attempts that came to their end: neither timed out, nor lost what they recorded.",
     "attempts_succeeded": "Attempts that succeeded.",
 }
-"""Metrics that a runner reports with a heartbeat, beside the system's."""
+"""Metrics that a runner reports with a heartbeat, in addition to the system's."""
 
 STORE_METRICS: Final[Mapping[str, str]] = {
     "store_reachable": "1 if the store answered the monitor, 0 if it did not.",

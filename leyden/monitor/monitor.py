@@ -111,7 +111,7 @@ class Watch:
         self._monitor = monitor
         self._store = store
         self._probe = SystemProbe(_directory_of(store))
-        self._reach = {
+        self._reach_seconds = {
             metric: max(rule.reach_seconds for rule in monitor.rules if metric in rule.metrics)
             for rule in monitor.rules
             for metric in rule.metrics
@@ -161,7 +161,7 @@ class Watch:
         await self._write(now)
 
     async def close(self) -> None:
-        """Close all alerts."""
+        """Resolve all alerts."""
         now = time.time()
         for key, alert in [*self.alerts.items()]:
             del self.alerts[key]
@@ -198,9 +198,9 @@ class Watch:
     async def _read_upstreams(self, now: float) -> None:
         """Add the gateways' samples to the series that rules read.
 
-        A silent gateway is idle or has ended.
+        Drop the series of a gateway that wrote nothing lately, because it is idle or has ended.
         """
-        for name in self._reach:
+        for name in self._reach_seconds:
             if base_name(name) in UPSTREAM_METRICS:
                 for sample in await self._store.query_samples(name=name, measured_from=now - _UPSTREAM_SECONDS):
                     subject = sample.worker_id or ""
@@ -264,10 +264,10 @@ class Watch:
 
     def _keep(self, subject: str | None, name: str, value: float, now: float) -> None:
         """Add a point to a series that a rule reads."""
-        if name in self._reach:
+        if name in self._reach_seconds:
             points = self._series[subject].setdefault(name, deque())
             points.append((now, value))
-            while len(points) > 1 and points[0][0] < now - self._reach[name]:
+            while len(points) > 1 and points[0][0] < now - self._reach_seconds[name]:
                 points.popleft()
 
     # ---- judging and notifying -------------------------------------------------------------------

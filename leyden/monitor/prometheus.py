@@ -169,7 +169,7 @@ def _of_requests(requests: RequestMetrics) -> Iterator[Metric]:
     yield counts
     about = "Connections that are open to the store server."
     yield GaugeMetricFamily("leyden_http_connections", about, requests.connections())
-    about = "How long the store server took to answer what does not wait by itself."
+    about = "Time that the store server took for each request, without the methods that wait for events."
     seconds = HistogramMetricFamily("leyden_http_request_seconds", about, labels=["method"])
     bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
     for method, durations in sorted(requests.durations.items()):

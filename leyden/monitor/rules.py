@@ -33,7 +33,7 @@ class Judgement:
     firing: bool
     value: float
     limit: float
-    """The limit that the value was compared with."""
+    """The limit with which the value was compared."""
 
 
 class Rule(Protocol):

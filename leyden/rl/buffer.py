@@ -66,7 +66,7 @@ class FinalObservations(NamedTuple):
     envs: Ids
     """(k,): the environment of each."""
     obs: Batch
-    """(k, ...)"""
+    """(k, ...): the last observation of each."""
 
 
 class RolloutBuffer:

@@ -37,7 +37,7 @@ class VectorEnv(Protocol):
 
     @property
     def lost(self) -> Sequence[EpisodeLost]:
-        """The episodes so far that could not be finished, in order."""
+        """The episodes that failed so far, in order."""
         ...
 
     @property
@@ -191,7 +191,7 @@ class Collector:
         return {"total_episodes": self.total_episodes, "total_steps": self.total_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the counters of `state_dict`."""
+        """Restore the counters that `state_dict` returned."""
         self.total_episodes, self.total_steps = int(state["total_episodes"]), int(state["total_steps"])
 
     def _begin(self, obs: Batch, ids: list[int]) -> Batch:

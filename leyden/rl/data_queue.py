@@ -271,7 +271,7 @@ class _LocalQueue:
         self._dataset, self._plan = dataset, plan
         self._n_producers, self._maxsize = n_producers, maxsize
         self._changed = threading.Condition()
-        """Guards the attributes below."""
+        """A condition that guards the attributes below and is notified when they change."""
         self._put: deque[Seed[Any]] = deque()
         self._n_put = 0
         self._put_held: set[int] = set()

@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def completed(self) -> bool:
-        """Whether the agent came to its end, good or bad, and its steps were recorded."""
+        """Whether the agent returned or raised in time, and its spans were recorded."""
         return self.reason_kind not in ("timeout", "cancelled", "recording")
 
 
@@ -96,7 +96,7 @@ class AttemptRunner:
 
     @property
     def agent_name(self) -> str:
-        """For messages."""
+        """The agent's name, for messages."""
         return getattr(self.agent, "__qualname__", type(self.agent).__name__)
 
     async def run(self, rollout: AttemptedRollout, resources: Awaitable[NamedResources | None]) -> Outcome:
@@ -224,7 +224,9 @@ class AttemptRunner:
 
 
 def _route_model_calls(resources: NamedResources, rollout: AttemptedRollout) -> None:
-    """Let model calls that know nothing of Leyden go to the gateway, where the attempt has one."""
+    """Give the trace the address and key of the attempt's gateway, if it has one, for model calls
+    of code that does not know Leyden.
+    """
     llm = next((resource for resource in resources.values() if isinstance(resource, ProxyLLM)), None)
     trace = current_trace()
     if llm is not None and trace is not None:

@@ -44,17 +44,17 @@ class Hook:
     """
 
     async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
-        """Before anything of the attempt happens."""
+        """Called before the attempt begins."""
 
     async def on_trace_start(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
-        """Inside the trace, before the agent is called."""
+        """Called inside the trace, before the agent."""
 
     async def on_trace_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
-        """Inside the trace, after the agent returned or failed."""
+        """Called inside the trace, after the agent returned or failed."""
 
     async def on_rollout_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: Sequence[Span]

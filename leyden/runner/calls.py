@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 
 _CANCEL_GRACE_SECONDS = 1.0
 _ENDS: dict[asyncio.Future[Any], float] = {}
-"""When the time of each async agent in flight is over (monotonic)."""
+"""The monotonic time at which the time limit of each running async agent ends."""
 AGENTS_ARE_DAEMONS: ContextVar[bool] = ContextVar("leyden_agents_are_daemons", default=True)
-"""Whether the threads of sync agents let the program end."""
+"""Whether sync agents run in daemon threads, so that the program can end without them."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ENDS.clear)  # none of them is in flight there
 
 
 class AgentTimeout(Exception):
-    """The agent did not return in its time."""
+    """The agent did not return within its time limit."""
 
 
 class AgentCancelled(Exception):

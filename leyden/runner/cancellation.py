@@ -19,11 +19,12 @@ from leyden.types import Rollout, RolloutStatus
 logger = logging.getLogger(__name__)
 
 _REST_SECONDS = 0.4
-"""Between two looks at the store. Agents that end sooner are never looked for."""
+"""Seconds between two queries to the store. No query is sent for an agent that ends sooner."""
 _AGAIN_SECONDS = 30.0
-"""The longest wait for news."""
+"""The longest wait for a notification of the store, in seconds."""
 _AWAY_SECONDS = 2.0
-"""Between two tries while the store cannot be reached; the runner's heartbeat reports that."""
+"""Seconds between two tries while the store cannot be reached. The runner's heartbeat reports that.
+"""
 
 
 class CancelWatch:

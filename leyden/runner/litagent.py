@@ -68,7 +68,7 @@ class LitAgentRunner(Runner[T]):
         self._recorders: Sequence[AttemptRecorder] = ()
         self._store: LightningStore | None = None
         self.worker_name = "Worker"
-        """The name under which the store knows this worker; `init_worker` says it."""
+        """The name under which the store knows this worker. `init_worker` sets it."""
 
     def init(
         self, agent: LitAgent[T], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
@@ -89,12 +89,12 @@ class LitAgentRunner(Runner[T]):
             import_ahead()
 
     def teardown_worker(self, worker_id: int) -> None:
-        """Let the store go."""
+        """Drop the reference to the store."""
         self.tracer.teardown_worker(worker_id)
         self._store = None
 
     def teardown(self) -> None:
-        """Let the agent go."""
+        """Tear down the tracer, and drop the reference to the agent."""
         self.tracer.teardown()
         self._agent = None
 
@@ -264,14 +264,14 @@ class _Read:
 
 
 class _Pause:
-    """A pause of claiming, as two events: it has begun, it is over."""
+    """Whether claiming is paused, as two events to wait for: the pause has begun, it is over."""
 
     def __init__(self) -> None:
         self.begun, self.over = asyncio.Event(), asyncio.Event()
         self.over.set()
 
     def set(self, paused: bool) -> bool:
-        """Begin it or end it; False where it was so already."""
+        """Begin or end the pause. Return False if nothing changed."""
         here, there = (self.begun, self.over) if paused else (self.over, self.begun)
         changed = not here.is_set()
         there.clear()
@@ -307,7 +307,7 @@ class _RunningSet:
         }
 
     async def room(self, concurrency: int, most_at_first: int | None) -> int:
-        """Wait until at least one more may be started, and return how many may."""
+        """Wait until at least one more attempt may start. Return how many may."""
         while (room := self._room(concurrency, most_at_first)) < 1:
             self._changed.clear()
             await self._changed.wait()
@@ -320,7 +320,7 @@ class _RunningSet:
         return most - len(self.tasks)
 
     async def drained(self) -> None:
-        """Wait for all of them; raise what kept one from reporting."""
+        """Wait for all attempts. Raise the error that kept one from reporting its result."""
         if self.tasks:
             await asyncio.wait(self.tasks)
         if self.failed.done():

@@ -42,7 +42,7 @@ from leyden.utils.frames import current_frames
 logger = logging.getLogger(__name__)
 
 _REST_SECONDS = 0.25
-"""Between two questions to a loop that answers."""
+"""Seconds between two checks of a loop that answers."""
 _LOOK_SECONDS = 0.25
 """Between two looks at one that does not; who is seen at the same step twice blocks it."""
 _MARGIN_SECONDS = 0.5
@@ -73,7 +73,7 @@ class InFlight:
     claimed: float = field(default_factory=time.monotonic)
     task: asyncio.Task[Any] | None = None
     heard: float | None = None
-    """When the watchdog told the store that it is alive."""
+    """The time at which the watchdog last reported to the store that the attempt is alive."""
     interrupted: bool = False
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class InFlight:
 
     @property
     def time_is_over(self) -> float:
-        """When the store ends it, by this process's monotonic clock."""
+        """The time at which the store ends the attempt, by this process's monotonic clock."""
         config, limits = self.rollout.config, [float("inf")]
         if config.timeout_seconds is not None:
             limits.append(self.claimed + config.timeout_seconds)
@@ -125,7 +125,7 @@ class _WaitingClaim:
     withdrawn: bool = False
 
     def withdraw(self) -> bool:
-        """From now on it brings nothing; False where it is over."""
+        """Make the claim return nothing from now on. Return False if it is over already."""
         with self.lock:
             self.withdrawn = not self.over
             return self.withdrawn
@@ -144,7 +144,7 @@ class _WaitingClaim:
 
 @dataclass(frozen=True, slots=True)
 class _LoopStep:
-    """One step of one task, or one callback, that the event loop is at."""
+    """The step of a task, or the callback, that the event loop is running."""
 
     what: asyncio.Task[Any] | FrameType
     position: Position
@@ -153,12 +153,12 @@ class _LoopStep:
 
 @dataclass(eq=False, slots=True)
 class _Stall:
-    """A step that keeps the loop from answering."""
+    """A step that blocks the event loop."""
 
     owner: InFlight | None
     why: Reason = "blocked"
     seconds: float = 0.0
-    """Since the loop was asked."""
+    """Seconds since the check that the loop has not answered."""
     noted: bool = False
     warned: bool = False
     told: str = ""
@@ -201,7 +201,8 @@ class LagWatchdog:
         """Attempts whose agents block the loop now, or have blocked it since it last responded."""
         self._claims: set[_WaitingClaim] = set()
         self._owners: weakref.WeakKeyDictionary[asyncio.Task[Any], InFlight] = weakref.WeakKeyDictionary()
-        """The attempt of each task: its own task, and those that its agent started."""
+        """The attempt of each task. An attempt has its own task and the tasks that its agent
+        started."""
         self._wanted, self._closing = threading.Event(), threading.Event()
         self._factory_before = self._loop.get_task_factory()
         self._factory = self._new_task
@@ -343,7 +344,7 @@ class LagWatchdog:
             logger.debug("the event loop goes on after %.1f s; %s", time.monotonic() - asked.wall, stall.told)
 
     def _step(self) -> _LoopStep | None:
-        """Return the step that the loop is at; None while it waits for events."""
+        """Return the step that the loop is running; None if it waits for events."""
         running = current_frames()
         frame, frames = running.get(self._thread_id), list[FrameType]()
         while frame is not None and frame.f_code.co_qualname not in _LOOP_FRAMES:

@@ -139,7 +139,7 @@ def _digest(model: Mapping[str, Any]) -> str:
 
 
 def _changes(prefix: str, before: Any, now: Any) -> list[str]:
-    """Return the differences as `name before -> now`."""
+    """Return one line for each difference, in the form `NAME BEFORE -> NOW`."""
     if before == now:
         return []
     if isinstance(before, Mapping) and isinstance(now, Mapping):

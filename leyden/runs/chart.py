@@ -19,7 +19,7 @@ from leyden.utils.figures import figure
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 MARKERS = "●○▲△■□◆◇"
-"""The signs of several series in a terminal, in order."""
+"""The characters that mark the first, second, ... series in a terminal."""
 COLOURS = ("#4363d8", "#e6694f", "#2f9e6e", "#9a6bc9", "#c9992e", "#3aa6b9", "#d1589f", "#7a7a7a")
 """The colours of the series, in order, in a terminal and in files."""
 

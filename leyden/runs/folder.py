@@ -38,7 +38,7 @@ RunState = Literal["running", "succeeded", "failed", "stopped", "crashed"]
 """`crashed`: recorded as running, but its process is gone."""
 
 HEARTBEAT_SECONDS = 10.0
-"""How often a run shows that it lives."""
+"""Seconds between two heartbeats of a run."""
 _SILENCE_SECONDS = 60.0
 """A run on another machine has crashed when it has been silent for longer than this."""
 _FORMAT = 2
@@ -64,7 +64,7 @@ class Manifest:
 
     record: RunRecord
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Anything that the caller keeps beside the run (`Run.options`)."""
+    """Data of the caller that is stored with the run (`Run.options`)."""
     host: str | None = None
     """The machine that works, or has worked, on the run."""
     pid: int | None = None

@@ -20,10 +20,10 @@ class FolderWriter(LogWriter):
         super().__init__(LogLevel.CRITICAL)  # it takes nothing of single steps
         self._folder = folder
         self.path = folder.directory / METRICS
-        """The file that another writer must not use; a loop refuses two writers of one file."""
+        """The writer's file. A loop refuses two writers of one file."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: rows are cut by their iterations."""
+        """Return no state, because a resumed run cuts the rows by their iterations."""
         return {}
 
     def write(self, row: Row) -> None:

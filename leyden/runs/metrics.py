@@ -21,7 +21,7 @@ class RewardMetrics:
     best: float
     best_iteration: int
     values: tuple[float, ...]
-    """In order of iterations."""
+    """The mean reward of each row, in order of iterations."""
     iterations: tuple[int, ...]
     """The iteration of each value."""
 
@@ -42,7 +42,7 @@ class RunMetrics:
     rollouts: int = 0
     """Rollouts of all stages, as far as their rows count them."""
     failed: int = 0
-    """Failed ones among them."""
+    """Rollouts that failed."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
     """The metrics of the last row."""
 

@@ -175,7 +175,7 @@ class _StoreRun(RecordedRun):
 
 
 def failure_of(rollout: Rollout) -> FailedRollout:
-    """Return why a failed rollout failed, as its latest attempt tells."""
+    """Return why a rollout failed, as its latest attempt records it."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     step = rollout.metadata.get("step")
     return FailedRollout(

@@ -35,7 +35,7 @@ _FAILURES_AT_A_TIME = 100
 _LOOK_SECONDS = 1.0
 """The shortest time between two looks for failed rollouts."""
 _LAST_WORDS_SECONDS = 5.0
-"""How long the end of a run waits for its store."""
+"""Seconds that the end of a run waits for its store."""
 
 
 class RunRecorder:
@@ -65,7 +65,7 @@ class RunRecorder:
         self._lock = threading.Lock()
         self._reported: ReportedLoop | None = None
         self._own_loop: TrainLoop | None = None
-        """The loop of an algorithm that has one."""
+        """The algorithm's own `TrainLoop`; None if it reports its stages itself."""
         self._cut_at_first_report = False
         self._began_at = time.monotonic()
         self._mirror = _Mirror(store, manifest.record.run_id)
@@ -79,7 +79,7 @@ class RunRecorder:
     # ---- the run's beginning and end -------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin: the folder's files, the store's row of the run, heartbeats."""
+        """Open the folder's files, add the run to the store, and begin to send heartbeats."""
         if self._folder is not None:
             self._folder.open()
             recorded = self._folder.failures()
@@ -118,7 +118,7 @@ class RunRecorder:
                 await self._mirror.end(self.manifest.record)
 
     def note(self, text: str) -> None:
-        """Add a line to the run's log file, which the user does not see on the screen."""
+        """Add a line to the run's log file, without showing it on the terminal."""
         if self._folder is not None:
             self._folder.note(text)
 
@@ -181,7 +181,7 @@ class RunRecorder:
             loop.end(error)
 
     def add_row(self, row: MetricsRow) -> None:
-        """Keep a row in the folder, and hand it to the store."""
+        """Write a row to the folder and to the store."""
         with self._lock:
             self._rows.append(row)
             if self._folder is not None:
@@ -278,14 +278,14 @@ class _Mirror:
         self._refused = set[str]()
         """Names of metrics that no store takes."""
         self.news = asyncio.Event()
-        """Set when something is to be written."""
+        """Set when there are changes to write."""
 
     async def start(self, record: RunRecord) -> None:
         """Add the run to the store, or mark it as running again. Raise StoreError."""
         await self._store.start_run(record)
 
     def add(self, row: MetricsRow) -> None:
-        """Let the row's numbers be written soon. From any thread."""
+        """Queue the row's numbers for the store. Safe in any thread."""
         now = time.time()
         points = [
             MetricPoint(
@@ -301,7 +301,7 @@ class _Mirror:
         self._put(points)
 
     def cut(self, after_iteration: int) -> None:
-        """Let the points of later iterations be removed. From any thread."""
+        """Queue the removal of the points of later iterations. Safe in any thread."""
         self._put(after_iteration)
 
     def _put(self, change: list[MetricPoint] | int) -> None:
@@ -363,7 +363,7 @@ class _Mirror:
 
     @contextlib.contextmanager
     def reporting_errors(self) -> Generator[None]:
-        """Log the first error of the store, and go on."""
+        """Suppress the store's errors, and log the first of them."""
         try:
             yield
         except (LeydenError, OSError) as error:
@@ -379,7 +379,7 @@ class _RowWriter(LogWriter, KeepsEarlierRows):
         super().__init__()
         self._recorder = recorder
         self.path = path
-        """The file that another writer must not use; a loop refuses two writers of one file."""
+        """The writer's file. A loop refuses two writers of one file."""
 
     def write(self, row: Row) -> None:
         assert isinstance(row, MetricsRow)
@@ -387,7 +387,7 @@ class _RowWriter(LogWriter, KeepsEarlierRows):
 
 
 class _Follows(Callback):
-    """Tells the recorder that the loop begins; its counters are restored already."""
+    """Notifies the recorder when the loop begins, after its counters were restored."""
 
     def __init__(self, recorder: RunRecorder) -> None:
         self._recorder = recorder

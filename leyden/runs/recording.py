@@ -64,10 +64,7 @@ class FolderRecorder:
         self._heart.start()
 
     def close(self, status: RunStatus, cause: str | None = None) -> None:
-        """Note how the run has ended, and close its files.
-
-        Safe to repeat; the first call counts.
-        """
+        """Record how the run ended, and close its files. Later calls do nothing."""
         with self._lock:  # the heartbeat writes nothing after it
             if self._ended.is_set():
                 return
@@ -84,7 +81,7 @@ class FolderRecorder:
                     file.close()
 
     def rows(self) -> list[MetricsRow]:
-        """Return the rows that are there."""
+        """Return the rows that the folder has."""
         return read_rows(self.directory / METRICS)
 
     def add_row(self, row: MetricsRow) -> None:
@@ -98,7 +95,7 @@ class FolderRecorder:
             _append(self._metrics, row.flat())
 
     def cut_rows(self, *, after_iteration: int) -> None:
-        """Remove the rows of later iterations, because the run goes on at a checkpoint."""
+        """Remove the rows of later iterations, because the run continues from a checkpoint."""
         rows = self.rows()
         kept = [row for row in rows if row.iteration <= after_iteration]
         if len(kept) == len(rows):
@@ -141,14 +138,14 @@ class FolderRecorder:
 
 
 def note_end(manifest: Manifest, status: RunStatus, cause: str | None) -> None:
-    """Note in the manifest how the run has ended; the cause becomes one line, without secrets."""
+    """Record in the manifest how the run ended. The cause becomes one line, without secrets."""
     record = manifest.record
     record.status, record.end_time = status, record.end_time or time.time()
     record.cause = None if cause is None else " ".join(storable(cause, limit=1000).split())
 
 
 def _appending(path: Path) -> IO[str]:
-    """Open a file of lines to add to it, without the line that a kill has cut in half."""
+    """Open a file of lines for appending, without a last line that a kill has cut in half."""
     file = path.open("a+", encoding="utf-8", newline="")
     size = file.seek(0, os.SEEK_END)
     if size and (end := path.read_bytes().rfind(b"\n") + 1) < size:

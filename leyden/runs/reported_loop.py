@@ -44,7 +44,7 @@ class ReportedLoop(TrainLoop):
         """The last iteration of which a training stage was reported."""
         self._writers_are_open = False
         self._ends_later = False
-        """The end of the current iteration has not been shown yet."""
+        """Whether the callbacks' `on_iter_end` of the current iteration is still to be called."""
 
     def begin(self) -> None:
         """Begin to show progress."""

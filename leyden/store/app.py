@@ -58,7 +58,7 @@ _COMPRESS_FROM: Final = 16 * 1024
 _THREAD_FROM: Final = 1024 * 1024
 """Bytes of a reply from which another thread compresses it."""
 _UNDONE: Final = 256
-"""The most undone claims that are kept in memory."""
+"""The number of undone claims that are kept in memory."""
 _PUBLIC: Final[Mapping[str, Callable[[], bytes]]] = {
     f"{PREFIX}/health": lambda: b'{"status":"ok"}',
     "/openapi.json": openapi_json,
@@ -146,7 +146,7 @@ class StoreApp:
         self._waiting: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._undone: deque[str] = deque(maxlen=_UNDONE)
-        """Ids of the latest claims that clients have undone."""
+        """Ids of the claims that clients have undone lately."""
 
     def stop_waiting(self) -> None:
         """Reply to every waiting request now, because the server stops.

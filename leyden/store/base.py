@@ -217,7 +217,7 @@ class LightningStore(NamedOptions, ABC):
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, timeout_seconds: float = 0.0, claim_id: str | None = None
     ) -> AttemptedRollout | None:
-        """Claim one rollout; None when there is none. See `dequeue_many_rollouts`."""
+        """Claim one rollout; None if the queue is empty. See `dequeue_many_rollouts`."""
         claimed = await self.dequeue_many_rollouts(
             limit=1, worker_id=worker_id, timeout_seconds=timeout_seconds, claim_id=claim_id
         )
@@ -272,7 +272,7 @@ class LightningStore(NamedOptions, ABC):
     # ---- spans -----------------------------------------------------------------------------------
 
     async def add_span(self, span: Span) -> Span | None:
-        """Add one span. None: it was there already. See `add_many_spans`."""
+        """Add one span and return it; None if it is stored already. See `add_many_spans`."""
         added = await self.add_many_spans([span])
         return added[0] if added else None
 
@@ -289,7 +289,7 @@ class LightningStore(NamedOptions, ABC):
         """
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """Draw the attempt's next sequence id. See `get_many_span_sequence_ids`."""
+        """Draw and return the attempt's next sequence id. See `get_many_span_sequence_ids`."""
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
 
     @abstractmethod

@@ -32,16 +32,16 @@ from leyden.utils.per_loop import PerLoop
 F = TypeVar("F", bound=Callable[..., Any])
 
 TOKEN_VARIABLE: Final = "LEYDEN_STORE_TOKEN"
-"""The environment's word for `token`."""
+"""The environment variable that is the default of `token`."""
 _POLL_SECONDS: Final = 30.0
-"""The longest that one request waits at the server."""
+"""The longest time that one request waits at the server."""
 _WATCH_SECONDS: Final = 5.0
 """The longest that one question for the end of a run waits: the death of a server is noticed so
 much later."""
 _PACE_SECONDS: Final = 0.005
-"""News is asked for so often at most: what happens in between comes together."""
+"""The shortest time between two requests for news. Changes in between arrive together."""
 _CLAIMS_AT_ONCE: Final = 8
-"""The most claims of one event loop that wait at the server; others queue here."""
+"""The most claims of one event loop that wait at the server. Further ones wait in this process."""
 _UNDO_SECONDS: Final = 2.0
 _AFTER_FAILURE_SECONDS: Final = 0.2
 """Before those who wait look for themselves, and perhaps have news asked for again."""

@@ -28,7 +28,7 @@ from leyden.utils.per_loop import PerLoop
 logger = logging.getLogger(__name__)
 
 _COMPRESS_FROM: Final = 16 * 1024
-"""Bytes of a body from which compression costs less than it saves on a network."""
+"""The size in bytes from which compressing a body saves more time than it costs."""
 _LARGE: Final = 2**20
 """Bytes of a body from which the server is asked whether it takes so much before it is sent."""
 _KEEP_ALIVE_SECONDS: Final = 15.0
@@ -36,10 +36,10 @@ _KEEP_ALIVE_SECONDS: Final = 15.0
 once."""
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 60.0
-"""A server that says nothing for so long is taken for dead."""
+"""A server that sends nothing for this long counts as dead."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
 _TROUBLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
-"""Errors of a connection that breaks."""
+"""Errors that a broken connection raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ServerReply:
 
 
 class Connection:
-    """The way to the server at `url`, from any thread and any event loop."""
+    """Sends requests to the server at `url`, from any thread and any event loop."""
 
     def __init__(
         self, url: str, *, token: str | None, retry_seconds: float, connections: int, compress: bool | None

@@ -37,7 +37,9 @@ class EndAnswer(BaseModel):
 
 
 class End:
-    """One server's word on it. `answer` is for the server's loop, the rest for any."""
+    """Notifies clients of the run's end. Call `answer` in the server's loop, other methods
+    anywhere.
+    """
 
     def __init__(self) -> None:
         self._announced = False

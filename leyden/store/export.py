@@ -58,11 +58,11 @@ T = TypeVar("T", bound=BaseModel)
 ParquetRow = dict[str, Any]
 
 _PAGE = 5000
-"""Rollouts in one question; each page passes over all that came before it."""
+"""Rollouts in one query. Each page scans all pages before it, so a page is large."""
 _BATCH_ROLLOUTS = 50
 """Rollouts whose spans are read in one call."""
 _GROUP_ROWS, _GROUP_BYTES = 20_000, 8 * 2**20
-"""A row group is written when it has so many rows, or about so many bytes."""
+"""A row group is written when it has this many rows, or about this many bytes."""
 
 _COLUMNS = {
     "rollouts": {
@@ -363,7 +363,7 @@ async def _pages(
 
 @dataclass(slots=True)
 class _Record:
-    """A rollout with all that belongs to it."""
+    """A rollout with its attempts and spans."""
 
     rollout: Rollout
     attempts: Sequence[Attempt]
@@ -491,12 +491,12 @@ class _Table:
             self.add(row)
 
     async def write_if_full(self) -> None:
-        """Write a row group, if there is enough for one."""
+        """Write a row group if the pending rows are enough for one."""
         if len(self._rows) >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
             await asyncio.to_thread(self._write)
 
     def close(self) -> None:
-        """Write the remaining rows and the file's end."""
+        """Write the remaining rows and close the file."""
         self._write()
         self._writer.close()
 
@@ -510,7 +510,7 @@ class _Table:
 
 
 def _length(value: Any) -> int:
-    """About how many bytes a value takes."""
+    """Return the approximate size of a value in bytes."""
     return 4 * len(cast("list[int]", value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 8
 
 

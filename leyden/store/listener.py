@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.02
 _LONGEST_SECONDS = 1.0
-"""Between two attempts to connect again."""
+"""The longest pause between two attempts to reconnect."""
 
 
 class _Requests:
@@ -34,9 +34,9 @@ class _Requests:
 
     def __init__(self) -> None:
         self.spans = False
-        """New spans were committed here."""
+        """Whether this store has committed new spans."""
         self.look = False
-        """New spans are there which cannot be shown yet."""
+        """Whether there are new spans that readers cannot see yet."""
         self.stopped = threading.Event()
         self.reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -79,7 +79,7 @@ class Listener:
         self._finalizer = weakref.finalize(self, _stop, self._requests, thread)
 
     def spans_were_added(self) -> None:
-        """Tell the other stores, soon. From any thread."""
+        """Notify the other stores of new spans soon. Safe in any thread."""
         if not self._requests.spans:
             self._requests.spans = True
             self._requests.wake()
@@ -115,7 +115,11 @@ def _listening(target: Target) -> Any:
 
 
 def _serve(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """Listen until the listener is stopped. It is the function of the thread."""
+    """Receive notifications until the listener is stopped, and reconnect when the connection is
+    lost.
+
+    This is the function that the listener's thread runs.
+    """
     while True:
         try:
             _hear(connection, target, sender, signals, requests)

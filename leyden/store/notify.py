@@ -68,7 +68,7 @@ _Hears: TypeAlias = Literal["rollouts", "spans", "labels"]
 alone."""
 
 _TOLD = 100_000
-"""How many finished rollouts `since` remembers. A later caller gets a gap."""
+"""The number of finished rollouts that `since` remembers. A caller that is later gets a gap."""
 
 
 class ClaimWaiter(Waiter):
@@ -144,7 +144,7 @@ class Signals:
             waiter.wake()
 
     def look_again(self) -> None:
-        """Wake everyone: something may have been missed; they look."""
+        """Wake every waiter to read again, because notifications may have been missed."""
         with self._lock:
             self._epoch = ids.span_id()  # a caller with an earlier moment gets a gap
             waiters: set[Waiter] = {*self._claims, *self._listeners}

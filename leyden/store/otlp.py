@@ -59,7 +59,7 @@ _BATCH = 1000
 """Spans of one transaction: enough that its commit costs nothing, few enough to delay no other call
 for long."""
 _LARGE_BYTES = 64 * 2**10
-"""A larger body is read in a thread of its own, so that the event loop goes on."""
+"""A larger body is read in a thread of its own, so that the event loop is not blocked."""
 _MOST_SPANS = 100_000
 """The most spans of one request, which bounds its memory and time."""
 _MOST_PARTS = 200_000
@@ -96,7 +96,7 @@ class ReceivedSpans:
     spans: list[Span]
     """Spans that name their attempt, by attempt, in the order in which they ended."""
     refused: list[str]
-    """For each of the others which it is, and why."""
+    """The name of each refused span, and the reason."""
 
 
 class SpanSink(Protocol):
@@ -245,7 +245,7 @@ times its bytes."""
 
 
 class _Left:
-    """A countdown of the parts that a request may still have."""
+    """Counts down the parts that a request may still have."""
 
     def __init__(self, number: int) -> None:
         self._number = self._most = number
@@ -302,7 +302,7 @@ def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of variable length, and where it ends."""
+    """Return the varint at `at`, and the position after it."""
     value = 0
     for shift, byte in enumerate(message[at : at + 10]):
         value |= (byte & 127) << 7 * shift

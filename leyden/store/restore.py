@@ -75,7 +75,7 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
 
 
 def _items(path: Path, model: type[M]) -> list[M]:
-    """Return the nouns in one file. Raise ConfigError for rows that are none."""
+    """Return the rows of one file as objects of `model`. Raise ConfigError for a bad row."""
     columns = _JSON[model]
     try:
         return [

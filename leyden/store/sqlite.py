@@ -107,7 +107,7 @@ class SqliteLightningStore(SqlLightningStore):
 
     @property
     def capabilities(self) -> StoreCapabilities:
-        """A file that is only read is swept by its owner."""
+        """The capabilities of the store. A file that is only read counts as swept, by its owner."""
         return {**super().capabilities, "swept": self._read_only}
 
     def tell_server(self, server: str | None) -> None:

@@ -32,8 +32,8 @@ _SHOWN = 3
 class Sweeper:
     """Sweeps and prunes `store` between `async with` and its end.
 
-    interval_seconds: the longest time between two sweeps, beside one at each deadline. A store that
-        is swept already (`capabilities["swept"]`) is left alone.
+    interval_seconds: the longest time between two sweeps. There is also one at each deadline. A
+        store that is swept already (`capabilities["swept"]`) is left alone.
     retention: the rule of what is kept; None: everything.
     prune_interval_seconds: the time between two prunes; one more runs at the end. Rollouts that
         finish in between exceed the retention for a moment.
@@ -76,7 +76,7 @@ class Sweeper:
         self._tasks.append(asyncio.create_task(_repeat(work, retry_seconds, name), name=f"leyden-store-{name}"))
 
     async def _sweep(self) -> float:
-        """Sweep once; how many seconds until the next time."""
+        """Sweep once, and return the seconds until the next sweep."""
         by_status: dict[str, list[str]] = {}
         for attempt in await self._store.sweep():
             by_status.setdefault(attempt.status, []).append(f"{attempt.attempt_id} of {attempt.rollout_id}")
@@ -89,7 +89,9 @@ class Sweeper:
         return min(self._interval_seconds, max(_SHORTEST_SECONDS, deadline - time.time()))
 
     async def _prune(self) -> float:
-        """Forget all that is not kept; how many seconds until the next time."""
+        """Delete the rollouts beyond the limits of retention, and return the seconds until the next
+        time.
+        """
         started, before = time.monotonic(), self.forgotten
         step = _PRUNE_STEP
         while step == _PRUNE_STEP:

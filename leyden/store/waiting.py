@@ -29,11 +29,11 @@ class WaitingStore(LightningStore):
         self._signals = signals
         self._reading = threading.Lock()
         self._read_up_to: str | None = None
-        """The cursor for callers that pass none."""
+        """The cursor of callers that pass none."""
 
     @abstractmethod
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> Sequence[AttemptedRollout]:
-        """`dequeue_many_rollouts` without waiting."""
+        """Claim rollouts as `dequeue_many_rollouts` does, without waiting."""
 
     @abstractmethod
     async def _finished(self, rollout_ids: Sequence[str]) -> Sequence[Rollout]:
@@ -41,7 +41,7 @@ class WaitingStore(LightningStore):
 
     @abstractmethod
     async def _new_spans(self, after: str | None, rollout_ids: Sequence[str] | None, limit: int) -> SpanPage:
-        """`poll_new_spans` without waiting."""
+        """Return what `poll_new_spans` returns, without waiting."""
 
     async def _expect_signals(self) -> None:
         """Prepare for waiting, after a caller found nothing. For a store whose `Signals` must be

@@ -81,11 +81,11 @@ a rollout."""
 
 @dataclass(frozen=True)
 class Route:
-    """One line of the table, and what follows from it."""
+    """One line of the route table, and what the protocol's annotations add to it."""
 
     verb: Literal["GET", "POST"]
     path: str
-    """Under PREFIX; `{name}` is a parameter of the method."""
+    """The path below PREFIX. `{name}` is a parameter of the method."""
     method: str
     status: int = 200
     body_is: str | None = None
@@ -118,7 +118,7 @@ class Route:
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """Each parameter's type on the wire, and that of the answer under "return"."""
+        """Each parameter's type on the wire, and the result's type under "return"."""
         function = getattr(LightningStore, self.method)
         hints = typing.get_type_hints(function, localns=_ON_THE_WIRE, include_extras=True)
         return {name: _without_unset(hint) for name, hint in hints.items()}
@@ -138,7 +138,7 @@ class Route:
 
     @cached_property
     def waits(self) -> str | None:
-        """The parameter that says how many seconds the answer may take."""
+        """The parameter with the seconds that the request may wait; None if it never waits."""
         return next((name for name in ("timeout_seconds", "timeout") if name in self.signature.parameters), None)
 
     @cached_property
@@ -154,12 +154,12 @@ class Route:
 
     @cached_property
     def item(self) -> TypeAdapter[Any] | None:
-        """One item of the body, where the body is a list."""
+        """The type of one item of a body that is a list."""
         return None if self.body_is is None else TypeAdapter(typing.get_args(self.hints[self.body_is])[0])
 
     @cached_property
     def items(self) -> TypeAdapter[Any] | None:
-        """The whole body, where it is a list."""
+        """The type of a body that is a list."""
         if self.body_is is None:
             return None
         hint: Any = Annotated[_until_the_first_fault(self.hints[self.body_is]), Field(max_length=MOST_ITEMS)]
@@ -167,7 +167,7 @@ class Route:
 
     @cached_property
     def answer(self) -> TypeAdapter[Any]:
-        """The method's answer, or the fields of a page."""
+        """The type of the method's result, or the fields of a page."""
         hint = self.hints["return"]
         return TypeAdapter(_page_of(typing.get_args(hint)[0]) if self.is_page else hint)
 

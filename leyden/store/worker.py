@@ -25,13 +25,13 @@ from leyden.store.sql.transaction import Long
 _SHORT = 64
 """An operation on more rows than this takes longer than the way to the thread and back."""
 YIELD_EVERY = 32
-"""Operations in the calling thread never wait. After so many, the other tasks of the loop get their
-turn."""
+"""Operations in the calling thread never wait. After this many, the other tasks of the loop get
+their turn."""
 _BATCH = 1024
-"""At most so many jobs share a commit, so that the first of them does not wait for ever."""
+"""At most this many jobs share a commit, so that the first of them does not wait for ever."""
 
 _SETTLE_SECONDS = 1.0
-"""How long the end of a thread waits for an event loop that is blocked."""
+"""Seconds that the thread's end waits for an event loop that is blocked."""
 
 Loops = weakref.WeakSet[asyncio.AbstractEventLoop]
 
@@ -165,9 +165,9 @@ def check_process(url: str, pid: int) -> None:
 
 
 def _serve(session: Session, jobs: SimpleQueue[QueuedOperation | None]) -> None:
-    """Run jobs until there are no more.
+    """Run jobs until there are no more. This is the function that the worker's thread runs.
 
-    It is the function of the thread, and keeps no reference to `SessionThread`.
+    It keeps no reference to `SessionThread`, so that an abandoned store can be collected.
     """
     answered: Loops = weakref.WeakSet()
     _work(session, jobs, answered)

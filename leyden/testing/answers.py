@@ -30,19 +30,20 @@ class Misbehaviour:
     delay_seconds: float = 0.0
     """Be silent for so long before the first byte."""
     close_after_chunks: int | None = None
-    """Break the connection after so many chunks of a stream, or in the middle of a whole answer."""
+    """Break the connection after this many chunks of a stream, or in the middle of a whole answer.
+    """
     close_after_bytes: int | None = None
-    """Break the connection after so many bytes of the answer's body, unless it is shorter."""
+    """Break the connection after this many bytes of the answer's body, unless it is shorter."""
     end_after_chunks: int | None = None
-    """End a stream properly after so many chunks, as if it were complete."""
+    """End a stream properly after this many chunks, as if it were complete."""
     stall_after_chunks: int | None = None
-    """Send no more after so many chunks of a stream, and keep the connection open."""
+    """Send no more after this many chunks of a stream, and keep the connection open."""
     no_token_ids: bool = False
     """Ignore `return_token_ids`."""
     lost_response_ids: int = 0
-    """Leave out the ids of so many response tokens, but count them in the usage."""
+    """Leave out the ids of this many response tokens, but count them in the usage."""
     lost_logprobs: int = 0
-    """Leave out so many log-probabilities."""
+    """Leave out this many log-probabilities."""
     no_usage: bool = False
     chunk_delay_seconds: float = 0.0
     """Wait so long before each chunk of a stream."""

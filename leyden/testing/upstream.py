@@ -264,7 +264,7 @@ async def _paced(events: list[bytes], delay_seconds: float) -> AsyncIterator[byt
 
 
 async def _break_off(request: web.Request, answer: ApiAnswer, after_bytes: int | None) -> web.StreamResponse:
-    """Break the connection after so many bytes of a whole answer, or in its middle."""
+    """Break the connection after this many bytes of a whole answer, or in its middle."""
     body = json.dumps(answer.whole()).encode()
     if after_bytes is not None and after_bytes >= len(body):
         return web.Response(body=body, content_type="application/json")

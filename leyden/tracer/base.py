@@ -131,7 +131,7 @@ class Tracer(NamedOptions, ABC):
     ) -> Span:
         """Record a step of no length in the current trace. See Trace.create_span.
 
-        Raise NoActiveTrace, InvalidEmission.
+        Raise NoActiveTrace or InvalidEmission.
         """
         return active_trace("create_span").create_span(name, attributes, timestamp=timestamp, status=status)
 
@@ -140,7 +140,7 @@ class Tracer(NamedOptions, ABC):
     ) -> AbstractContextManager[OpenSpan]:
         """Record a block as one step of the current trace. See Trace.operation.
 
-        Raise NoActiveTrace, InvalidEmission.
+        Raise NoActiveTrace or InvalidEmission.
         """
         return active_trace("operation_context").operation(name, attributes)
 

@@ -48,12 +48,16 @@ _ENV_POSITION = 10
 
 
 def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Return a `Thread.start` that runs the thread in a copy of the caller's context while a trace
+    is open.
+    """
+
     def start(self: threading.Thread) -> None:
         if CURRENT.get() is not None:
             context, run = contextvars.copy_context(), self.run
 
             def carried() -> None:
-                vars(self).pop("run", None)  # no cycle, and no context kept alive, once it runs
+                vars(self).pop("run", None)  # otherwise the thread object would keep the context alive
                 context.run(run)
 
             self.run = carried
@@ -63,6 +67,10 @@ def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[t
 
 
 def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    """Return a `ThreadPoolExecutor.submit` that runs each call in a copy of the caller's context
+    while a trace is open.
+    """
+
     def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if CURRENT.get() is None:
             return original(self, fn, *args, **kwargs)

@@ -381,8 +381,8 @@ class Fit:
             proxy.set_store(self._store)
         if not proxy.is_running():
             stack.push_async_callback(proxy.stop)
-            moves = proxy.launch_mode == "engine" and algorithm is not None and algorithm.moves_gateway
-            if moves and elsewhere is None:  # else agents elsewhere look for it
+            hosted = proxy.launch_mode == "engine" and algorithm is not None and algorithm.hosts_gateway
+            if hosted and elsewhere is None:  # runners elsewhere expect the gateway at a fixed address
                 await proxy.reserve()
             else:
                 await proxy.start()

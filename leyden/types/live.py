@@ -47,7 +47,7 @@ class LiveRollout(BaseModel):
     status: LiveStatus | None = None
     """The final status; None while the rollout is under way."""
     reason: str | None = None
-    """Why it failed."""
+    """The reason if the rollout failed."""
     seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The duration, by a clock that does not jump."""
 
@@ -85,7 +85,7 @@ def read_claim(key: str, text: str) -> LiveClaim | None:
 
 
 def parse_claim(said: str) -> LiveClaim | None:
-    """Return the claim without a check of its proof; None for other text."""
+    """Return the claim without verifying its signature. None for other text."""
     said = said.partition(".")[0]
     try:
         return LiveClaim(*json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4))))

@@ -20,7 +20,7 @@ class Histogram(BaseModel):
     """Length n + 1, ascending. Bin i holds `edges[i] <= value < edges[i + 1]`; the last bin holds
     its upper edge too."""
     counts: list[int]
-    """Length n."""
+    """The number of values in each of the n bins."""
 
 
 class MeasureSummary(BaseModel):

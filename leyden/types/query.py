@@ -59,22 +59,22 @@ class PaginatedResult(Sequence[T]):
 
 
 class SpanPage(BaseModel):
-    """Spans in the order of their arrival, and where to go on."""
+    """Spans in the order of their arrival, and the cursor to read on."""
 
     spans: list[Span]
     after: str
-    """The cursor behind the last of them; opaque, and good for ever."""
+    """The opaque cursor after the last span. It stays valid for ever."""
 
 
 class News(BaseModel):
     """Commits since a moment: hints to look again, never the truth itself."""
 
     after: str
-    """The moment up to which this tells; opaque, of one opening of one store."""
+    """An opaque cursor: the commits before it are included. It is valid while the store is open."""
     claimable: int = 0
     """The number of rollouts that were put in the queue."""
     finished: list[str] = Field(default_factory=list[str])
-    """Which rollouts were finished."""
+    """The ids of the rollouts that finished."""
     spans: bool = False
     """Whether spans were added."""
     labels: bool = False

@@ -22,15 +22,15 @@ def attempt_key(token: str | None, rollout_id: str, attempt_id: str) -> str:
 
 
 def read_attempt_key(token: str | None, key: str) -> tuple[str, str] | None:
-    """(rollout id, attempt id); None for a key that was not made with this token."""
+    """Return the rollout id and the attempt id of a key. None if this token did not make it."""
     named = named_by(key)
     proven = named is not None and hmac.compare_digest(key.rpartition(".")[2].encode(), _proof(token, *named).encode())
     return named if proven else None
 
 
 def named_by(key: str) -> tuple[str, str] | None:
-    """Return the rollout id and the attempt id in a key, without a check of its proof; None for
-    other text.
+    """Return the rollout id and the attempt id that a key names, without verifying the key. None
+    for other text.
     """
     parts = key.removeprefix(PREFIX).split(".")
     return (unquote(parts[0]), unquote(parts[1])) if key.startswith(PREFIX) and len(parts) == 3 else None

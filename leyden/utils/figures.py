@@ -9,8 +9,8 @@ import math
 import re
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
-"""Control characters but for tabs and line breaks, marks that reverse the direction of text, lone
-surrogates."""
+"""Characters that a terminal would obey: control characters other than tabs and line breaks, marks
+that reverse the direction of text, lone surrogates."""
 
 
 def figure(value: float | str, digits: int = 4) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 _NEW_OBJECTS = 20_000
-"""Containers between two looks at the youngest; Python's own number is 700."""
+"""The garbage collector's threshold for the youngest generation. Python's default is 700."""
 
 
 def look_for_cycles_rarely() -> None:

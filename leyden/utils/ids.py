@@ -19,7 +19,7 @@ import time
 from typing import Final
 
 _FETCHED: Final = 4096
-"""Bytes."""
+"""Random bytes that are read from the system at a time."""
 _read = io.BytesIO().read
 """Reads fetched bytes that no id has yet. It is safe in threads, because one call is one step."""
 

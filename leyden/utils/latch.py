@@ -18,7 +18,7 @@ class Latch:
         self._wake: set[Callable[[], None]] = set()
 
     def set(self) -> None:
-        """Open it, and wake everyone who waits. Safe to repeat."""
+        """Open the latch and wake every waiting thread and task. Safe to repeat."""
         with self._lock:
             self._event.set()
             waiting, self._wake = self._wake, set()

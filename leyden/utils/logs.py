@@ -151,7 +151,7 @@ def configure_logger(level: int | str = logging.INFO, name: str = "leyden") -> l
 def log_for_files(logger: logging.Logger, message: str, *args: object, error: BaseException) -> None:
     """Log an error at INFO with its traceback, for handlers other than the one of `setup_logging`.
 
-    A run's log file keeps the whole traceback, where the terminal shows the end of it.
+    So a run's log file has the whole traceback, and the terminal only the last line of it.
     """
     logger.info(message, *args, exc_info=error, extra={_FOR_FILES: True})
 

@@ -15,9 +15,8 @@ from typing import Any, cast
 
 
 def seconds(nanoseconds: int | None) -> float | None:
-    """Unix nanoseconds as Unix seconds.
-
-    None and 0, which is how OTLP says it, are a moment that is not known.
+    """Return Unix nanoseconds as Unix seconds. None if they are None or 0, OTLP's value for
+    unknown.
     """
     return nanoseconds / 1_000_000_000 if nanoseconds else None
 

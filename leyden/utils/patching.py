@@ -21,7 +21,7 @@ class Patch:
         self._inherited = False
 
     def apply(self) -> None:
-        """Replace it. Does nothing where that is done."""
+        """Replace the original. Calling it again does nothing."""
         if self._replacement is None:
             self._original = getattr(self._owner, self._name)
             self._inherited = self._name not in vars(self._owner)

@@ -23,8 +23,8 @@ class Costs:
 
     @property
     def reserve(self) -> int:
-        """Return the rollouts that are reserved for the best candidate on the whole validation
-        set, and for the test set.
+        """Return the number of rollouts that are reserved for the best candidate on the whole
+        validation set, and for the test set.
         """
         return self.val - self.sample + 2 * self.test
 

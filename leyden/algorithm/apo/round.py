@@ -10,7 +10,7 @@ from leyden.algorithm.prompts.comparison import Comparison
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 
 _ENOUGH = 8
-"""Equal rewards of different candidates on one task, so many times, are no coincidence."""
+"""Equal rewards of different candidates on one task are no coincidence if they occur this often."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ FIRST_STAGE = 6
 """Tasks of the first stage. Fewer cannot refute anything at an error of 0.05; each
 stage is twice as long."""
 _AHEAD = 0.5
-"""A candidate is ahead of the leader if it is better by so many standard errors: it then is the
+"""A candidate is ahead of the leader if it is better by this many standard errors: it then is the
 better one with a probability of about 70 %. A wrong choice is cheap, because the next candidates
 challenge the new leader on the same tasks."""
 

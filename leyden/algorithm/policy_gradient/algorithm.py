@@ -82,18 +82,19 @@ class PolicyGradient(PolicyAlgorithm):
     backend: the policy.
     tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of
         one task are a group.
-    minibatch_size: rollouts in each optimizer step, about; None: all rollouts of the step.
+    minibatch_size: approximate number of rollouts in each optimizer step. None: all rollouts of the
+        step.
     epochs: passes over the step's rollouts.
     advantages: estimator of the advantages, by name (`leyden.maths.ESTIMATORS`) or constants
         (`GAEAdvantages(lam=0.95)`).
     loss: the loss of the sampled tokens, by name (`leyden.maths.LOSSES`) or constants
         (`PPOLoss(clip_high=0.2)`).
     weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
-    max_staleness: a group may be trained on so many steps after the one at which it was enqueued.
+    max_staleness: how many steps after the one at which it was enqueued a group may be trained on.
         At 0, a step waits for its own rollouts. Above, the rollouts of later steps run while the
         policy is trained, and a step takes the groups that finish first. A group that is older is
         cancelled and counted.
-    max_groups_per_step: replace groups without signal by further ones, up to so many groups in a
+    max_groups_per_step: replace groups without signal by further ones, up to this many groups in a
         step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
     kl_in_reward: coefficient of a penalty, subtracted from each reward: an estimate of
         KL(policy / reference), summed over the rollout's sampled tokens.
@@ -185,7 +186,7 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- the loop's points -----------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, and the reference and the critic if there are some."""
+        """Start the policy, and the reference and the critic if the options need them."""
         if train_dataset is None or not len(train_dataset):
             raise ConfigError(f"{type(self).__name__} needs tasks to train on; pass a train_dataset with at least one")
         self._train = train_dataset

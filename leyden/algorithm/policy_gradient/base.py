@@ -59,7 +59,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
     failed_reward: what a failed rollout counts in the reported reward and in its group's baseline;
         None leaves it out of both.
     success_reward: a rollout with at least this reward counts as a success.
-    val_every_n_steps: run the validation set after every so many steps.
+    val_every_n_steps: run the validation set each time this many steps are done.
     resource_name: the name under which agents find the policy.
     agent_match: a regular expression; only calls of agents whose names it matches are trained
         (`TracerTraceToTriplet` finds a call's agent). Other agents' messages are context, and need
@@ -183,7 +183,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
             await self.backend.stop()
 
     @property
-    def moves_gateway(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] -- it depends on the engine
+    def hosts_gateway(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] -- it depends on the engine
         """Whether the policy's process can run the gateway, which then needs no HTTP."""
         return isinstance(self.backend, IsolatedBackend)
 

@@ -25,12 +25,12 @@ from leyden.adapter.normalise import ModelCallView
 from leyden.types import PromptTemplate
 
 _LEAST_CHARACTERS = 8
-"""A template has at least so many letters and digits of its own; with fewer, the message was
+"""A template has at least this many letters and digits of its own; with fewer, the message was
 written by the user."""
 _ISLAND_CHARACTERS = 8
 """Text between two computed values that has fewer letters and digits is found in both by chance."""
 _LEAST_RUN = 12
-"""Two messages at the same place of a rollout are of one template if they have a piece of so many
+"""Two messages at the same place of a rollout are of one template if they have a piece of this many
 characters in common."""
 _ALIKE = 0.6
 """Two messages at different places are of one template if they have so much of the shorter

@@ -42,7 +42,7 @@ def _name(*_: Any) -> str:
 
 
 def _device_module() -> Any:
-    """Return `torch.cpu` with the functions that `torch.cuda` has besides."""
+    """Return `torch.cpu` with the functions that only `torch.cuda` has."""
     module = types.SimpleNamespace(**{name: getattr(torch.cpu, name) for name in dir(torch.cpu) if name[:2] != "__"})
     nothing = ("empty_cache", "reset_peak_memory_stats", "set_device", "synchronize", "ipc_collect")
     zero = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "current_device")

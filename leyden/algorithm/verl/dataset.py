@@ -52,7 +52,7 @@ class AgentDataset(LoadedDataset):
     """Tasks of JSON Lines or Parquet files as verl's rows; verl calls it with these parameters.
 
     data_files: a path, or several. In a Parquet file a row is a task, an object with its columns.
-    max_samples: take the first so many tasks; -1: all.
+    max_samples: take at most this many tasks, the first ones; -1: all.
     Raise ConfigError for a file that is missing, empty or damaged, with the line: a data set is
     complete, or refused.
     """

@@ -20,7 +20,7 @@ instrument_litellm = uninstrument_litellm = _nothing
 
 
 def generate_id(length: int) -> str:
-    """Return so many random hexadecimal digits."""
+    """Return `n` random hexadecimal digits."""
     return secrets.token_hex((length + 1) // 2)[:length]
 
 

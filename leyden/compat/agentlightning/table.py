@@ -366,7 +366,7 @@ _EXTRA: dict[str, Names] = {
         "setup_module_logging": f"{_HERE}.logs:setup_module",
     },
 }
-"""Names that a module has beside its own."""
+"""Names that a module has in addition to its own."""
 
 _ANSWERED: dict[str, str] = {
     "store.collection": say.COLLECTIONS,

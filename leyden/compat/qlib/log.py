@@ -36,7 +36,7 @@ class LogCollector(NativeLogCollector):
         super()._add(name, value, loglevel)
 
     def logs(self) -> dict[str, Any]:
-        """Return name -> array of two objects, level and value."""
+        """Return the logged values by name, each an array of two objects: level and value."""
         pairs: dict[str, Any] = {}
         for name, (level, value) in super().logs().items():
             pair = pairs[name] = np.empty(2, object)

@@ -43,7 +43,7 @@ class TrainingVesselBase(native.TrainingVesselBase[Any]):
         return {**super().state_dict(), **_learning_state(self.policy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a value of `state_dict`. A state that has only weights is accepted."""
+        """Restore what `state_dict` returned. A state that has only weights is accepted."""
         super().load_state_dict(state)
         _load_learning_state(self.policy, state)
 
@@ -78,7 +78,7 @@ class TrainingVessel(native.TrainingVessel[Any]):
         return {**super().state_dict(), **_learning_state(self.policy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a value of `state_dict`. A state that has only weights is accepted."""
+        """Restore what `state_dict` returned. A state that has only weights is accepted."""
         super().load_state_dict(state)
         _load_learning_state(self.policy, state)
 

@@ -60,11 +60,11 @@ class AppendingWriter(LogWriter, ABC):
             self._add(self.header())
 
     def write(self, row: Row) -> None:
-        """Add a row; a kill loses none that was added."""
+        """Append a row. Rows that were appended survive a kill of the process."""
         self._add(self.encode(row))
 
     def close(self) -> None:
-        """Close the file; all of it is on disk then."""
+        """Flush the file to disk and close it."""
         if self._file:
             os.fsync(self._file.fileno())
             self._file.close()
@@ -77,7 +77,9 @@ class AppendingWriter(LogWriter, ABC):
         return {**super().state_dict(), "bytes": self._bytes if self._resume is None else self._resume}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep so many bytes."""
+        """Continue after the bytes that `state` counts. `open` cuts off what follows them in the
+        file.
+        """
         super().load_state_dict(state)
         self._resume = state["bytes"]
 

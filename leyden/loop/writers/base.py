@@ -55,7 +55,7 @@ class LogWriter(NamedOptions):
         write(row)                a row of the writer's kind
         log_episode(episode)      an `EpisodeStats`; or Qlib's log_episode(length, rewards,
         contents) log_step(reward, contents)
-                                  contents: name -> value, of this writer's level and above
+                                  contents: value of each name, of this writer's level and above
         on_env_step(env_id, obs, reward, done, info)
                                   everything; call super() to keep the counters
         on_env_all_ready(), on_env_reset(env_id, obs), on_env_all_done()
@@ -69,9 +69,9 @@ class LogWriter(NamedOptions):
     """The iteration of the stage under way, as in its row."""
     stage: Stage = "train"
     episode_count: int = 0
-    """Episodes ended since the last `clear`, which is when a collect begins."""
+    """Episodes that ended since the last `clear`. A collect begins with `clear`."""
     step_count: int = 0
-    """Steps of the same time."""
+    """Steps since the last `clear`."""
     global_episode: int = 0
     """Episodes ended since the run began, over all its processes."""
     global_step: int = 0
@@ -79,7 +79,8 @@ class LogWriter(NamedOptions):
     _handled: EpisodeStats | None = None
     _overrides_steps: ClassVar[bool] = False
     _gathers: ClassVar[bool] = False
-    """A `log_episode` of Qlib's form is given every step of the episode."""
+    """Whether to gather an episode's steps, because `log_episode` has Qlib's form and takes them.
+    """
 
     @staticmethod
     def _counting(handle: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
@@ -102,7 +103,7 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _from_stats(handle: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
-        """`log_episode` for one of Qlib's form."""
+        """Return a `log_episode` that calls `handle`, a method of Qlib's form."""
 
         @functools.wraps(handle)
         def log_episode(self: LogWriter, episode: EpisodeStats) -> None:
@@ -150,7 +151,7 @@ class LogWriter(NamedOptions):
         """
 
     def close(self) -> None:
-        """Give everything back. Calling it again does nothing."""
+        """Flush and release files, connections and processes. Calling it again does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return how much was written, as JSON. All of it is durable when this returns.
@@ -192,7 +193,7 @@ class LogWriter(NamedOptions):
         self._begin(env_id)
 
     def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
-        """Called after each step. `info["log"]` has the logged values: name -> (level, value)."""
+        """Called after each step. `info["log"]` has the level and the value of each logged name."""
         if not self.wants_steps:
             return
         logs: Mapping[str, tuple[int, Any]] = info.get("log", {})

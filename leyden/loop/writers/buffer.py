@@ -43,7 +43,7 @@ class LogBuffer(LogWriter):
         self._reset()
 
     def log_episode(self, episode: EpisodeStats) -> None:
-        """Take an episode, then call the callback."""
+        """Add the episode to the statistics, then call the callback."""
         latest = {**episode.logs, "reward": episode.reward, "steps_per_episode": float(episode.length)}
         sums, counts = self._sums, self._counts
         for name, value in latest.items():
@@ -53,7 +53,7 @@ class LogBuffer(LogWriter):
         self.callback(True, False, self)
 
     def on_env_all_done(self) -> None:
-        """Call the callback: the collect is over."""
+        """Call the callback at the end of the collect."""
         self.callback(False, True, self)
 
     def episode_metrics(self) -> dict[str, float]:
@@ -79,7 +79,7 @@ class LogBuffer(LogWriter):
         return {**super().state_dict(), **{name: value and dict(value) for name, value in own.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a value of `state_dict`."""
+        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._latest = state["latest_metrics"]
         self._sums, self._counts = dict(state["aggregated_metrics"]), dict(state["counts"])

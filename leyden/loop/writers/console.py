@@ -56,7 +56,7 @@ class ConsoleWriter(LogWriter):
         self._means = MetricsAggregator({})
 
     def clear(self) -> None:
-        """Forget the means too."""
+        """Reset the counters and the means."""
         super().clear()
         self._means.clear()
 

@@ -54,7 +54,7 @@ class CsvWriter(LogWriter):
         self._rewrite(self._read(self._n_rows))
 
     def write(self, row: Row) -> None:
-        """Add a row; a kill loses none that was added."""
+        """Append a row. Rows that were appended survive a kill of the process."""
         values = {
             name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in row.flat().items()
         }
@@ -68,7 +68,7 @@ class CsvWriter(LogWriter):
         self._n_rows += 1
 
     def close(self) -> None:
-        """Close the file; all of it is on disk then."""
+        """Flush the file to disk and close it."""
         if self._file:
             os.fsync(self._file.fileno())
             self._file.close()
@@ -82,7 +82,9 @@ class CsvWriter(LogWriter):
         return {**super().state_dict(), **so_far}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep so many rows, and the columns that they had."""
+        """Continue after the rows that `state` counts. `open` drops later rows, and columns that
+        only they had.
+        """
         super().load_state_dict(state)
         self._resume = {"rows": state["rows"], "columns": list(state["columns"])}
 

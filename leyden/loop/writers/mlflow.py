@@ -54,7 +54,7 @@ class MlflowWriter(LogWriter):
         return f"mlflowwriter:{self.experiment}"
 
     def open(self) -> None:
-        """Begin a run, or go on with one."""
+        """Begin a run, or continue the run of the loaded state."""
         try:
             self._client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
             self._client.search_experiments(max_results=1)
@@ -78,7 +78,7 @@ class MlflowWriter(LogWriter):
             ) from error
 
     def write(self, row: Row) -> None:
-        """Add the points that are not there yet; the store has them when this returns."""
+        """Write the points that MLflow does not have yet. They are stored when this returns."""
         now = int(time.time() * 1000)
         point = self._mlflow.entities.Metric
         numbers = {name: value for name, value in row.numbers().items() if row.number not in self._steps_of(name)}
@@ -97,7 +97,7 @@ class MlflowWriter(LogWriter):
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the run."""
+        """Let the next `open` continue the run that `state` names."""
         super().load_state_dict(state)
         self._resume = state["run_id"]
 

@@ -52,7 +52,7 @@ class WandbWriter(LogWriter):
         return f"wandbwriter:{self.project}"
 
     def open(self) -> None:
-        """Begin a run, or go on with one."""
+        """Begin a run, or continue the run of the loaded state."""
         resumed, self._resume = self._resume, None
         self.run_id = resumed or uuid.uuid4().hex[:8]
         # only a server knows whether there is something to resume
@@ -69,7 +69,7 @@ class WandbWriter(LogWriter):
         )
 
     def write(self, row: Row) -> None:
-        """Hand the numbers over."""
+        """Hand the row's numbers to W&B, which sends them in the background."""
         # episodes end in another order than they begin in; wandb wants steps that grow
         step = self.global_episode if isinstance(row, EpisodeRow) else row.number
         self._run.log(row.numbers(), step=step)
@@ -87,6 +87,6 @@ class WandbWriter(LogWriter):
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the run."""
+        """Let the next `open` continue the run that `state` names."""
         super().load_state_dict(state)
         self._resume = state["run_id"]

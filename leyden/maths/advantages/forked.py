@@ -58,7 +58,7 @@ class VinePPOAdvantages(Advantages):
         return self.n_forks
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the calls at which a rollout with so many trained calls is
+        """Return the calls at which a rollout with this many trained calls is
         forked, by their place.
         """
         return [place for place in range(n_calls) if (place > 0 if self.calls is None else place in self.calls)]

@@ -68,9 +68,9 @@ def ppo(batch: TokenBatch, constants: PPOLoss) -> LossTerms:
     arXiv:1912.09729, eq. 5). With `value_coefficient`, less the critic's squared error. See
     `policy_terms` for the other terms.
 
-    Metrics beside those of `policy_terms`: `clip_fraction`, the share of ratios outside the clip
-    range; `dual_clip_fraction`, the share of tokens at the bound of `dual_clip`; `value_error`,
-    the squared error.
+    Metrics in addition to those of `policy_terms`: `clip_fraction`, the share of ratios outside the
+    clip range; `dual_clip_fraction`, the share of tokens at the bound of `dual_clip`;
+    `value_error`, the squared error.
     """
     advantages_N = batch.columns["advantages"]
     surrogate = clipped_surrogate(

@@ -51,7 +51,7 @@ def cispo(batch: TokenBatch, constants: CISPOLoss) -> LossTerms:
     sg stops the gradient: the ratio is a weight, and clipping it takes the
     gradient of no token away.
 
-    Metric beside those of `policy_terms`: `clip_fraction`, the share of ratios
+    Metric in addition to those of `policy_terms`: `clip_fraction`, the share of ratios
     outside the clip range.
     """
     ratio_N = (batch.logprobs_N - proximal_logprobs(batch, constants)).exp().detach()

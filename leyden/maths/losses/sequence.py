@@ -40,7 +40,7 @@ def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
     calls, which the column `calls` numbers, has one ratio for each. If all tokens of a call have
     one advantage and one weight, value and gradient are those of the sequence objective (eq. 5).
 
-    Metric beside those of `policy_terms`: `clip_fraction`, the share of tokens
+    Metric in addition to those of `policy_terms`: `clip_fraction`, the share of tokens
     whose ratio is clipped.
     """
     log_ratio_N = batch.logprobs_N - proximal_logprobs(batch, constants)

@@ -48,7 +48,7 @@ def check_simulator(
     """Run one trajectory with sampled actions. Errors of the parts are reported, not raised.
 
     initial_state: an item of the data set; leave it out if simulators take no argument.
-    max_steps: the trajectory is stopped after so many steps, which is noted.
+    max_steps: the trajectory is stopped after this many steps, and the report notes it.
     seed: the seed of the actions and of `self.env.np_random`.
     """
     problems: list[str] = []

@@ -185,7 +185,7 @@ class _ObjectLayout(Layout):
 
 
 class _CompoundLayout(Layout):
-    """Parts one after another."""
+    """The layouts of a space's parts, one after another."""
 
     def __init__(self, space: AnySpace, parts: Sequence[Layout]) -> None:
         super().__init__(space)

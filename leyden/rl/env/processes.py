@@ -49,13 +49,13 @@ from leyden.utils.pickling import pack_by_value
 
 logger = logging.getLogger(__name__)
 _STARTS = 8
-"""How often a worker is started in the place of one that was lost."""
+"""The number of times that a lost worker is replaced."""
 _LAST_SECONDS = 2.0
-"""How long all workers together may take to close their environments."""
+"""Seconds that all workers together may take to close their environments."""
 
 
 class _WorkerLost(Exception):
-    """A worker has sent no reply."""
+    """Raised if a worker has sent no reply."""
 
     def __init__(self, how: str, traceback: str = "") -> None:
         super().__init__(how)
@@ -63,7 +63,7 @@ class _WorkerLost(Exception):
 
 
 class _TimedOut(_WorkerLost):
-    """A worker has not replied in time."""
+    """Raised if a worker has not replied in time."""
 
 
 class _EnvWorker:
@@ -150,7 +150,7 @@ class _EnvWorker:
                 self._channel.send(command)
 
     def end(self, grace_seconds: float = 0.0) -> None:
-        """End the process. It has so many seconds to close its environments."""
+        """End the process. It has `grace_seconds` to close its environments."""
         if self.child is not None:
             self.child.close(grace_seconds)
             self.child = None
@@ -238,6 +238,10 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             raise
 
     def _open_memory(self, ready: list[EnvsReady], sizes: Sizes) -> None:
+        """Check that the workers' environments agree, and lay out the shared memory for them.
+
+        ready: each worker's report of its spaces and seeds.
+        """
         first = ready[0]
         if any(one != first for one in ready):
             raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")

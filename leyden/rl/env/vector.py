@@ -56,7 +56,7 @@ class VectorStep(NamedTuple):
     obs: Batch
     """(N, ...), or a dict or tuple of such arrays, in the structure of the space."""
     rewards: NDArray[np.float64]
-    """(N,)"""
+    """(N,): the reward of the step."""
     terminated: Mask
     """(N,): the task has ended."""
     truncated: Mask
@@ -402,7 +402,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return max(one_pass, self._max_retries + 1)
 
     def _note(self, infos: Infos) -> None:
-        """Log the first note that an environment leaves, and drop the others."""
+        """Log the first note in `infos` of an environment, and drop the others."""
         for env, info in infos.items():
             if (note := info.pop("note", None)) is not None and not self._noted:
                 self._noted = True

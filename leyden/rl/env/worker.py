@@ -27,7 +27,7 @@ from leyden.utils.pickling import pack_by_value
 
 @dataclass(frozen=True, slots=True)
 class EnvsReady:
-    """A worker has made its environments."""
+    """A worker's message that it has made its environments."""
 
     observation_space: AnySpace
     action_space: AnySpace
@@ -77,9 +77,9 @@ class View(NamedTuple):
     """
 
     progress: NDArray[np.int64]
-    """(workers,): the environment, of its own, that each worker was last at."""
+    """(workers,): the environment that each worker began or stepped last, by its number there."""
     todo: NDArray[np.bool_]
-    """(N,): is to be stepped."""
+    """(N,): whether the environment is to be stepped."""
     actions: Batch
     rows: Rows | None
 

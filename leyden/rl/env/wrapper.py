@@ -37,7 +37,7 @@ _NEVER_TRUNCATED: Final = cast(Any, Simulator).truncated
 
 
 class EnvWrapperStatus(TypedDict, Generic[InitialStateType, ObsType, PolicyActType]):
-    """The episode so far."""
+    """The record of the episode under way."""
 
     cur_step: int
     done: bool

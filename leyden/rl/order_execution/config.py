@@ -119,14 +119,14 @@ def _check_env_kind(name: str) -> str:
 
 
 class RuntimeSection(_Section):
-    """`runtime`."""
+    """The section `runtime` of a configuration."""
 
     seed: int = 0
     use_cuda: bool = False
 
 
 class EnvSection(_Section):
-    """`env`."""
+    """The section `env` of a configuration."""
 
     concurrency: int = 1
     parallel_mode: Annotated[str, AfterValidator(_check_env_kind)] = "dummy"
@@ -158,13 +158,13 @@ class SourceSection(_Section):
 
 
 class DataSection(_Section):
-    """`data`."""
+    """The section `data` of a configuration."""
 
     source: SourceSection
 
 
 class TrainerSection(_Section):
-    """`trainer`; an epoch is an iteration: collect, then update."""
+    """The section `trainer` of a configuration. An epoch is an iteration: collect, then update."""
 
     max_epoch: int
     episode_per_collect: int

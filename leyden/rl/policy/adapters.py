@@ -25,7 +25,7 @@ class Sb3Policy(NonLearnablePolicy):
     """
 
     def __init__(self, model: Any) -> None:
-        """Raise ConfigError if `model` is neither."""
+        """Raise ConfigError if `model` is no model or policy of Stable-Baselines3."""
         if not hasattr(model, "predict") or not hasattr(model, "observation_space"):
             raise ConfigError(f"Sb3Policy needs a Stable-Baselines3 model or policy, not {type(model).__name__}")
         super().__init__(model.observation_space, model.action_space)

@@ -55,12 +55,12 @@ class Trainer(TrainLoop):
 
     max_iters: iterations in all, including those before a resume; None: until a callback stops the
         run.
-    val_every_n_iters: validate after every so many iterations; None: never.
+    val_every_n_iters: validate each time this many iterations are done; None: never.
     loggers: writers of metrics; each takes the rows of stages, episodes or steps.
     callbacks: called between the stages.
     finite_env_type: where the simulators run: "dummy" (here), "thread", "subproc", "shmem".
     concurrency: the number of simulators that run at once.
-    fast_dev_run: every stage uses only so many initial states, to see that everything fits
+    fast_dev_run: every stage uses only this many initial states, to see that everything fits
         together.
     env_options: further options of `vectorize_env`.
     run_dir: the folder in which a fit is recorded as a run, with `run.json`, `metrics.jsonl`,
@@ -400,7 +400,7 @@ class Trainer(TrainLoop):
         return {**super().run_state(), "current_episode": self.current_episode, "total_steps": self.total_steps}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Continue from a value of `run_state`."""
+        """Restore what `run_state` returned."""
         super().load_run_state(state)
         self.current_episode, self.total_steps = state["current_episode"], state["total_steps"]
 

@@ -186,7 +186,7 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
         return {"policy": self.policy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a value of `state_dict`."""
+        """Restore what `state_dict` returned. Extend both in a subclass that has more state."""
         self.policy.load_state_dict(state["policy"])
 
 
@@ -368,7 +368,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a value of `state_dict`. A state with only a policy is enough."""
+        """Restore what `state_dict` returned. A state with only a policy is enough."""
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
         self._plan = self._buffer = None

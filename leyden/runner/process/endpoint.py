@@ -44,7 +44,7 @@ class AttemptReports:
         """The URL to post a reward to."""
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Refuse further rewards and spans."""
         self._receiver.close()
 
     async def _take_reward(self, body: bytes, headers: RequestHeaders) -> HttpReply:

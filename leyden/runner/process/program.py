@@ -28,7 +28,7 @@ DIRECTORY = "LEYDEN_DIRECTORY"
 """The variable with the program's private folder, by which its processes are known."""
 
 _SUPERVISE = "import sys; sys.path.append(sys.argv[1]); from supervisor import main; main(sys.argv[2])"
-"""Imported, because Python compiles a script anew at each start."""
+"""The command that imports the supervisor. Python would compile a script at each start."""
 _SPEC = "spec"
 
 
@@ -43,14 +43,14 @@ class Program:
     """A folder that is private to this program; the file for its supervisor lies in it for a
     moment."""
     stdin: str | None
-    """The file that is its standard input; None: there is nothing to read."""
+    """The file that is the program's standard input. None: its input is empty."""
     memory_bytes: int | None
     """The limit of resident memory, of all its processes together."""
     output_bytes: int
     """How much of its standard output, and of its standard error, is kept: the head and the tail.
     """
     grace_seconds: float
-    """Between SIGTERM and SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class ProcessOutput:
     directory: Path
     """The program's private folder (`LEYDEN_DIRECTORY`), which is deleted after the attempt."""
     exit_code: int | None
-    """None: it was ended by a signal."""
+    """The exit code; None if a signal ended the program."""
     signal: str | None
-    """The name of that signal, `SIGKILL`."""
+    """The name of the signal that ended the program, such as `SIGKILL`."""
     cause: Literal["memory", "request"] | None
     """Why Leyden ended it: its memory limit, or the end of its time or of the run. None: it ended
     by itself."""
@@ -71,11 +71,11 @@ class ProcessOutput:
     """The head and the tail, with a note that counts the bytes left out in between."""
     stderr: str
     stdout_bytes: int
-    """The number of bytes in all."""
+    """The number of bytes that the program wrote, kept or not."""
     stderr_bytes: int
     seconds: float
     cpu_seconds: float
-    """CPU time of all its processes."""
+    """Seconds of CPU time of all the program's processes."""
     memory_bytes: int
     """The most that its processes held together, as far as it was watched; 0 without a limit."""
     left: list[int]
@@ -87,7 +87,7 @@ class RunningProgram:
     """A program from its start to its end; to be made, and used, in one event loop."""
 
     def __init__(self, program: Program) -> None:
-        """Start it. Raise OSError when the system has no room for another process."""
+        """Start the program. Raise OSError if the system cannot start another process."""
         self._program = program
         spec = Path(program.directory) / _SPEC
         spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))

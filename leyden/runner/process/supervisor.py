@@ -36,7 +36,7 @@ _REAL_TIME_LIMIT = 15  # RLIMIT_RTTIME
 _LINUX = sys.platform == "linux"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_SECONDS = 0.1
-"""Between two looks at the memory."""
+"""Seconds between two checks of the memory."""
 _KILL_AGAIN_SECONDS = 0.02
 _UNKILLABLE_SECONDS = 5.0
 """How long killed processes may take to end. One that hangs in the kernel is named in the report
@@ -46,7 +46,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class NotStarted(Exception):
-    """There is no such program, or no such folder, or it may not be run."""
+    """The program or its folder does not exist, or the program may not be run."""
 
 
 class Kept:
@@ -59,7 +59,7 @@ class Kept:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """More of the stream."""
+        """Add the next bytes of the stream."""
         self.total += len(data)
         room = self._half - len(self.head)
         if room > 0:
@@ -71,7 +71,7 @@ class Kept:
 
     @property
     def tail(self) -> bytes:
-        """The bytes that are kept behind the head."""
+        """Return the kept bytes after the head."""
         return bytes(self._tail[-self._half :])
 
 
@@ -91,10 +91,10 @@ class Supervisor:
         self._cause: str | None = None
         """Why it is ended: "memory", "request"; None: it has ended by itself, or runs."""
         self._kill_at: float | None = None
-        """When the time after SIGTERM is over; None if no signal was sent."""
+        """The time at which SIGKILL follows SIGTERM; None if no signal was sent."""
         self._look_at = 0.0
         self._memory_bytes = 0
-        """The most that was seen, and what broke the limit if something did."""
+        """The most resident memory that all processes had together, in bytes."""
         self._cpu_seconds = 0.0
         self._childless = False
 
@@ -122,7 +122,7 @@ class Supervisor:
         return b"".join(bytes(kept.head) + kept.tail for kept in self._kept.values())
 
     def kill(self) -> None:
-        """Send SIGKILL to all of them, once."""
+        """Send SIGKILL once to every descendant."""
         self._signal_all(signal.SIGKILL)
 
     def _head(self, seconds: float) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Supervisor:
         return None
 
     def _read(self, fd: int) -> bool:
-        """Read once; whether there may be more."""
+        """Read once. Return whether there may be more to read."""
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:

@@ -40,8 +40,8 @@ from leyden.utils import ids
 
 RESOURCES: Final[TypeAdapter[NamedResources]] = TypeAdapter(NamedResources)
 Choose = Callable[[RunSummary, NamedResources], NamedResources | None]
-"""Makes the candidate of a finished run and of what is in production; None if there
-is nothing to try."""
+"""Make the candidate from a finished run and the resources in production. Return None if there is
+nothing to try."""
 RESERVED: Final = frozenset({"algorithm", "store", "run_dir", "initial_resources", "dev"})
 """Options of `Trainer` that a job sets itself."""
 

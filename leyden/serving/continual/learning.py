@@ -85,7 +85,7 @@ class ShadowSettings:
     requests: how many live requests are answered again, by both versions.
     gate: limits, as for held-out tasks. Users give these answers no feedback, so rewards are
         compared only if the agent itself returns one.
-    deadline_seconds: a shadow without so many requests by then ends the release.
+    deadline_seconds: a shadow without `requests` requests by then ends the release.
     """
 
     requests: int = 50

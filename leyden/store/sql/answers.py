@@ -12,7 +12,7 @@ from leyden.types import PaginatedResult, Span
 
 
 def page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
-    """Return the answer of `query_spans`."""
+    """Return the result of `query_spans`."""
     return PaginatedResult([span_from(*one) for one in found], found.limit, found.offset, found.total, found.exact)
 
 
@@ -26,7 +26,7 @@ def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
 
 
 def by_rollout(found: Mapping[str, Sequence[FoundSpan]]) -> dict[str, list[Span]]:
-    """Return the answer of `query_spans_of`."""
+    """Return the result of `query_spans_of`."""
     return {rollout_id: [span_from(*one) for one in spans] for rollout_id, spans in found.items()}
 
 

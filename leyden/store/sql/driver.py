@@ -26,7 +26,7 @@ class Driver(Protocol):
         ...
 
     def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
-        """Run an operation that only reads; it sees everything that was acknowledged."""
+        """Run an operation that only reads. It sees every acknowledged write."""
         ...
 
     def write(

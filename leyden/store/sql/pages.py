@@ -37,7 +37,7 @@ class Filters:
             self.conditions.append(f"{column} = :{self._parameter(value)}")
 
     def contains(self, column: str, part: str | None) -> None:
-        """Return the condition that the column contains this text; case matters."""
+        """Return the condition that the column contains this text, case-sensitively."""
         if part is not None:
             self.conditions.append(f"instr({column}, :{self._parameter(part)}) > 0")
 
@@ -53,7 +53,7 @@ class Filters:
             self.conditions.append(f"{column} {sign} :{self._parameter(end)}")
 
     def condition(self, sql: str, *values: str | float | bytes) -> None:
-        """Any other one, with `{}` for each value."""
+        """Return the condition in `sql`, which has `{}` in the place of each value."""
         self.conditions.append(sql.format(*(f":{self._parameter(value)}" for value in values)))
 
     def among(self, column: str, values: Iterable[str] | None) -> None:
@@ -131,10 +131,10 @@ def total_of(
 
 
 COUNTED = 10_000
-"""Items behind a page that are counted for its total."""
+"""The most items after a page that are counted for its total."""
 _ALL = 2**62
 _MOST_VALUES = 10_000
-"""SQLite takes 32,766, PostgreSQL 65,535."""
+"""The most values of one statement. SQLite takes 32,766, PostgreSQL 65,535."""
 
 
 def order_and_limit(

@@ -76,9 +76,9 @@ class Target:
     """The address of a store's tables."""
 
     url: str
-    """For people: without a password."""
+    """The URL for messages, without a password."""
     address: str = field(repr=False)
-    """For libpq."""
+    """The connection string for libpq."""
     schema: str
     durability: Durability
 

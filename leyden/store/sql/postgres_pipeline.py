@@ -77,7 +77,7 @@ class Pipeline:
         """Statements without a result, oldest first. None stands for the end of a batch, up to
         which an error skips all others."""
         self._batch = 0
-        """The number of the batch that is being queued: how many have been ended."""
+        """The number of the batch that is being queued, which is the number of ended batches."""
         self._prepared: OrderedDict[_Key, bytes] = OrderedDict()
         self._n_prepared = 0
         self._connection.enter_pipeline_mode()

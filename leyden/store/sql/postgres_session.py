@@ -31,7 +31,7 @@ _IN_THE_WAY = {"40001", "40P01", "23505", "22012"}
 """Serialization failure, deadlock, the same id made twice, a wrong guess (`expect_span_target`).
 The operation runs again at once."""
 _TRIES = 20
-"""The most conflicts of one operation; more are no coincidence."""
+"""The most times that one operation is tried, because conflicts end it. More are no coincidence."""
 _LOST = ("08", "57P0", "LY001")
 """The connection or its server is going away, or others think so (`count_commit`)."""
 _PAYLOAD = 7000
@@ -156,7 +156,7 @@ class PostgresSession:
                 raise _Lost from error
 
     def _count_commits(self, number: int) -> int:
-        """Return how many commits a broken connection has made. It can make no more."""
+        """Return the commits that a broken connection has made, and prevent further ones."""
         doubt = "a change was being committed and may or may not be there: "
         patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
         while True:
@@ -191,7 +191,7 @@ class PostgresSession:
             connection.close()
 
     def _undone(self, transaction: PostgresTransaction, error: BaseException) -> bool:
-        """Roll back; if that cannot be, let go of the connection (False)."""
+        """Roll back. If that fails, drop the connection and return False."""
         state = getattr(error, "sqlstate", None) or ""
         if not self._connection.closed and not state.startswith(_LOST):
             try:

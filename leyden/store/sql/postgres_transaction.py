@@ -97,7 +97,7 @@ class Guesses:
         return None if guess is None else replace(guess)
 
     def retract(self, key: tuple[str, str]) -> None:
-        """Guess no more at this attempt, if anything was guessed."""
+        """Drop the guess for this attempt, if there is one."""
         with self._gate:
             if key in self._targets:
                 self._targets[key] = None
@@ -135,7 +135,7 @@ class PostgresTransaction:
 
     @property
     def now(self) -> float:
-        """When the operation began by the server's clock, which all stores share."""
+        """The time at which the operation began, by the server's clock, which all stores share."""
         if self._now is not None:
             return self._now
         clock = self._clock or self._cursor.execute(_NOW)

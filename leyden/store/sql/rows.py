@@ -58,9 +58,9 @@ _WHICH, _WHAT = slice(SEQUENCE_ID, 12), slice(12, OF_ROLLOUT)
 """The columns with a span's own fields."""
 
 DEFAULT_CONFIG = RolloutConfig()
-"""For reading only: `config_of` builds one for each rollout."""
+"""The default config, for reading only. `config_of` builds one for each rollout."""
 _SPAN_BYTES = 200
-"""A span without attributes, events, resource and tokens."""
+"""Bytes of a span's row without attributes, events, resource and tokens."""
 
 # A model's four slots, as their descriptors: half the price of `object.__setattr__`.
 _SLOTS: dict[str, Any] = dict(vars(BaseModel))
@@ -91,7 +91,7 @@ def _all_fields(model: type[BaseModel]) -> set[str]:
 
 
 def text_of(value: Any, what: str) -> str:
-    """`value` as JSON. Raise ConfigError, naming `what`, when it is not a JSON value."""
+    """Return `value` as JSON. Raise ConfigError, naming `what`, if it is not a JSON value."""
     try:
         text = to_json(value).decode()
     except PydanticSerializationError as error:
@@ -223,7 +223,7 @@ def span_values(
 
 
 def bytes_of(values: Sequence[Any]) -> int:
-    """About how many bytes a row of `insert_span` takes in SQLite, with its index."""
+    """Return the approximate bytes of a row of `insert_span` in SQLite, with its index."""
     tokens, attributes, events, resource = values[-4:]
     taken = _SPAN_BYTES + utf8_length(attributes)
     if events or resource:

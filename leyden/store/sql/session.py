@@ -25,7 +25,7 @@ def _publish_nothing(claimable: int, finished: Sequence[str], spans: bool, label
 
 
 class Work(Protocol):
-    """One operation of a batch, and what became of it."""
+    """One operation of a batch, and its result or error."""
 
     operation: Operation[Any]
     args: Sequence[Any]

@@ -171,7 +171,7 @@ class SqliteTransaction:
         self._targets_hold = True
 
     def failed(self) -> None:
-        """Note that the operation was undone, so that nothing it left holds."""
+        """Note that the operation was rolled back, so that the targets it cached are not used."""
         self._targets_hold = False
 
     def tally(self, changes: Mapping[Total, int], /) -> None:

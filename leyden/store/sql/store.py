@@ -200,7 +200,7 @@ class SqlLightningStore(WaitingStore):
             pass  # in steps, so that others write between them
 
     async def next_deadline(self) -> float | None:
-        """Return when `sweep` is due if no attempt reports again; None for never."""
+        """Return when `sweep` is due if no attempt reports again; None if it never is."""
         return await self._driver.read(attempts.next_deadline, (), {})
 
     async def statistics(self) -> StoreStatistics:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 from leyden.types import AttemptStatus, RolloutStatus
 
 Row = Sequence[Any]
-"""One row of an answer, in the order of the query's columns."""
+"""One row of a query's result, in the order of its columns."""
 
 
 Total = Literal["enqueued", "forgotten", "succeeded", "failed", "cancelled", "attempts", "spans", "bytes", "resources"]
@@ -143,15 +143,15 @@ class Transaction(Protocol):
         ...
 
     def change(self, query: str, /, **parameters: Any) -> int:
-        """Run a statement; answers how many rows it changed."""
+        """Run a statement. Return the number of rows that it changed."""
         ...
 
     def insert(self, query: str, /, **parameters: Any) -> int:
-        """Run an INSERT of one row; answers its generated key."""
+        """Run an INSERT of one row. Return its generated key."""
         ...
 
     def put(self, query: str, values: Sequence[Any], /) -> None:
-        """`run` for a statement with `?` instead of names."""
+        """Run a statement that has `?` instead of named parameters."""
         ...
 
     def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
@@ -165,11 +165,11 @@ class Transaction(Protocol):
         ...
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
-        """Return the first row of an answer; None if there is none."""
+        """Return the query's first row; None if there is none."""
         ...
 
     def all(self, query: str, /, **parameters: Any) -> list[Row]:
-        """Return all rows of an answer."""
+        """Return all rows of the query."""
         ...
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:

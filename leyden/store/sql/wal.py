@@ -25,14 +25,14 @@ from leyden.store.sql.session import Session
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 64
-"""Writes between two looks at the log."""
+"""The number of writes between two checks of the log's size."""
 LOG_BYTES = 16 * 2**20
 """A longer log is copied into the database. It is large, so that a page that many commits change is
 copied once."""
 _SPARE_PAGES, _SPARE_SHARE = 4096, 0.25
-"""Free pages that are left for what comes next: so many (16 MB), or this share of the file."""
+"""Free pages that stay in the file for later writes: this many (16 MB), or this share of it."""
 _STEP_PAGES = 32
-"""Pages that are given back while a writer waits: 0.1 ms, seldom 5."""
+"""Pages that one step removes from the file while a writer waits: usually 0.1 ms, rarely 5."""
 _LOG_HEADER = struct.Struct(">8xI4x8s8x")
 """The log's header: the size of a page, and the salt of the frames that belong to it
 (sqlite.org/fileformat2.html, 4.1)."""
@@ -60,7 +60,7 @@ class Checkpointer:
         self._finalizer = weakref.finalize(self, _stop, self._look, self._over, thread)
 
     def wrote(self) -> None:
-        """There was a write."""
+        """Count a write. At every `_LOOK_EVERY`th, wake the thread to check the log's size."""
         self._writes += 1
         if self._writes % _LOOK_EVERY == 0:
             self._look.set()

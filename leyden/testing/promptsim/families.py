@@ -24,7 +24,7 @@ _DRIFTS_AT = 200
 
 @dataclass(frozen=True)
 class PromptSetting:
-    """A world, and all that is true of it besides."""
+    """A world, and what is known to be true of it."""
 
     world: World
     initial_prompts: Mapping[str, str]

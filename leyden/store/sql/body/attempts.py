@@ -64,7 +64,7 @@ _INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_ki
 
 
 def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None = None) -> list[AttemptedRollout]:
-    """`dequeue_many_rollouts` without the waiting."""
+    """Claim rollouts as `dequeue_many_rollouts` does, without waiting."""
     tx.expect(limit)
     check_id("worker_id", worker_id)
     check_id("claim_id", claim_id)
@@ -130,7 +130,7 @@ def start_attempt(
 
 
 def started(tx: Transaction, rollout_id: str, attempt_id: str) -> AttemptedRollout | None:
-    """Return the rollout with this attempt, if it has it already."""
+    """Return the rollout if it has this attempt already, else None."""
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout_id, attempt_id=attempt_id)
     return None if row is None or row[ATTEMPT] is None else attempted(row, attempt_from(rollout_id, row[ATTEMPT:]))
 
@@ -256,7 +256,7 @@ def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) 
 
 
 def next_deadline(tx: Transaction) -> float | None:
-    """Return when `sweep` is due if no attempt reports again; None for never."""
+    """Return when `sweep` is due if no attempt reports again; None if it never is."""
     tx.expect(None)
     row = tx.one("next_deadlines")
     known = [time for time in row or () if time is not None]
@@ -294,7 +294,7 @@ def get_attempt_by_id(tx: Transaction, rollout_id: str, attempt_id: str) -> Atte
 
 
 def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attempt:
-    """Write what became of an attempt, and let its worker and its rollout follow."""
+    """Write the change of an attempt, and update its worker and its rollout accordingly."""
     after = _write_attempt(tx, row[SEQ], before, after)
     if after.status != before.status:
         is_latest = after.sequence_id == row[ATTEMPTS]

@@ -16,7 +16,7 @@ _COUNTED = (
     "NOT EXISTS (SELECT 1 FROM feedback g WHERE g.rollout_id = f.rollout_id AND g.source = f.source AND g.kind = f.kind "
     "AND g.key > f.key)"
 )
-"""Nothing came from the same source since."""
+"""The condition for feedback that counts: its source has sent nothing later."""
 
 
 def add_many_feedback(tx: Transaction, feedback: Sequence[Feedback]) -> Sequence[Feedback]:

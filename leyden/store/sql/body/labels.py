@@ -137,7 +137,7 @@ def note(
     who: str | None,
     why: str | None,
 ) -> None:
-    """Write one record of the audit log, and let those know who wait for labels."""
+    """Write one record of the audit log, and notify the callers that wait for labels."""
     tx.labels = True
     (from_id, from_version), (to_id, to_version) = before or (None, None), after or (None, None)
     tx.run(

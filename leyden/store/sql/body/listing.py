@@ -183,7 +183,7 @@ class _Slices:
     """The filters without the status, which each slice adds."""
     sort_order: SortOrder
     reach: int
-    """The place of the last rollout that the page needs."""
+    """The position of the last rollout that the page needs."""
 
     def in_order(self, sort_by: str | None, statuses: Sequence[str] | None) -> list[int]:
         """Return the numbers of the first rollouts of these statuses (None: of all)."""

@@ -24,7 +24,10 @@ def rollout_row(tx: Transaction, rollout_id: str) -> Row:
 
 
 def attempt_row(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
-    """Return the row of an attempt, by its id or "latest". Raise UnknownRollout, UnknownAttempt."""
+    """Return the row of an attempt, by its id or "latest".
+
+    Raise UnknownRollout or UnknownAttempt.
+    """
     if attempt_id == "latest":
         row = rollout_row(tx, rollout_id)
     else:

@@ -129,7 +129,7 @@ def filter_by_outcome(
 
 
 def check_measure(parameter: str, measure: str) -> None:
-    """Raise ConfigError for a measure that there is not."""
+    """Raise ConfigError unless the measure exists."""
     if measure not in MEASURES:
         raise ConfigError(f"{parameter}: no measure {measure!r}; there are {', '.join(MEASURES)}")
 

@@ -39,7 +39,7 @@ _ROLLOUTS_AT_ONCE = 100
 whole table."""
 _HAS_ATTRIBUTE = "s.key IN (SELECT span FROM attribute_values WHERE attribute = {} AND value = {})"
 _UNINDEXED_NAME = "s.name || ''"
-"""The name where something else finds fewer spans: their rollout, or an attribute."""
+"""The span's name, in a form that no index serves, for queries with a more selective condition."""
 _ANY_NAME = "s.name IN (SELECT name FROM span_names)"
 """A condition that holds for every span. With it, the index of names and times serves a search by
 time alone."""
@@ -136,7 +136,7 @@ def _as_numbered(rows: list[Row]) -> list[Row]:
 
 @dataclass(slots=True)
 class _Page:
-    """Which part of an answer is wanted, in which order."""
+    """The part of the result that a caller requests, and its order."""
 
     sort_by: str | None
     sort_order: SortOrder
@@ -163,7 +163,7 @@ class _Page:
 
     @property
     def part(self) -> slice:
-        """The items of the page, of all in that order."""
+        """Return the page's items, given all items in that order."""
         return slice(self.offset, None if self.limit == -1 else self.offset + self.limit)
 
 

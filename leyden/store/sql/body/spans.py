@@ -29,7 +29,7 @@ from leyden.types import (
 _ATTEMPT = 3
 """The column of `get_span_target` where the attempt begins, as in `SpanTarget`."""
 _IDS_AT_ONCE = 500
-"""In one statement."""
+"""The most ids in one statement."""
 _OWNER = attrgetter("rollout_id", "attempt_id")
 
 
@@ -67,7 +67,7 @@ def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tu
 
 
 def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
-    """Return the target for spans of this attempt. Raise UnknownRollout, UnknownAttempt."""
+    """Return the target for spans of this attempt. Raise UnknownRollout or UnknownAttempt."""
     known = tx.known_target(rollout_id, attempt_id)
     if known is not None:
         return known

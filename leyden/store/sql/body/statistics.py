@@ -17,7 +17,7 @@ FINAL_STATUSES: Sequence[Total] = ("succeeded", "failed", "cancelled")
 
 
 def counts(tx: Transaction) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many of each noun there are, and how many rollouts of each status."""
+    """Return the number of rows of each kind, and the number of rollouts of each status."""
     tx.expect(None)
     totals, under_way = kept_totals(tx), tx.all("count_under_way")
     nouns = {
@@ -37,13 +37,13 @@ def count_by_status(tx: Transaction) -> Mapping[str, int]:
 
 
 def count_rollouts(tx: Transaction) -> int:
-    """Return how many rollouts there are in all."""
+    """Return the number of rollouts."""
     totals = kept_totals(tx)
     return totals["enqueued"] - totals["forgotten"]
 
 
 def count_spans(tx: Transaction) -> int:
-    """Return how many spans there are in all."""
+    """Return the number of spans."""
     return kept_totals(tx)["spans"] + sum(row[3] for row in tx.all("count_under_way"))
 
 

@@ -24,7 +24,7 @@ cheaper."""
 def new_spans(
     tx: Transaction, after: str | None, rollout_ids: Sequence[str] | None = None, limit: int = 1000
 ) -> SpanPage:
-    """`poll_new_spans` without the waiting."""
+    """Return what `poll_new_spans` returns, without waiting."""
     if limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     tx.expect(None)

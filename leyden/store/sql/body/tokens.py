@@ -28,7 +28,7 @@ from leyden.types import TokenRecord, pack_ints
 from leyden.types.tokens import ids_digest, own_ids, shared_length, whole_digest, whole_length
 
 _MIN_SHARED = 16
-"""Fewer ids are not worth a base."""
+"""A record that shares fewer ids than this with an earlier one is stored whole."""
 
 
 class TokenWriter:
@@ -53,10 +53,12 @@ class TokenWriter:
         return base, tokens.pack(shared=shared, prompt=prompt)
 
     def _base(self, span_id: str, n_ids: int, prompt: bytes) -> int | None:
-        """Return the key of the earliest record that has the first `n_ids` of a prompt, as
-        `pack_ints` packs it.
+        """Return the key of the earliest record with which a prompt has its first `n_ids` in
+        common.
 
-        None if the call `span_id` is not stored, does not begin with them, or is damaged.
+        span_id: of the call that the prompt continues.
+        prompt: its ids as `pack_ints` packs them, four bytes each.
+        Returns None if that call is not stored, does not begin with those ids, or is damaged.
         """
         if not (_MIN_SHARED <= n_ids <= len(prompt) // 4 and span_id.isprintable()):
             return None  # every stored span's id is printable, and not every database takes another one

@@ -69,7 +69,7 @@ def query_workers(
 
 
 def follow_attempt(tx: Transaction, before: Attempt, after: Attempt) -> None:
-    """Let workers follow an attempt that changed its status, its worker, or both."""
+    """Update the workers of an attempt whose status or worker changed."""
     ids = {"rollout_id": after.rollout_id, "attempt_id": after.attempt_id, "now": tx.now}
     if before.worker_id is not None and before.worker_id != after.worker_id:
         tx.run("worker_freed", worker_id=before.worker_id, status="idle", **ids)
