@@ -22,7 +22,7 @@ from leyden.utils.logs import setup_child_logging
 from leyden.utils.own_loop import run_on_own_loop
 
 THREADS = 4
-"""Concurrent calls: `run`, `wait_prepared`, a command, and one to spare."""
+"""The number of concurrent calls: `run`, `wait_prepared`, a command, and a spare one."""
 
 
 class Actor:
@@ -48,7 +48,7 @@ class Actor:
         return self._name
 
     def run(self) -> RunnerMessage | None:
-        """Do all of the work. Return `finished`, the failure, or None if it was cancelled."""
+        """Do all of the work. Return `finished`, the failure, or None if the work was cancelled."""
         setup_child_logging()
         set_log_levels(self._log_levels)
         try:
@@ -79,7 +79,7 @@ class Actor:
         self._cancel()
 
     def leave(self) -> None:
-        """End this process and what agents started in it. Ray starts another one."""
+        """End this process and the processes that agents started in it. Ray starts another one."""
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
@@ -97,7 +97,7 @@ class Actor:
         self.leave()
 
     def send(self, message: RunnerMessage) -> None:
-        """Note how far the worker is. See Link."""
+        """Record the worker's message about its progress. See Link."""
         if message == "finished":
             self._finished = True
         elif message == "prepared":

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LEFTOVER_SECONDS = 1.0
-"""How long what agents left running may take to end when it is cancelled."""
+"""Seconds that tasks which agents left running may take to end once they are cancelled."""
 _EXIT_SECONDS = 0.5
 
 _RESIDENCE: ContextVar[Residence | None] = ContextVar("leyden_residence", default=None)
@@ -69,7 +69,7 @@ class Residence:
             self._ended.set_result(None)
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Remember a task that was started here."""
+        """Add a task that the coroutine or its agents started."""
         self._tasks.add(task)
 
     def _move_in(self, work: Coroutine[Any, Any, None]) -> None:
@@ -156,7 +156,7 @@ class AgentLoop:
             self.loop.run_forever()
 
     def give_up(self) -> None:
-        """Let the next run have another loop."""
+        """Abandon the loop, so that the next run gets a new one."""
         with self._lock:
             if AgentLoop._current is self:
                 AgentLoop._current = None

@@ -21,13 +21,13 @@ class RunsAgain(Exception):
 
 
 class AlgorithmBundle(Protocol):
-    """The algorithm with all that it needs; returns when its work is done."""
+    """A function that runs the algorithm, and returns when its work is done."""
 
     async def __call__(self, store: LightningStore, event: Latch) -> None: ...
 
 
 class RunnerBundle(Protocol):
-    """One runner with all that it needs. A call returns soon after `event` is set."""
+    """A function that runs one runner, and returns soon after `event` is set."""
 
     async def __call__(self, store: LightningStore, worker_id: int, event: Latch) -> None: ...
 
@@ -45,7 +45,7 @@ class PortableRunnerBundle(RunnerBundle, Protocol):
 
     @property
     def concurrency(self) -> int | None:
-        """How many attempts each worker has in flight at most; None if unknown."""
+        """The most attempts that each worker has in flight; None if unknown."""
         ...
 
     async def __call__(

@@ -36,7 +36,7 @@ from leyden.utils.own_loop import run_on_own_loop
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The command to begin."""
+    """The command to a runner's process to begin its work."""
 
     at_most: int | None = None
     """How many attempts may be in flight at first, as in `Runner.most_at_first`."""
@@ -70,7 +70,7 @@ class RunnerFailure(ChildFailure):
     """The error that ends a runner's process."""
 
     of_the_store: bool = False
-    """The store cannot be reached or cannot work, so another process would fare no better."""
+    """Whether the store is unreachable or broken, so that another process would fail, too."""
     culprit_may_be_over: bool = False
     """The attempt that is to blame may have ended before the process, because its time was over."""
 
@@ -83,7 +83,7 @@ class RunnerFailure(ChildFailure):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The attempt whose agent ends the process."""
+    """The attempt whose agent caused the end of the process."""
 
     attempt_id: str
 
@@ -166,7 +166,7 @@ class Link(Protocol):
     """How many attempts may be in flight at first; None: no limit of its own."""
 
     def send(self, message: RunnerMessage) -> None:
-        """Report to the strategy."""
+        """Send a message to the strategy."""
         ...
 
 
@@ -226,11 +226,12 @@ class _ParentLink:
         self._ended = threading.Event()
         self._orphaned = False
         self._unreadable = False
-        """The pipe could not be read. A parent that has gone leaves one that is at its end."""
+        """Whether reading the pipe failed. If the parent has gone, reading meets the pipe's end
+        instead."""
         self._blocked_checks = 0
 
     def send(self, message: RunnerMessage) -> None:
-        """Report to the parent, from any thread."""
+        """Send a message to the parent. Safe in any thread."""
         self._parent.send(message)
 
     def listen(self, cancel: Callable[[], Any]) -> None:
@@ -299,7 +300,7 @@ class _ParentLink:
             os.killpg(0, signal.SIGKILL)
 
     def _end_family(self) -> None:
-        """End what agents started, and this process."""
+        """End the processes that agents started, and this process."""
         if self._mark is not None:
             kill_marked(RUNNER_MARK, self._mark)
         os.killpg(0, signal.SIGKILL)

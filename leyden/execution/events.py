@@ -33,6 +33,6 @@ class StopSignal(Latch):
         """Set when all runners have ended by themselves while the algorithm still runs."""
 
     async def end_runners(self) -> None:
-        """Let them drain as when a run is stopped from outside, and wait until they have ended."""
+        """Let the runners drain, as when a run is stopped from outside. Wait until they end."""
         self.end_requested.set()
         await self.ended.wait_async()

@@ -27,7 +27,7 @@ _NOTICED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 _MOST_SECONDS_BETWEEN_PINGS = 5.0
 _PINGS_IN_PATIENCE = 4
 _STACKS_SECONDS = 0.5
-"""How long the child's signal handler may take to write the stacks."""
+"""Seconds that the child's signal handler may take to write the stacks."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _IDLE_FILES = ("selectors.py", "threading.py", "connection.py", "queue.py", "socket.py", "thread.py")
 """Modules of the standard library in which a thread waits and does not hold the lock."""
@@ -141,7 +141,7 @@ class _Thread(NamedTuple):
     """The state of a thread at one time."""
 
     state: str
-    """The kernel's letter for the thread's state."""
+    """The kernel's letter for the thread's state, such as `R` for running."""
     ran: float
     """Seconds for which the thread has had a CPU so far."""
     waited: float
@@ -180,7 +180,7 @@ class _Moment(NamedTuple):
 
 
 def _wait(before: _Thread | None, now: _Thread, seconds: float) -> float:
-    """Return for how many of the last `seconds` a thread waited for a CPU."""
+    """Return how many of the last `seconds` a thread spent waiting for a CPU."""
     if before is None:
         return now.waited
     if before.state == now.state == "R":  # it wanted to run all the time; its present wait is not counted yet

@@ -27,7 +27,7 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
     task = loop.create_task(work, context=contextvars.copy_context())
 
     strays: list[BaseException] = []
-    """An exception of another task that ends the loop (SystemExit)."""
+    """The exceptions of other tasks that end the loop, such as SystemExit."""
 
     def settle() -> None:
         if strays:

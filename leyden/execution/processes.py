@@ -36,7 +36,7 @@ from leyden.utils.latch import Latch
 logger = logging.getLogger(__name__)
 
 _AT_ONCE_SECONDS = 1.0
-"""A process that has worked for less time died at once."""
+"""A process that worked for less than this time counts as dead at once."""
 _CANCEL_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
 """How long a process may take to end after it reported that its work is over. Then it is killed."""
@@ -51,15 +51,15 @@ class Ending:
     """A verb phrase: `ended with exit code 3`."""
     prepared: bool
     finished: bool
-    """Whether the process had done all its work."""
+    """Whether the process had finished all its work."""
     failure: RunnerFailure | None
     worked_seconds: float
     exit_code: int | None = None
     """Negative: the signal that killed it. None: unknown."""
     final: bool = False
-    """The process cannot be started again."""
+    """Whether the process cannot be started again."""
     culprit: str | None = None
-    """Id of the attempt that ended the process; None if unknown."""
+    """The id of the attempt that ended the process; None if unknown."""
 
     def __str__(self) -> str:
         return f"{self.how}; its own traceback:\n{self.failure.traceback}" if self.failure else self.how
@@ -77,7 +77,7 @@ class WorkerProcess(Protocol):
     """
 
     prepared: asyncio.Future[None]
-    """Done when it can begin."""
+    """A future that is done when the process can begin its work."""
     ended: asyncio.Future[Ending]
 
     def send(self, command: RunnerCommand) -> None:
@@ -85,11 +85,11 @@ class WorkerProcess(Protocol):
         ...
 
     def terminate(self) -> None:
-        """Cancel its work."""
+        """Cancel the process's work."""
         ...
 
     def kill(self) -> None:
-        """End it and all that agents started in it."""
+        """Kill the process and all processes that agents started in it."""
         ...
 
 
@@ -126,11 +126,11 @@ class RunnerProcess:
         self._child.send(command)
 
     def terminate(self) -> None:
-        """Cancel its work."""
+        """Cancel the process's work."""
         self._child.terminate()
 
     def kill(self) -> None:
-        """End it and all that agents started in it."""
+        """Kill the process and all processes that agents started in it."""
         if not self.ended.done():  # else the group has been ended, and its number may be another's
             self._child.kill()
             _end_group(self.pid)
@@ -307,7 +307,7 @@ async def _first(wanted: asyncio.Future[None], *, unless: asyncio.Future[Any]) -
 
 
 def _check_worth_another(worker_id: int, ending: Ending, deaths_at_once: int, at_once_seconds: float) -> None:
-    """Raise the error that a further start would not cure."""
+    """Raise the error if starting the process again would not cure it."""
     if ending.exit_code == GUARD_MISSING and not ending.prepared:
         raise missing_guard("use strategy='shm'")
     if ending.failure is not None and ending.failure.of_the_store:

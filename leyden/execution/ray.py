@@ -28,9 +28,9 @@ from leyden.store.base import LightningStore
 logger = logging.getLogger(__name__)
 
 _AT_ONCE_SECONDS = 10.0
-"""See Supervisor: Ray says that an actor has died a second or two after it has."""
+"""See `WorkerSupervisor`. Ray reports the death of an actor one or two seconds late."""
 _PATIENCE_SECONDS = 10.0
-"""How long a runner waits silently for its place in the cluster."""
+"""Seconds that a runner waits for its place in the cluster before a warning."""
 
 
 class RayExecutionStrategy(SupervisedExecutionStrategy):
@@ -129,7 +129,7 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
 
 
 class _Crew:
-    """The actors of a run, one for each worker, and who of them has a place."""
+    """The actors of a run, one for each worker, and which of them have a place in the cluster."""
 
     def __init__(self, cluster: Cluster, strategy: RayExecutionStrategy) -> None:
         self.cluster, self.strategy = cluster, strategy

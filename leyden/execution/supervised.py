@@ -36,7 +36,7 @@ class Place:
     launch: Callable[[int, bytes], WorkerProcess]
     """Starts the process of a worker with its Payload."""
     imports_main: bool = True
-    """Whether they can import this process's main script."""
+    """Whether the runners can import this process's main script."""
     at_once_seconds: float = 1.0
     """See `WorkerSupervisor`."""
     end_family: Callable[[int], None] = lambda _: None

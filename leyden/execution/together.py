@@ -20,10 +20,10 @@ given."""
 
 
 class Runners(Protocol):
-    """All runners of a run. They got the `Latch` that stops them when they were started."""
+    """All runners of a run. The `Latch` that stops them was passed to them when they started."""
 
     async def wait(self) -> None:
-        """Return when they have ended; raise what ended them."""
+        """Return when the runners have ended. Raise the error that ended them."""
         ...
 
     def cancel(self) -> None:

@@ -63,7 +63,7 @@ class _AgentOps(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Take the place of AgentOps's client."""
+        """Replace AgentOps's client."""
         instrumentation: Any = importlib.import_module("agentops.instrumentation")
         client: Any = importlib.import_module("agentops.client.client")
         core: Any = instrumentation.tracer
@@ -80,7 +80,7 @@ class _AgentOps(Instrumentation):
             self._undo.callback(instrumentation.uninstrument_all)
 
     def remove(self) -> None:
-        """Give it back."""
+        """Restore AgentOps's client."""
         self._undo.close()
 
 

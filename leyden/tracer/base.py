@@ -30,7 +30,7 @@ class Tracer(NamedOptions, ABC):
     """
 
     model_hosts: Sequence[str] = MODEL_HOSTS
-    """Which services are models; see `leyden.instrumentation.route`."""
+    """The hosts whose requests are model calls; see `leyden.instrumentation.route`."""
     _worker_stores: Mapping[int, LightningStore] = {}
     """The store of each worker that was set up and not torn down, by worker id."""
 
@@ -49,7 +49,7 @@ class Tracer(NamedOptions, ABC):
         return nullcontext()
 
     def init(self) -> None:
-        """Once, before any worker."""
+        """Prepare the tracer. Called once, before any worker."""
         self.prepare()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
@@ -152,4 +152,4 @@ class DummyTracer(Tracer):
     """
 
     def prepare(self) -> None:
-        """Prepare nothing."""
+        """Do nothing, because there is no library to prepare."""

@@ -82,7 +82,7 @@ def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Futu
 
 
 class _InContext:
-    """A function that runs in a copy of this context each time, in any number of threads."""
+    """A function whose every call runs in a copy of the context in which it was made."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self._context = function, contextvars.copy_context()
@@ -95,7 +95,7 @@ class _InContext:
 
 
 class _CarriedRun:
-    """Stands in for a process's `run`, and travels with it."""
+    """Replaces a process's `run`, and takes the trace to the child."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess, trace: Trace) -> None:
         self._process, self._carried = process, trace.packed()
@@ -225,7 +225,7 @@ def _patches_of_uvloop() -> Sequence[Patch]:
 
 
 class _Held:
-    """How many traces are open; the patches are in place while there is one."""
+    """The number of open traces. The patches are in place while there is at least one."""
 
     lock = threading.Lock()
     open_traces = 0

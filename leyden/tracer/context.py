@@ -156,7 +156,7 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A trace on its way to another process, picklable. Implements `CarriedTrace`."""
+    """A picklable form of a trace, for another process. Implements `CarriedTrace`."""
 
     name: str
     rollout_id: str
@@ -168,7 +168,7 @@ class Carried:
 
     @classmethod
     def of(cls, trace: Trace) -> Carried:
-        """Pack a trace, at the step that is under way here."""
+        """Pack a trace, with the current step as the parent of later ones."""
         try:
             prepare = pickle.dumps(trace.prepare)
         except Exception:  # noqa: BLE001 -- a tracer of the user's may be anything; the emitters work without it

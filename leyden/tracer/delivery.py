@@ -78,13 +78,13 @@ class SpanOutbox:
         """Spans that were put and are not in the store yet. Changed under the delivery's lock only.
         """
         self.lost = 0
-        """Spans that the store refused for good."""
+        """The number of spans that the store refused for good."""
         self.error: Exception | None = None
         """The error of the last try; None once a try has succeeded."""
         self.closed = False
 
     def put(self, span: Span) -> None:
-        """Have the span delivered; returns at once."""
+        """Queue the span for delivery, and return at once."""
         if self._delivery.put(self, span):
             return
         logger.debug("span %r of %s ended after its trace was closed; it is delivered late", span.name, self.name)
@@ -281,7 +281,7 @@ class Delivery:
 
 
 def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
-    """Tell the trace's own spans which sequence id the store drew for them."""
+    """Copy the sequence ids that the store drew to the trace's own spans."""
     drawn = {(span.rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in added}
     for _, span in batch:
         span.sequence_id = drawn.get((span.rollout_id, span.attempt_id, span.span_id), span.sequence_id)

@@ -66,7 +66,7 @@ class OtelTracer(Tracer):
         self.model_hosts = tuple(model_hosts)
 
     def prepare(self) -> None:
-        """Listen to the global provider; set ours where there is none."""
+        """Listen to the global tracer provider. Set Leyden's if there is none."""
         listen()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
@@ -107,7 +107,7 @@ class LightningSpanProcessor(SpanProcessor):
             self._started[_span_id(span)] = span
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Hand a span of a trace over."""
+        """Record the span in the trace that it belongs to, if any."""
         started = self._started.pop(_span_id(span), None)
         trace = None if started is None else _trace_of_span(started)
         if trace is not None:
@@ -133,7 +133,7 @@ class UnseededIds(IdGenerator):
     """
 
     def generate_span_id(self) -> int:
-        """64 random bits, not 0."""
+        """Return 64 random bits, not all 0."""
         return secrets.randbits(64) or 1
 
     def generate_trace_id(self) -> int:

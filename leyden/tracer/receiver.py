@@ -49,11 +49,11 @@ from leyden.utils.text import storable
 
 _HOST = "127.0.0.1"
 _BODY_BYTES = 16 * 2**20
-"""The limit of one request, unpacked."""
+"""The most bytes of one request, decompressed."""
 
 
 class Receiver:
-    """The address of one trace, from construction to `close`."""
+    """Receives the spans of one trace from other processes, until `close`."""
 
     def __init__(self, trace: Trace, handlers: Mapping[str, Handler] | None = None) -> None:
         """Receive spans for `trace`.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _SPANS = TypeAdapter(list[Span])
 _BATCH = 200
-"""Spans in one request; the receiver has a limit for its size."""
+"""Spans in one request, whose size the receiver limits."""
 _SECONDS = 30.0
 
 

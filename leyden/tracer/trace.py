@@ -38,9 +38,9 @@ LOCAL: Final = "local"
 """The rollout and attempt id of spans of a trace that belongs to no attempt."""
 
 SPANS_URL: Final = "LEYDEN_SPANS_URL"
-"""The variable that says to a process where the spans of its attempt go."""
+"""The environment variable with the address to which a process sends its attempt's spans."""
 SPANS: Final = "/spans"
-"""The path there that takes spans as JSON."""
+"""The path at that address that takes spans as JSON."""
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
 
@@ -76,7 +76,7 @@ class Address(Protocol):
     url: str
 
     def close(self) -> None:
-        """Take no more spans."""
+        """Refuse further spans."""
         ...
 
 
@@ -84,7 +84,7 @@ class CarriedTrace(Protocol):
     """A trace in a form that travels to another process, where work is then recorded in it."""
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function in the trace, in the process where this has arrived."""
+        """Call a function in the trace, in the process that received this object."""
         ...
 
 
@@ -121,7 +121,7 @@ class Trace:
         `sequence_id` is 0 until the store has assigned one; a local trace counts by itself."""
         self.outbox = outbox
         self.route = CallRoute(rollout_id, attempt_id)
-        """The target of model calls that know nothing of Leyden."""
+        """The address and key for model calls of code that does not know Leyden."""
         self.prepare: Callable[[], None] = _nothing
         """A function that makes another process record its steps.
 
@@ -207,7 +207,7 @@ class Trace:
         return {**self.route.environment(), **self._recording()}
 
     def close_address(self) -> None:
-        """Take no more spans of other processes."""
+        """Refuse further spans of other processes."""
         with self._lock:
             if self._address is not None:
                 self._address.close()
@@ -291,7 +291,7 @@ class Trace:
 
 
 def _nothing() -> None:
-    """No preparation."""
+    """Do nothing, for tracers that need no preparation."""
 
 
 def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:

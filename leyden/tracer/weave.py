@@ -64,7 +64,7 @@ class _Weave(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Take the place of Weave's client."""
+        """Replace Weave's client."""
         context: Any = _import_quietly("weave.trace.context.weave_client_context")
         before = context.get_weave_client()
         _set_client(context, _Client())
@@ -77,7 +77,7 @@ class _Weave(Instrumentation):
                 self._undo.callback(patcher.undo_patch)
 
     def remove(self) -> None:
-        """Give it back."""
+        """Restore Weave's client."""
         self._undo.close()
 
 
@@ -144,7 +144,7 @@ class _Client:
     def finish_call(
         self, call: Any, output: Any = None, exception: BaseException | None = None, *, op: Any = None, **_: Any
     ) -> None:
-        """End a call: record it with what came out, or how it failed."""
+        """End a call: record it with its output or its exception."""
         call.output = output
         call.exception = None if exception is None else repr(exception)
         opened = self._open.pop(call.id, None)

@@ -29,7 +29,7 @@ class Debugged:
     strategy: ExecutionStrategy
     runner: Runner[Any]
     _caller: CallingThread | None
-    """Calls the sync agents, if a loop runs in this thread already (a notebook)."""
+    """Calls the sync agents if this thread already runs a loop, as in a notebook."""
 
     @classmethod
     def of(cls, runner: Runner[Any]) -> Debugged:

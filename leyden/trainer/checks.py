@@ -20,7 +20,7 @@ from leyden.types import NamedResources, Resource, Retention
 from leyden.utils.text import shown
 
 imported_by: ContextVar[str | None] = ContextVar("leyden_imported_by", default=None)
-"""The command that is importing a user's file now; None if there is none."""
+"""The command that imports the user's file at the moment; None if there is none."""
 
 _LONGEST_NAME = 200
 
@@ -30,7 +30,7 @@ _busy_lock = threading.Lock()
 
 @contextlib.contextmanager
 def exclusively(*parts: Any) -> Generator[None]:
-    """Hold the parts for one run. Raise ConfigError while one of them is in another run."""
+    """Reserve the components for one run. Raise ConfigError while another run uses one of them."""
     given = {id(part): type(part).__name__ for part in parts if part is not None}
     with _busy_lock:
         for name in (name for key, name in given.items() if key in _busy):

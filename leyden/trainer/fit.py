@@ -58,12 +58,12 @@ from leyden.utils.text import describe_error
 logger = logging.getLogger(__name__)
 
 _RELEASE_SECONDS = 5.0
-"""How long a run that was stopped waits for its store to release its claims."""
+"""Seconds that a stopped run waits for its store to release its claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """The trainer's components and options, as they were when the call began."""
+    """The trainer's components and options at the time of the call."""
 
     strategy: ExecutionStrategy
     runner: Runner[Any]
@@ -83,7 +83,7 @@ class FitConfig:
 
 @dataclass(frozen=True, slots=True)
 class FitInput:
-    """The arguments of one call: an agent, what trains it, and the data."""
+    """The arguments of one call: the agent, the algorithm that trains it, and the data."""
 
     agent: LitAgent[Any]
     algorithm: Algorithm | None
@@ -119,7 +119,7 @@ class Fit:
         self._result: Any = None
         """The value that the algorithm returned."""
         self._stopped: str | None = None
-        """Why the run ended before its algorithm did."""
+        """The reason if the run ended before its algorithm did."""
 
     @property
     def directory(self) -> Path | None:
@@ -180,7 +180,7 @@ class Fit:
         )
 
     def _report(self, summary: RunSummary) -> None:
-        """Show how the run has ended."""
+        """Show the user how the run ended."""
         progress = self._config.progress
         logger.log(logging.DEBUG if progress else logging.INFO, "run %s: done\n%s", summary.run_id, summary)
         if progress:
@@ -505,7 +505,7 @@ def _gateway_for(elsewhere: Elsewhere) -> LLMProxy:
 
 
 def _show(text: str) -> None:
-    """Write to standard error; a stream that is gone does not end the run."""
+    """Write to standard error. A closed stream does not end the run."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -45,12 +45,12 @@ class TrainerLegacy(NamedOptions, ABC):
     @property
     @abstractmethod
     def n_runners(self) -> int:
-        """How many runners there are."""
+        """The number of runners."""
 
     @property
     @abstractmethod
     def max_rollouts(self) -> int | None:
-        """After how many rollouts each runner ends; None without a limit."""
+        """The number of rollouts after which each runner ends; None without a limit."""
 
     @abstractmethod
     def fit(

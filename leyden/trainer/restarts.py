@@ -16,7 +16,7 @@ from leyden.options import check_number
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""Before the first restart; twice as long before each one after it."""
+"""Seconds before the first restart, which double with each restart, and their limit."""
 
 
 def check_restarts(most: int, algorithm: Algorithm | None, *, keeps_checkpoints: bool) -> None:
@@ -65,7 +65,7 @@ class Restarts:
         return self._used < self._most and not isinstance(error, ConfigError)
 
     async def pause(self, error: Exception) -> None:
-        """Log the failure and wait as long as is due before the next restart."""
+        """Log the failure, and wait for the pause before the next restart."""
         seconds = min(_FIRST_PAUSE_SECONDS * 2**self._used, _LONGEST_PAUSE_SECONDS)
         self._used += 1
         logger.warning(

@@ -194,12 +194,12 @@ class Trainer(TrainerLegacy):
 
     @property
     def n_runners(self) -> int:
-        """How many runners there are."""
+        """The number of runners."""
         return self.strategy.n_runners
 
     @property
     def max_rollouts(self) -> int | None:
-        """Return after how many rollouts each runner ends; None without a limit."""
+        """The number of rollouts after which each runner ends; None without a limit."""
         return getattr(self.runner, "max_rollouts", None)
 
     @property
@@ -247,7 +247,7 @@ class Trainer(TrainerLegacy):
         *,
         resume: bool = False,
     ) -> RunSummary:
-        """`fit` for async code. Cancelling it stops the run as Ctrl-C does."""
+        """Run `fit` from async code. Cancelling the call stops the run as Ctrl-C does."""
         given = self._checked(agent, train_dataset, val_dataset, dev=self._dev)
         with self._exclusively(given.algorithm):
             return await self._begin(self._config(), given, resume=resume, dev=self._dev).execute()

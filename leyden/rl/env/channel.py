@@ -22,7 +22,7 @@ from leyden.host.child import PipeEnd
 from leyden.utils.pickling import pack
 
 SIGNAL: Final = object()
-"""Returned by `Channel.receive` for a signal: there is news in the shared memory."""
+"""`Channel.receive` returns it for a signal that the shared memory has changed."""
 _SIGNAL: Final = b"S"
 _HEAD: Final = struct.Struct("<cQ")
 _CHUNK: Final = 65536
@@ -35,13 +35,13 @@ class Channel:
     """
 
     def __init__(self, connection: PipeEnd) -> None:
-        """connection: stays its owner's, who closes it."""
+        """connection: the caller owns and closes it."""
         self._read, self._write = connection.fileno(), connection.write_fileno()
         self._poll = select.poll()
         self._poll.register(self._read, select.POLLIN)
 
     def signal(self) -> None:
-        """Notify the other side of news in the shared memory. Raise OSError if it has gone."""
+        """Signal a change of the shared memory to the other side. Raise OSError if it has gone."""
         os.write(self._write, _SIGNAL)
 
     def send(self, message: Any) -> None:

@@ -26,11 +26,11 @@ class SimulatorReport:
     """The findings of `check_simulator`."""
 
     steps: int
-    """The steps of the trajectory, as far as it went."""
+    """The number of steps of the trajectory."""
     reward: float
     """The sum of the rewards of these steps."""
     problems: list[str] = field(default_factory=list[str])
-    """Errors to correct. If there are none, the simulator can be trained with."""
+    """Errors to correct. Without any, a policy can be trained with the simulator."""
     notes: list[str] = field(default_factory=list[str])
     """Findings that are allowed but often not intended."""
 

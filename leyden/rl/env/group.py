@@ -53,7 +53,7 @@ class EnvFailure:
     step: int
     """The number of steps that the episode had made."""
     doing: str
-    """`began` or `stepped`."""
+    """What the environment did when it failed: `began` or `stepped`."""
     headline: str
     """The error in one line."""
     traceback: str = ""
@@ -61,7 +61,8 @@ class EnvFailure:
     error: BaseException | None = None
     """The error itself, if it was raised in this process."""
     guilty: bool = True
-    """False: another environment of the same worker ended this episode."""
+    """Whether this environment failed. If False, another one of the same worker ended its episode.
+    """
 
 
 class Rows(NamedTuple):
