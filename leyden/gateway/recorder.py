@@ -3,7 +3,8 @@
 Calls are queued before the last byte of their response is sent, and written afterwards in batches.
 The queue is bounded: if the store cannot keep up, responses wait, and nothing is dropped. While
 the store is away or full, records wait in a file of bounded size (`spool`). They are delivered
-once each, in order, when the store is back. The module uses the store's `add_many_spans`, and
+once each, in order, when the store is back. A record on which the store itself fails is set aside
+(`SetAside`), and its attempt's `flush` raises. The module uses the store's `add_many_spans`, and
 knows no HTTP.
 
 All methods but `settled`, `pending` and `remembers` run in the gateway's event loop. A crash of
@@ -20,6 +21,7 @@ from collections import deque
 
 from leyden import semconv
 from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError, StoreFull
+from leyden.gateway.aside import SetAside, is_refusal
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
@@ -65,6 +67,8 @@ class Recorder:
         """
         self._store = store
         self._spool = spool
+        self.aside = None if spool is None else SetAside(spool, retry=self._retry, takes_nothing=self._takes_nothing)
+        """Records on which the store fails. Whoever closes the spool closes it, too."""
         self._delivering: asyncio.Task[None] | None = None
         self._away_since: float | None = None
         """When the store began to refuse records, by the monotonic clock; None if it takes them."""
@@ -182,6 +186,7 @@ class Recorder:
         What an earlier process left in the spool is delivered first.
         """
         self._deliver()
+        trying_again = None if self.aside is None else asyncio.create_task(self.aside.run())
         while not (self._closing and not self._queue):
             await self._ready.wait()
             self._ready.clear()
@@ -190,6 +195,9 @@ class Recorder:
                 self._space.set()
                 await self._write(batch)
         await self._end_delivery()
+        if trying_again is not None:
+            trying_again.cancel()
+            await asyncio.gather(trying_again, return_exceptions=True)
 
     def close(self) -> None:
         """Let `run` end as soon as everything is written."""
@@ -228,7 +236,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 -- tried again one by one, which reports each
             if self._spool is not None and await self._takes_nothing(error):
                 return self._put_aside(spans)
-            await self._write_one_by_one(spans)
+            return await self._write_one_by_one(spans)
         finally:
             writing.cancel()
         return set()
@@ -301,14 +309,18 @@ class Recorder:
     async def _empty_spool(self, spool: Spool[Span]) -> None:
         """Deliver what waits in the spool, in order, and resume the callers of `flush`."""
         try:
-            while spans := spool.first(_BATCH):
+            n_together = _BATCH
+            while spans := spool.first(n_together):
                 try:
                     await self._deliver_spans(spans)
-                except Exception as error:  # noqa: BLE001 -- tried again later, or one by one
+                except Exception as error:  # noqa: BLE001 -- tried again later, or in a smaller batch
                     if await self._takes_nothing(error):
                         await asyncio.sleep(_AGAIN_SECONDS)
                         continue
-                    await self._write_one_by_one(spans)
+                    if n_together := len(spans) // 2:
+                        continue
+                    self._fail_to_write(spans[0], error)
+                n_together = min(2 * n_together + 1, _BATCH)
                 spool.drop(len(spans))
                 for span in spans:
                     self._settle((span.rollout_id, span.attempt_id))
@@ -358,13 +370,35 @@ class Recorder:
             _log(span)
         return span
 
-    async def _write_one_by_one(self, spans: list[Span]) -> None:
-        """Write each span by itself, so that one bad span does not take its siblings along."""
-        for span in spans:
+    async def _write_one_by_one(self, spans: list[Span]) -> set[str]:
+        """Write each span by itself, so that one bad span does not take its siblings along.
+
+        Return the ids of the spans that wait in the spool, because the store has gone away.
+        """
+        for at, span in enumerate(spans):
             try:
                 await self._deliver_spans([span])
             except Exception as error:  # noqa: BLE001 -- the siblings must be written; flush tells of this one
-                self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+                if self._spool is not None and await self._takes_nothing(error):
+                    return self._put_aside(spans[at:])
+                self._fail_to_write(span, error)
+        return set()
+
+    async def _retry(self, span: Span) -> bool:
+        """Write a span that was set aside. Return False: there is no reason to keep it."""
+        try:
+            await self._deliver_spans([span])
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+        return False
+
+    def _fail_to_write(self, span: Span, error: Exception) -> None:
+        """Let `flush` raise for a span, and set it aside unless the store has refused it."""
+        self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+        if self.aside is not None and not is_refusal(error):
+            self.aside.append([span], f"{self._store.url} fails on a call of rollout {span.rollout_id!r}", error)
 
     def _fail(self, rollout_id: str, attempt_id: str, span_id: str, error: Exception) -> None:
         message = (

@@ -80,6 +80,11 @@ class Spool(Generic[T]):
         self._file.truncate(whole)
         self._end = whole
 
+    def beside(self, suffix: str) -> Spool[T]:
+        """Open another spool of this kind, whose file has this one's name and a suffix."""
+        path = None if self.path is None else self.path.with_name(f"{self.path.name}{suffix}")
+        return Spool(path, max_bytes=self._max_bytes, items=self._items)
+
     def __len__(self) -> int:
         return len(self._lengths)
 

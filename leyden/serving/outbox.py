@@ -2,9 +2,8 @@
 
 A record is in a file when `put` returns, so it survives the death of the process, and is delivered
 behind the request: once each, in order, also by the next process with this file. While the store is
-away or full, records wait. A record on which the store itself fails (status 500) is set aside in a
-file of its own, so that it holds up no other, and is tried again from there. It knows feedback and
-live rollouts, and nothing of labels, gateways or HTTP.
+away or full, records wait. A record on which the store itself fails is set aside (`SetAside`). It
+knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError, StoreFull, UnknownRollout
+from leyden.gateway.aside import SetAside, is_refusal
 from leyden.gateway.spool import Spool
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, LiveRollout
@@ -38,8 +38,6 @@ _TRIES = 5
 """How often a batch is tried again if the store fails on all of it. The pauses double."""
 _PROBE_SECONDS = 2.0
 """How long a store may take to show that it is there."""
-_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS = 60.0, 3600.0
-"""The first and the longest pause before records that were set aside are tried again."""
 
 
 class Outbox:
@@ -54,10 +52,8 @@ class Outbox:
         """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
-        aside = None if path is None else path.with_name(f"{path.name}-aside")
-        self._aside: Spool[OutboxRecord] = Spool(aside, max_bytes=max_bytes, items=_RECORDS)
+        self.aside = SetAside(self._spool, retry=self._is_to_wait, takes_nothing=self._takes_nothing)
         """Records on which the store fails."""
-        self._any_aside = asyncio.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
@@ -70,11 +66,6 @@ class Outbox:
     def __len__(self) -> int:
         """Return the number of records that are not in the store yet."""
         return len(self._spool)
-
-    @property
-    def set_aside(self) -> int:
-        """Return the number of records on which the store fails."""
-        return len(self._aside)
 
     def put(self, record: OutboxRecord) -> None:
         """Append a record to the spool, from which it is sent to the store.
@@ -133,26 +124,11 @@ class Outbox:
             if len(later) == len(batch) or not moved:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def deliver_set_aside(self) -> None:
-        """Try the records that were set aside again and again, the first time at once.
-
-        Run it in the event loop of `deliver`, until it is cancelled.
-        """
-        pause = 0.0
-        while True:
-            if not len(self._aside):
-                pause = _ASIDE_SECONDS
-                self._any_aside.clear()
-                await self._any_aside.wait()
-            await asyncio.sleep(pause)
-            await self._try_set_aside()
-            pause = min(max(2 * pause, _ASIDE_SECONDS), _LONGEST_ASIDE_SECONDS)
-
     def close(self) -> None:
         """Close the file. What waits in one with a name stays there."""
         with self._lock:
             self._spool.close()
-            self._aside.close()
+            self.aside.close()
 
     def _wait_for_store(self, error: Exception) -> None:
         if self.store_error is None:
@@ -161,38 +137,11 @@ class Outbox:
 
     def _set_aside(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
         """Move records on which the store fails to their own file; return those that do not fit."""
-        records = [record for record, _ in failed]
-        if not records:
+        if not failed:
             return []
-        try:
-            kept = self._aside.append(records)
-        except GatewayError as error:
-            logger.warning("records on which %s fails stay among the others: %s", self._store.url, error)
-            return records
-        logger.error(
-            "%s fails on %d records, such as one of rollout %r, which are set aside in %s and tried again: %s",
-            *(self._store.url, kept, records[0].rollout_id, self._aside.path or "a temporary file", failed[0][1]),
-        )
-        self._any_aside.set()
-        return records[kept:]
-
-    async def _try_set_aside(self) -> None:
-        """Try each record that was set aside once, or none if the store is away or full."""
-        for _ in range(len(self._aside)):
-            for record in self._aside.first(1):
-                try:
-                    stays = await self._is_to_wait(record)
-                except StoreClosed:
-                    raise
-                except Exception as error:  # noqa: BLE001 -- it stays, whatever it is
-                    if await self._takes_nothing(error):
-                        return
-                    stays = True
-                try:
-                    self._aside.append([record] if stays else [], bounded=False)
-                except GatewayError:
-                    return
-                self._aside.drop(1)
+        records = [record for record, _ in failed]
+        said = f"{self._store.url} fails on {len(records)} records, such as one of rollout {records[0].rollout_id!r}"
+        return records[self.aside.append(records, said, failed[0][1]) :]
 
     def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
         """Replace the first `count` records by `later` behind the others; False if the disk
@@ -239,7 +188,7 @@ class Outbox:
         """
         if isinstance(error, StoreClosed | StoreFull):
             return True
-        if isinstance(error, LeydenError) and not isinstance(error, StoreError):
+        if is_refusal(error):
             return False
         try:
             async with asyncio.timeout(_PROBE_SECONDS):

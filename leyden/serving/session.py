@@ -215,7 +215,7 @@ class OnlineSession:
             self._outbox.wait_until_empty(within_seconds)
         self._thread.stop()
         self._thread, self._tasks = None, []
-        if left := len(self._outbox) + self._outbox.set_aside:
+        if left := len(self._outbox) + len(self._outbox.aside):
             where = "in this session's folder" if self._folder is not None else "in no file, and are lost"
             logger.warning("%d records have not reached %s; they are %s", left, self._store.url, where)
         self._outbox.close()
@@ -351,7 +351,7 @@ class OnlineSession:
             unrecorded=self._unrecorded,
             lost=self._lost,
             refused=0 if outbox is None else outbox.refused,
-            set_aside=0 if outbox is None else outbox.set_aside,
+            set_aside=0 if outbox is None else len(outbox.aside),
         )
 
     def refresh(self) -> None:
@@ -370,7 +370,7 @@ class OnlineSession:
         await self._addresses.check()
         pause_seconds = self._refresh_seconds
         background = (
-            *(outbox.deliver(), outbox.deliver_set_aside()),
+            *(outbox.deliver(), outbox.aside.run()),
             *(self._released.follow(pause_seconds), self._addresses.watch(pause_seconds)),
         )
         self._tasks = [asyncio.create_task(work) for work in background]

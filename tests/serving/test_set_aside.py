@@ -10,18 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from leyden.gateway import LLMProxy
+from leyden.errors import StoreError
+from leyden.gateway import LLMProxy, aside
+from leyden.gateway.spool import SPANS, Spool
 from leyden.serving import OnlineSession, outbox
 from leyden.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from leyden.testing import FakeUpstream
+from tests.gateway.caller import new_caller, say
 from tests.serving.processes import KEY, resources
 from tests.serving.test_faults import until
+
+OF = "NEW.rollout = (SELECT seq FROM rollouts WHERE rollout_id = '{}')"
+"""The condition on a span that it belongs to a rollout."""
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"_AGAIN_SECONDS": 0.01, "_ASIDE_SECONDS": 0.1, "_LONGEST_ASIDE_SECONDS": 0.2}.items():
-        monkeypatch.setattr(outbox, name, seconds)
+    monkeypatch.setattr(outbox, "_AGAIN_SECONDS", 0.01)
+    for name, seconds in {"_FIRST_SECONDS": 0.1, "_LONGEST_SECONDS": 0.2}.items():
+        monkeypatch.setattr(aside, name, seconds)
 
 
 @dataclass
@@ -33,10 +40,10 @@ class Broken:
     gateway: str
     path: Path
 
-    def break_down(self, at: str) -> None:
-        """Let inserting feedback fail, so that the server answers with status 503. at: a condition on the row `NEW`."""
+    def break_down(self, at: str, table: str = "feedback") -> None:
+        """Let inserting rows fail, so that the server answers with status 503. at: a condition on the row `NEW`."""
         fails = "SELECT RAISE(ABORT, 'failed on purpose')"
-        self.execute(f"CREATE TRIGGER broken BEFORE INSERT ON feedback WHEN {at} BEGIN {fails}; END")
+        self.execute(f"CREATE TRIGGER broken BEFORE INSERT ON {table} WHEN {at} BEGIN {fails}; END")
 
     def repair(self) -> None:
         self.execute("DROP TRIGGER broken")
@@ -154,3 +161,45 @@ async def test_nothing_is_lost_or_doubled_while_the_store_fails_on_everything(br
         status = session.status()
         assert (status.refused, status.lost) == (0, 0)
         assert (await broken.store.query_rollouts(status_in=["succeeded"], limit=1)).total == 300
+
+
+async def test_a_call_on_which_the_store_fails_is_set_aside_by_the_gateway(broken: Broken, tmp_path: Path) -> None:
+    spool, waits = tmp_path / "calls.jsonl", tmp_path / "calls.jsonl-aside"
+    async with FakeUpstream() as upstream, LightningStoreClient(broken.url, retry_seconds=0.1) as store:
+        async with LLMProxy(model_list=[upstream.llm()], store=store, spool=spool) as proxy:
+            poison, other = [await new_caller(proxy, broken.store) for _ in range(2)]
+            broken.break_down(at=OF.format(poison.rollout_id), table="spans")
+            async with poison.client, other.client:
+                for caller in (poison, other, poison):
+                    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+            with pytest.raises(StoreError, match="could not be recorded"):
+                await proxy.flush(poison.rollout_id, poison.attempt_id)
+            assert len(await other.spans()) == 1
+            assert len(waits.read_bytes().splitlines()) == 2
+        broken.repair()
+        async with LLMProxy(model_list=[upstream.llm()], store=store, spool=spool):  # the next one with the spool
+            await until(lambda: not waits.stat().st_size)
+        assert len(await broken.store.query_spans(poison.rollout_id)) == 2
+
+
+async def test_a_bad_record_among_those_that_waited_for_the_store_holds_up_no_other(
+    broken: Broken, tmp_path: Path
+) -> None:
+    spool, waits = tmp_path / "calls.jsonl", tmp_path / "calls.jsonl-aside"
+    async with FakeUpstream() as upstream, LightningStoreClient(broken.url, retry_seconds=0.1) as store:
+        async with LLMProxy(model_list=[upstream.llm()], store=broken.store) as proxy:
+            callers = [await new_caller(proxy, broken.store) for _ in range(9)]
+            for caller in callers:
+                async with caller.client:
+                    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+                await caller.spans()
+        spans = [(await broken.store.query_spans(caller.rollout_id))[0] for caller in callers]
+        with closing(Spool(spool, max_bytes=2**20, items=SPANS)) as earlier:  # as a killed gateway leaves it
+            earlier.append([span.model_copy(update={"span_id": f"{number:016x}"}) for number, span in enumerate(spans)])
+        broken.break_down(at=OF.format(callers[4].rollout_id), table="spans")
+        async with LLMProxy(model_list=[upstream.llm()], store=store, spool=spool):
+            await until(lambda: not spool.stat().st_size)
+            assert len(waits.read_bytes().splitlines()) == 1
+            broken.repair()
+            await until(lambda: not waits.stat().st_size)
+        assert [len(await broken.store.query_spans(caller.rollout_id)) for caller in callers] == [2] * 9

@@ -1,0 +1,102 @@
+"""A file for records on which the store itself fails (status 500), so that they hold up no others.
+
+They are tried again one by one until the store takes them, after pauses that double up to an hour.
+The module knows a spool. It does not know what the records are, or how the owner writes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError
+from leyden.gateway.spool import Spool
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_SECONDS, _LONGEST_SECONDS = 60.0, 3600.0
+"""The first and the longest pause before records are tried again."""
+
+
+class SetAside(Generic[T]):
+    """Use it in one event loop. Any thread may ask for its length."""
+
+    def __init__(
+        self,
+        spool: Spool[T],
+        *,
+        retry: Callable[[T], Awaitable[bool]],
+        takes_nothing: Callable[[Exception], Awaitable[bool]],
+    ) -> None:
+        """Open the file, which has the name of the spool's and `-aside`.
+
+        spool: where records wait for the store.
+        retry: write a record, and return whether to keep it here. Raise what the store raises.
+        takes_nothing: return whether such an error means that the store is away or full.
+        """
+        self._records = spool.beside("-aside")
+        self._retry, self._takes_nothing = retry, takes_nothing
+        self._any = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._records)
+
+    def append(self, records: Sequence[T], said: str, error: Exception) -> int:
+        """Add records, log it with `said`, and return how many fit.
+
+        error: the store's error on the first record.
+        """
+        try:
+            kept = self._records.append(list(records))
+        except LeydenError as problem:
+            logger.warning("%s, and they cannot be set aside: %s", said, problem)
+            return 0
+        if kept:
+            where = self._records.path or "a temporary file"
+            logger.error("%s, which are set aside in %s and tried again: %s", said, where, error)
+            self._any.set()
+        return kept
+
+    async def run(self) -> None:
+        """Try the records again and again, the first time at once, until cancelled."""
+        pause = 0.0
+        while True:
+            if not len(self._records):
+                pause = _FIRST_SECONDS
+                self._any.clear()
+                await self._any.wait()
+            await asyncio.sleep(pause)
+            await self._try_each()
+            pause = min(max(2 * pause, _FIRST_SECONDS), _LONGEST_SECONDS)
+
+    def close(self) -> None:
+        """Close the file. What is in one with a name stays there."""
+        self._records.close()
+
+    async def _try_each(self) -> None:
+        """Try each record once, or none if the store is away or full."""
+        for _ in range(len(self._records)):
+            for record in self._records.first(1):
+                try:
+                    stays = await self._retry(record)
+                except StoreClosed:
+                    raise
+                except Exception as error:  # noqa: BLE001 -- it stays, whatever it is
+                    if await self._takes_nothing(error):
+                        return
+                    stays = True
+                try:
+                    self._records.append([record] if stays else [], bounded=False)
+                except GatewayError:
+                    return
+                self._records.drop(1)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether the store has refused a record, which no further try will change."""
+    return isinstance(error, LeydenError) and not isinstance(error, StoreError)
