@@ -52,7 +52,7 @@ def with_store(url: str, token: str | None, work: Callable[[LightningStore], Awa
 
 
 def name_of(key: VersionKey | None) -> str:
-    """Return a version as an operator types it."""
+    """Return a version as the command line takes it."""
     return "no version" if key is None else f"{key[0]} {key[1]}"
 
 

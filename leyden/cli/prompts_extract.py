@@ -59,7 +59,7 @@ class Recorded:
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything for programs."""
+        """Return everything as JSON, for `--json`."""
         return {
             "rollouts": len(self.conversations),
             "mean_reward": statistics.fmean(self.rewards) if self.rewards else None,

@@ -113,7 +113,7 @@ def _opened(source: str, run_id: str | None) -> RecordedRun:
 async def _algorithm(
     run: RecordedRun, beginning: str, start: int | None, model: str | None, model_key: str | None
 ) -> Replay:
-    """Read the record, and return the replay of it."""
+    """Read the recorded rollout, and return an algorithm that replays it."""
     from leyden.algorithm.replay import Replay
     from leyden.cli.eval_inputs import read_given
     from leyden.engine import IsolatedBackend

@@ -60,7 +60,7 @@ def opened_store(url: str) -> Any:
 
 
 def as_data(run: RecordedRun) -> dict[str, Any]:
-    """Return what programs read of a run, as JSON."""
+    """Return a run as JSON, for `--json`."""
     record, metrics = run.record, run.summary_metrics()
     algorithm = cast("dict[str, Any]", record.config.get("algorithm") or {})
     model = cast("dict[str, Any]", record.config.get("model") or {})

@@ -255,7 +255,7 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
 
 
 def _print(line: str, *, err: bool = False) -> None:
-    """Print a line with the texts of others in it."""
+    """Print a line that contains texts of models or agents, without control characters."""
     from leyden.utils.figures import harmless
 
     typer.echo(harmless(line), err=err)

@@ -86,11 +86,11 @@ class Dialect:
     events_from_chat: Callable[[Json], ChunksToEvents]
     """Takes the client's request."""
     error: ErrorBody
-    """An error as the body of an answer."""
+    """Makes the body of an error response."""
     error_event: ErrorBody
-    """An error as an event of a stream."""
+    """Makes an error event of a stream."""
     models_page: Callable[[Sequence[str]], Json]
-    """The answer to GET `models`, from the models' names."""
+    """Makes the response to GET `models` from the models' names."""
     field_types: FieldTypes = field(default_factory=dict[str, Types])
     """The JSON types of the fields that the API defines."""
     translates: bool = True
@@ -104,7 +104,7 @@ class Dialect:
     key_header: str = "authorization"
     """The header, in lower case, in which clients send their key and servers want it."""
     key_scheme: str = "Bearer "
-    """Stands before the key in that header."""
+    """The text before the key in that header, such as `Bearer `."""
     mark: tuple[str, str] | None = None
     """A header that every client of this dialect sends and no other client does, with the value
     that servers want."""

@@ -22,7 +22,7 @@ change nothing."""
 
 
 def shown(value: Any) -> str:
-    """`value` as a message can hold it."""
+    """Return a value as an error message can show it."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:77] + "..."
 

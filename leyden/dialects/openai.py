@@ -92,7 +92,7 @@ def openai_models_page(names: Sequence[str]) -> Json:
 
 
 class _Chunks:
-    """Chat's chunks as events: they are the same."""
+    """Return chat's chunks unchanged, because they are the events, too."""
 
     def __init__(self, request: Json) -> None: ...
 

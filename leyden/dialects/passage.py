@@ -48,7 +48,7 @@ class Passage:
         self.verbatim = client is upstream
         self.request = request
         self.chat = request
-        """The request in chat; as it came where it cannot be told so."""
+        """The request in chat form, or unchanged if it has none."""
         if self.verbatim:
             self.chat = _told(client.request_to_chat, request)
         else:

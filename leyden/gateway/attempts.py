@@ -29,7 +29,7 @@ from leyden.types import Attempt, AttemptedRollout, LiveClaim, Rollout, Span, re
 logger = logging.getLogger(__name__)
 
 AttemptKey = tuple[str, str]
-"""Rollout id, attempt id."""
+"""A rollout id and an attempt id."""
 
 _CLAIM_SECONDS = 86_400.0
 """How long after its beginning a live rollout may make its first call here."""
@@ -39,7 +39,7 @@ _RECHECK_SECONDS = 30.0
 The store reports no news of such an attempt.
 """
 _NEWS_SECONDS = 30.0
-"""How long one request for the store's news waits for some."""
+"""Seconds that one request for the store's news waits."""
 _REST_SECONDS = 0.2
 """The pause between two requests for news, so that a busy store gets at most five a second."""
 _AWAY_SECONDS = 2.0
@@ -54,7 +54,7 @@ _RECORD_LOOKED_AT = 256
 It exceeds the number of calls that one attempt has under way.
 """
 _CLOCK_SKEW_SECONDS = 1.0
-"""By how much the store's clock may be ahead of this machine's."""
+"""Seconds by which the store's clock may be ahead of this machine's."""
 _ENDED_KEPT = 65_536
 """How many ended attempts are remembered. For older ones the store is asked."""
 
@@ -81,7 +81,7 @@ class Admission:
 class _Live:
     trace_id: str
     calls: int = 0
-    """How many calls this gateway has numbered."""
+    """The number of calls that this gateway has numbered."""
     calls_before: int | None = None
     """How many calls an earlier gateway numbered; None until the store has been asked."""
     mode: str | None = None
@@ -109,12 +109,12 @@ class Attempts:
         """Ended attempts, each with whether a call that came too late has been recorded."""
 
     def __len__(self) -> int:
-        """Return how many attempts are remembered that may call."""
+        """Return the number of attempts in memory that may still call."""
         return len(self._live)
 
     @property
     def n_ended(self) -> int:
-        """Return how many ended attempts are remembered."""
+        """Return the number of ended attempts in memory."""
         return len(self._ended)
 
     async def admit(

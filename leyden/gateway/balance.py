@@ -24,20 +24,20 @@ LONGEST_PAUSE_SECONDS = 30.0
 _STICKY_KEPT = 65_536
 
 _Server = tuple[str, str]
-"""Model name and address."""
+"""A server, by model name and address."""
 
 
 @dataclass(slots=True)
 class _Health:
     calls: int = 0
-    """Calls under way."""
+    """The number of calls under way."""
     attempts: int = 0
-    """Attempts that stay with this server."""
+    """The number of attempts whose calls all go to this server."""
     failures: int = 0
-    """Failures in a row."""
+    """The number of failures in a row."""
     left_until: float = 0.0
     probing: bool = False
-    """Whether a call under way probes if the server has recovered."""
+    """Whether a call under way tests if the server has recovered."""
 
 
 class Balancer:

@@ -29,7 +29,7 @@ class _Lossy:
     """A server whose last stream lost ids."""
 
     losses: int = 0
-    """Lossy streams in a row. Streams that were under way together count once."""
+    """Streams in a row that lost ids. Streams that were under way together count once."""
     stream_again_at: float = 0.0
     probing: bool = False
     """Whether a call under way tests if streams keep their ids again."""

@@ -35,7 +35,7 @@ from leyden.utils.per_loop import PerLoop
 
 PREFIX = "control/"
 _SECONDS = 600.0
-"""How long a request may take. `drain` waits for the models."""
+"""Seconds that a request may take. `drain` waits for the models."""
 
 
 class ModelState(TypedDict):

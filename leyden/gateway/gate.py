@@ -22,9 +22,9 @@ class Gate:
         self._open.set()
         self._empty.set()
         self.inside = 0
-        """How many calls have entered and not left."""
+        """The number of calls that have entered and not left."""
         self.waiting = 0
-        """How many calls wait before the closed gate."""
+        """The number of calls that wait before the closed gate."""
 
     @property
     def closed(self) -> bool:

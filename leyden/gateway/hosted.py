@@ -42,7 +42,7 @@ FUNCTION = f"{__name__}:serve"
 """The import path of the function that the engine's process calls."""
 _STATUSES = TypeAdapter(list[UpstreamStatus])
 _SECONDS = 600.0
-"""How long a control request may take. `drain` waits for the models."""
+"""Seconds that a control request may take. `drain` waits for the models."""
 
 
 @dataclass(frozen=True, slots=True)

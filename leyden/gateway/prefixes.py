@@ -22,7 +22,7 @@ from leyden.types.tokens import common_prefix
 
 LIMIT_BYTES = 256 * 2**20
 _ENDS_KEPT = 32
-"""How many conversations of one attempt are kept, newest first."""
+"""The number of conversations of one attempt that are kept. The oldest are dropped."""
 
 
 class Prefixes:

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 ModelList = Sequence[UpstreamModel | LLM | Mapping[str, Any]]
 
 _STOP_GRACE_SECONDS = 1.0
-"""How long calls under way may go on after `stop`."""
+"""Seconds that calls under way may take after `stop`."""
 _CLIENT_KEEP_ALIVE_SECONDS = 75
 """How long the gateway keeps a client's idle connection.
 
@@ -543,7 +543,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     @asynccontextmanager
     async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
-        """Yield the applications to serve, each with its listening socket."""
+        """Yield each application to serve with its listening socket."""
         yield [(app, listener)]
 
     async def _serve(
@@ -668,7 +668,7 @@ class RunningGateway(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """Take no more calls, and return when every record is written."""
+        """Refuse further calls, and return when every record is written."""
 
     def close(self) -> None:
         """Begin to end, without waiting for it."""

@@ -42,11 +42,11 @@ _LINGER_SECONDS = 0.01
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _PROBE_SECONDS = 2.0
-"""How long the store may take to reply to a probe."""
+"""Seconds that the store may take to reply to a probe."""
 _SLOW_SECONDS = 1.0
 """How long a write may take before the recorder probes whether the store is there."""
 _PATIENCE_SECONDS = 30.0
-"""How long the store may be away before `flush` raises."""
+"""Seconds that the store may be away before `flush` raises."""
 _REPORTED_KEPT = 65_536
 _UNREPORTED_LIMIT = 200_000
 """How many live rollouts may call before the store has them.
@@ -54,11 +54,11 @@ _UNREPORTED_LIMIT = 200_000
 The gateway knows nothing of such a rollout but its signature.
 """
 _LAST_SECONDS = 5.0
-"""How long the gateway waits at its end for a store that is away."""
+"""Seconds that the gateway waits at its end for a store that is away."""
 
 
 class Recorder:
-    """Write calls to the store, behind their responses."""
+    """Write calls to the store, after their responses were sent."""
 
     def __init__(self, store: LightningStore, failures: Failures, spool: Spool[Span] | None = None) -> None:
         """Set up an empty queue.
@@ -147,7 +147,7 @@ class Recorder:
 
     @property
     def pending(self) -> int:
-        """How many calls have begun and are not in the store yet."""
+        """The number of calls that have begun and are not in the store yet."""
         return sum(self._pending.values())
 
     @property

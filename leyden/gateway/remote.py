@@ -20,7 +20,7 @@ from leyden.utils.attempt_key import NO_TOKEN
 from leyden.utils.per_loop import PerLoop
 
 _SECONDS = 60.0
-"""How long the gateway may take to write an attempt's calls."""
+"""Seconds that the gateway may take to write an attempt's calls."""
 
 
 def end_path(rollout_id: str, attempt_id: str) -> str:

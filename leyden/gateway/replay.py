@@ -51,7 +51,7 @@ _NOT_COMPARED: Final = frozenset(
 )
 """Fields that do not change what the model says, and fields that are compared in chat form."""
 _SHOWN = 60
-"""How many characters of a value the message about a difference shows."""
+"""The number of a value's characters that the message about a difference shows."""
 
 
 class Diverged(ValueError):
@@ -70,7 +70,7 @@ class ComparedRequest:
 
 
 def compared_fields(request: Json) -> Json:
-    """Return the fields of an agent's request that are compared as they are."""
+    """Return the fields of an agent's request that are compared without conversion."""
     return {name: value for name, value in request.items() if name not in _NOT_COMPARED}
 
 
@@ -236,7 +236,7 @@ class RecordedAnswer:
         self._body = dump(recorded_answer(recorded, with_token_ids=with_token_ids))
 
     async def read(self) -> bytes:
-        """Return the body."""
+        """Return the whole body."""
         return self._body
 
     async def pieces(self) -> AsyncIterator[bytes]:

@@ -51,7 +51,7 @@ class KeptResponses:
         return request if before is None else conversations.with_history(request, self.get(key, before).items)
 
     def get(self, key: AttemptKey, response_id: str) -> _KeptResponse:
-        """Return a kept response. Raise Refusal if there is none."""
+        """Return a kept response. Raise Refusal if there is none with this id."""
         found = self._kept.get((key, response_id))
         if found is None:
             raise Refusal(

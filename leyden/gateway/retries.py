@@ -24,12 +24,12 @@ _ENTRY_BYTES = 1024
 """The size of one entry without its answer."""
 
 _What = bytes
-"""Digest of route and body."""
+"""The digest of a call's route and body."""
 
 
 @dataclass(slots=True, eq=False)
 class Try:
-    """One time that a call was sent."""
+    """One try of a call."""
 
     key: AttemptKey
     what: _What
@@ -80,7 +80,7 @@ class Retries:
         return one
 
     def answered(self, one: Try, headers: Headers, body: bytes) -> None:
-        """Keep the answer that the client got."""
+        """Keep the answer that was sent to the client."""
         known = one in self._tries
         if known:
             self._forget(one)
@@ -89,7 +89,7 @@ class Retries:
             self._add(one)
 
     def replayed(self, one: Try) -> None:
-        """Remember an answer that is sent once more, which may get lost, too."""
+        """Record that a kept answer is sent once more, because it may be lost again."""
         self._add(one)
 
     def end(self, key: AttemptKey) -> None:

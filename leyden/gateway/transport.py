@@ -204,7 +204,7 @@ class _AppResponse:
         self.content_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
 
     async def read(self) -> bytes:
-        """Return the body."""
+        """Return the whole body."""
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncGenerator[bytes]:

@@ -53,7 +53,7 @@ class UpstreamStatus:
     requests: int
     """Requests sent to the server since the gateway began."""
     errors: dict[str, int]
-    """How many requests failed, by reason."""
+    """The number of failed requests, by reason."""
     in_flight: int
     latency_p50_seconds: float | None
     """The median time to the end of an answer in the last minute; None without an answer."""
@@ -67,7 +67,7 @@ class _Server:
     in_flight: int = 0
     problem: str | None = None
     seconds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
-    """When each recent answer ended, and how long it took."""
+    """The time at which each recent answer ended, and its duration in seconds."""
     changed: bool = True
     """Whether the numbers changed since the last report."""
     serves: bool = True

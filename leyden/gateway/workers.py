@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 _SHARED = ("http://", "https://", f"{UNIX_SCHEME}://", "postgresql://", "postgres://")
 """Schemes of stores that several processes can open."""
 _AWAY_SECONDS = 15.0
-"""How long a call waits for a worker that is being restarted."""
+"""Seconds that a call waits for a worker that is being restarted."""
 _RECONNECT_SECONDS = 0.05
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -290,7 +290,7 @@ class _Dispatch:
         await send_reply(send, dump(joint))
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let another worker reply.
+        """Forward the request to the worker that owns the attempt, and pass its response on.
 
         If the client leaves, the connection to that worker is closed, too.
         """

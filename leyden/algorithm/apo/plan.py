@@ -10,7 +10,7 @@ from leyden.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Numbers of rollouts."""
+    """The numbers of rollouts that the parts of a run take."""
 
     gradient: int
     """Training tasks that a candidate runs in a round."""

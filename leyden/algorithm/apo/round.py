@@ -15,14 +15,14 @@ _ENOUGH = 8
 
 @dataclass(slots=True)
 class Round:
-    """Counts of one round."""
+    """The counts of one round."""
 
     planned: int = 0
-    """Scores that the round needs at most."""
+    """The most scores that the round needs."""
     scores: int = 0
     failed: int = 0
     exceeded: str = ""
-    """Why the budget did not allow the last measurement that was left out."""
+    """Why the budget did not allow the last of the measurements that were left out."""
     comparison: Comparison | None = None
     """The new best prompts against those before; None if the best ones have not changed."""
 

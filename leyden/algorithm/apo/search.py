@@ -53,7 +53,7 @@ class Search:
         return {(kind, task): reward for kind, by_place in kinds for task, reward in by_place[place].items()}
 
     def beliefs(self) -> list[Belief]:
-        """Return what all rewards together say about each candidate."""
+        """Return the mean and the variance of what each candidate is believed to be worth."""
         return beliefs(self.parents, [self.rewards(place) for place in range(len(self.candidates))])
 
     def draw(self, count: int, seed: str) -> list[int]:
@@ -111,7 +111,7 @@ class Search:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Search:
-        """Return the state that `as_json` has described."""
+        """Return the state that `as_json` returned."""
         return cls(
             candidates=[Candidate.from_json(each) for each in stored["candidates"]],
             parents=stored["parents"],

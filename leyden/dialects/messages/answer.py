@@ -143,7 +143,7 @@ def finish_reason(stop_reason: Any) -> Any:
 
 
 def chat_usage(usage: Any) -> Json:
-    """Anthropic's usage in chat's words."""
+    """Convert Anthropic's usage to chat's."""
     counted = an_object(usage or {}, "usage")
     read, written = counted.get("cache_read_input_tokens") or 0, counted.get("cache_creation_input_tokens") or 0
     n_prompt = (counted.get("input_tokens") or 0) + read + written

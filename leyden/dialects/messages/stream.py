@@ -128,15 +128,15 @@ class EventsFromChat:
 
 
 class EventsToChat:
-    """An Anthropic server's events to chat's chunks."""
+    """Convert an Anthropic server's events to chat's chunks."""
 
     def __init__(self) -> None:
         self.ended = False
-        """The server has sent its last event."""
+        """Whether the server has sent its last event."""
         self._head: Json = {}
         self._blocks: dict[int, Json] = {}
         self._calls: dict[int, int] = {}
-        """The index of each call in chat, by that of its block."""
+        """The index of each tool call in chat, by the index of its block."""
         self._usage: Json = {}
 
     def feed(self, event: Json) -> list[Json]:

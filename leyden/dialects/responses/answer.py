@@ -98,7 +98,7 @@ def call_item(answer_id: Any, index: int, call_id: Any, name: Any) -> Json:
 
 
 def output_logprobs(logprobs: Any) -> list[Json]:
-    """Chat's log-probabilities, one for each token."""
+    """Convert chat's log-probabilities, one for each token."""
     entries = a_list(an_object(logprobs or {}, "logprobs").get("content"), "logprobs.content")
     return [
         {
@@ -112,7 +112,7 @@ def output_logprobs(logprobs: Any) -> list[Json]:
 
 
 def status_of(reason: Any) -> tuple[str, Json | None]:
-    """(status, incomplete_details) for chat's finish reason."""
+    """Return `status` and `incomplete_details` for chat's finish reason."""
     if reason == "length":
         return "incomplete", {"reason": "max_output_tokens"}
     if reason == "content_filter":

@@ -176,14 +176,14 @@ def _copy(item: Json) -> Json:
 
 
 class EventsToChat:
-    """The events of a server that speaks the Responses API to chat's chunks."""
+    """Convert the events of the Responses API to chat's chunks."""
 
     def __init__(self) -> None:
         self.ended = False
-        """The server has sent its last event."""
+        """Whether the server has sent its last event."""
         self._head: Json = {}
         self._calls: dict[int, int] = {}
-        """The index of each call in chat, by that of its item."""
+        """The index of each tool call in chat, by the index of its item."""
         self._reasoning = ""
 
     def feed(self, event: Json) -> list[Json]:
