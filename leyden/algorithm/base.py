@@ -156,7 +156,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._adapter
 
     def set_llm_proxy(self, llm_proxy: LLMProxy | None) -> None:
-        """Give the gateway, or None."""
+        """Set the gateway that `get_llm_proxy` returns, or None."""
         self._llm_proxy, self._evaluator = llm_proxy, None
 
     def get_llm_proxy(self) -> LLMProxy | None:
@@ -220,7 +220,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
                 settle(await store.update_attempt(*ids, status=status, metadata=outcome))
 
     def set_initial_resources(self, resources: NamedResources | None) -> None:
-        """Give the resources that the user starts with, or None."""
+        """Set the resources that the user starts with, or None."""
         self._initial_resources = resources
 
     def get_initial_resources(self) -> NamedResources | None:

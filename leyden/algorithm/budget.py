@@ -35,7 +35,7 @@ class Budget:
     """
 
     rollouts: int | None = None
-    """How many rollouts may be requested in all. None: no limit."""
+    """The most rollouts that may be requested. None: no limit."""
     seconds: float | None = None
     """How long rollouts may be requested and may run, from the first request on. The `Evaluator`
     cancels at this time what has not finished, and raises BudgetExceeded. None: no limit."""
@@ -50,13 +50,13 @@ class Budget:
     is lower by the largest call, because the gateway refuses the calls of an attempt that has
     reached its limit."""
     cost_per_attempt: float | None = None
-    """The highest cost of one attempt, likewise; needed with `cost`."""
+    """The highest cost of one attempt, which is reserved before it starts. Required with `cost`."""
     used: int = field(default=0, init=False)
-    """Rollouts requested so far."""
+    """The number of rollouts that were requested so far."""
     used_tokens: int = field(default=0, init=False)
     """Tokens of the attempts that have ended."""
     earlier_seconds: float = field(default=0.0, init=False)
-    """Time that earlier processes of a resumed run have spent."""
+    """Seconds that earlier processes of a resumed run have spent."""
     _used_cost: int = field(default=0, init=False, repr=False)
     _settled: int = field(default=0, init=False, repr=False)
     """Rollouts whose tokens and cost are known."""
@@ -146,7 +146,7 @@ class Budget:
         return min(counts, default=None)
 
     def _measures(self) -> list[_Account]:
-        """Return tokens and cost, as far as they are limited."""
+        """Return the accounts of tokens and of cost, each only if it is limited."""
         reserved, found = sum(self._reserved.values()), list[_Account]()
         if self.tokens is not None and self.tokens_per_attempt is not None:
             found.append(_Account("tokens", self.tokens, self.used_tokens, reserved, self.tokens_per_attempt))
@@ -213,7 +213,7 @@ class Budget:
         self.used += rollouts
 
     def give_back(self, rollouts: int) -> None:
-        """Count `rollouts` less: they were never enqueued."""
+        """Subtract `rollouts` from the requested ones, because they were never enqueued."""
         self.used -= rollouts
 
     # ---- tokens and cost -------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """Tokens or cost, as whole numbers."""
+    """The account of one limit, tokens or cost, in whole numbers."""
 
     name: str
     total: int

@@ -64,7 +64,7 @@ _SILENCE_SECONDS = 60.0
 """After so long without a result, and twice as long each time after that, a collection names
 what it waits for."""
 _NAMED = 5
-"""Rollouts that are named then."""
+"""The most unfinished rollouts that such a message names."""
 _AT_LEAST = 128
 """Rollouts enqueued at a time by `max_unfinished="auto"` if the runners are few or unknown."""
 
@@ -172,9 +172,9 @@ class RolloutCollector:
         """Rollouts that are consumed and kept, each with the iteration whose
         checkpoint lets it go."""
         self._in_doubt: set[str] = set()
-        """Rollouts whose enqueuing was interrupted: the store may have them."""
+        """Rollouts whose enqueuing was interrupted, so that the store may or may not have them."""
         self._foreign: set[str] = set()
-        """Rollouts of other runs, which are not this collector's to cancel."""
+        """Rollouts of other runs, which this collector must not cancel."""
         self._counted: set[str] = set()
         """Rollouts that the budget has counted, or that are free."""
         self._unsent: dict[str, int] = {}
@@ -185,7 +185,7 @@ class RolloutCollector:
         self._calls: dict[str, None] = {}
         """Reservations for attempts of the algorithm's own, the newest last."""
         self._freed = asyncio.Event()
-        """Set, and replaced, when a reservation is given back."""
+        """An event that is set, and replaced by a new one, when a reservation is released."""
         self._released = 0
         """Rollouts that are pinned and no longer needed."""
         self._warned: set[str] = set()
@@ -399,7 +399,7 @@ class RolloutCollector:
         return cancelled
 
     async def close(self) -> None:
-        """Cancel what has not finished, and unpin everything. Safe to repeat."""
+        """Cancel the unfinished rollouts, and unpin all rollouts. Safe to repeat."""
         await self.cancel()
         self._unread.clear()
         self._kept.clear()
@@ -519,7 +519,7 @@ class RolloutCollector:
         return len(requests)
 
     def _give_up(self, requests: Iterable[EnqueueRolloutRequest]) -> None:
-        """Do not count requests that were never enqueued."""
+        """Drop requests that were never enqueued, and give their share of the budget back."""
         dropped = {str(request.rollout_id) for request in requests} & self._unsent.keys()
         for rollout_id in dropped:
             del self._unsent[rollout_id]
@@ -688,7 +688,7 @@ def _batches(rollouts: Sequence[Rollout], size: int) -> Iterator[Sequence[Rollou
 
 
 def _state(rollout: Rollout) -> str:
-    """Return what an unfinished rollout does, in a few words."""
+    """Describe the state of an unfinished rollout in a few words."""
     if not isinstance(rollout, AttemptedRollout) or rollout.status in ("queuing", "requeuing"):
         return f"{rollout.rollout_id} {rollout.status}, and no runner has claimed it"
     attempt, limit = rollout.attempt, rollout.config.timeout_seconds

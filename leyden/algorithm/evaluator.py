@@ -52,7 +52,7 @@ class Score:
     replica: int
     """Number of the repetition of the task, from 0."""
     reward: float
-    """`failed_reward` if the rollout failed."""
+    """The rollout's reward, or `failed_reward` if it failed."""
     reason: str | None
     """Why the rollout failed; None if it has a reward."""
     result: CollectedRollout | None
@@ -85,7 +85,7 @@ class Scores:
 
     @property
     def failed(self) -> int:
-        """Return how many rollouts have no reward."""
+        """Return the number of rollouts without a reward."""
         return sum(score.failed for score in self.scores)
 
 
@@ -330,7 +330,7 @@ def with_models(agent_version: str, models: str) -> str:
 
 
 class _DeadlinePassed(Exception):
-    """Ends a collection at its deadline."""
+    """Raised to end a collection at its deadline."""
 
 
 def _have_moved(stored: NamedResources, given: NamedResources) -> bool:

@@ -18,7 +18,7 @@ from leyden.engine.wire import CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer, whole or the part that one chunk carries."""
+    """One answer, or the part of it in one chunk of a stream."""
 
     index: int
     text: str

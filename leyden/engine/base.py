@@ -29,7 +29,7 @@ class SamplingParams:
     max_tokens: int = 16
     """At most this many response tokens, the end-of-turn token included."""
     temperature: float = 1.0
-    """0 takes the most likely token."""
+    """The sampling temperature, 0 or above. 0 takes the most likely token."""
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     """End the response after one of these, besides the model's own end-of-turn tokens; it is part
@@ -63,7 +63,7 @@ class SampledResponse:
 @named_options
 @dataclass(frozen=True, slots=True)
 class OptimParams:
-    """One AdamW step."""
+    """The parameters of one AdamW step."""
 
     learning_rate: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
@@ -146,12 +146,12 @@ class OptimStepResult:
     policy_version: int
     """The version of the weights that the step made."""
     grad_norm: float
-    """Before clipping; the value head's own parameters not counted."""
+    """The norm before clipping, without the value head's own parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Counters since start."""
+    """The engine's counters since it started."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -181,7 +181,7 @@ class EngineCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Weights where they lie, for another process that samples with them."""
+    """The location of weights in memory, for another process that samples with them."""
 
     names: list[str]
     dtypes: list[str]
@@ -327,7 +327,7 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
     """
 
     model_name: str
-    """The name that the endpoint serves the policy under."""
+    """The name under which the endpoint serves the policy."""
 
     @property
     @abstractmethod

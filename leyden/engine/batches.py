@@ -76,7 +76,7 @@ class TrainedPart:
     columns: list[list[float]]
     """The loss's columns at the trained tokens, in its order."""
     index: int
-    """The sequence's place in the call."""
+    """The sequence's index in the argument of `forward_backward`."""
 
     @classmethod
     def of(cls, sequence: TrainingSequence, columns: Sequence[str], index: int) -> TrainedPart:

@@ -162,7 +162,7 @@ async def _forward(backend: PolicyBackend, data: Json) -> Json:
 
 
 def read_forward(data: Json) -> ForwardResult:
-    """Read what the other side answered to `forward`."""
+    """Read the other side's reply to `forward`."""
     values = None if data["values"] is None else _unpack(data["values"], unpack_floats)
     return ForwardResult(_unpack(data["logprobs"], unpack_floats), _unpack(data["entropies"], unpack_floats), values)
 

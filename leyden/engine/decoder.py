@@ -41,7 +41,7 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """Go on past a token that was sampled."""
+        """Advance past a token that was sampled."""
         ...
 
 
@@ -87,7 +87,7 @@ class _DecodingRow:
     generation: Generation
     slot: int
     tokens: list[int]
-    """Prompt and response."""
+    """The token ids of the prompt and of the response so far."""
     cached: int
     uniform: Callable[[], float]
 
@@ -113,7 +113,7 @@ class Decoder:
         self.random = random.Random(seed)
         """The generator for requests without a seed. Use it between steps only."""
         self.policy_version = 0
-        """Write it between steps only."""
+        """The version of the weights. Set it only in a chore of `between_steps`."""
         self._wake = threading.Condition()
         self._arrived: deque[Generation] = deque()
         self._chores: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -200,7 +200,7 @@ class Decoder:
         self._forward.release()
 
     def _collect(self) -> bool:
-        """Wait for work, take what has arrived, do the chores. False: stop."""
+        """Wait for work, add the new requests, and run the chores. Return False to stop."""
         with self._wake:
             while not (self._arrived or self._chores or self._rows or self._waiting or self._stopping):
                 self._wake.wait()

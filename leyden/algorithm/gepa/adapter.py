@@ -23,12 +23,12 @@ from leyden.types import PromptTemplate
 logger = logging.getLogger(__name__)
 
 Texts = Mapping[str, str]
-"""A candidate, as the package has it: texts by the name of the prompt."""
+"""A candidate in the package's form: texts by the name of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A task, and which data set it is from."""
+    """A task, and the data set that it is from."""
 
     mode: Literal["train", "val"]
     index: int
@@ -193,7 +193,7 @@ class _Reflection:
 
 
 class _BySuccess:
-    """Chooses the prompt to rewrite by what rewriting has brought so far."""
+    """Chooses the prompt to rewrite by the success of earlier rewrites."""
 
     def __init__(self, evolution: Evolution) -> None:
         self._evolution = evolution

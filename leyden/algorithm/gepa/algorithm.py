@@ -361,7 +361,7 @@ class GEPA(PromptOptimiser):
         self._reflector.counts = ReflectionCounts()
 
     def is_over(self, step: int) -> bool:
-        """Return whether no step follows after so many."""
+        """Return whether the search ends after step `step`."""
         return step >= self.max_steps or self.collector.budget.seconds_left == 0
 
     # ---- one candidate ---------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Race:
     reward_range: tuple[float, float]
     n_tasks: int
     rewards: dict[int, float] = field(default_factory=dict[int, float])
-    """The candidate's, so far."""
+    """The candidate's rewards so far, by task."""
     is_above_front: bool = False
     _evidence: ShortfallEvidence = field(default_factory=ShortfallEvidence)
 

@@ -210,7 +210,7 @@ class PolicyGradient(PolicyAlgorithm):
                 stack.push_async_callback(self._stream.close)
 
     async def step(self, iteration: int) -> Metrics:
-        """Sample, compare, train. `iteration` counts from 0."""
+        """Sample the groups of a step, and train on them. `iteration` counts from 0."""
         started = time.perf_counter()
         collected = await self._collect(iteration)
         counts, sampled = collected.counts, time.perf_counter()
@@ -334,7 +334,7 @@ class PolicyGradient(PolicyAlgorithm):
         return SignalWatch(self.optim.learning_rate, self.sampling_parameters.get("max_tokens"))
 
     def _warn_of_split_turns(self, counts: RolloutCounts) -> None:
-        """Log once why turns do not merge, if they are many."""
+        """Log once why turns do not merge, if many of them do not."""
         split = counts.split_turn
         if self._warned_of_split_turns or split is None or counts.merged_turns >= _FEW_MERGED * counts.continued_turns:
             return
@@ -350,7 +350,7 @@ class PolicyGradient(PolicyAlgorithm):
         )
 
     def _warn_of_forks(self, counts: ForkCounts) -> None:
-        """Log once why forks are of no use, if many are not."""
+        """Log once why forks cannot be used, if many of them cannot."""
         if self._warned_of_forks:
             return
         if counts.unnumbered:

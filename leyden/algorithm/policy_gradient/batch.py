@@ -48,7 +48,7 @@ class RolloutData:
     """Shape (C,): the gateway's number of each trained call (`leyden.call_index`); empty if
     the record has none."""
     forked_returns: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
-    """Rewards of the forks that keep the first c trained calls, by c."""
+    """The rewards of the forks that keep the first c trained calls, by the number c."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class StepRollout:
     group: int = 0
     baseline: float | None = None
     advantages: list[float] = field(default_factory=list[float])
-    """Shape (C,): of each call, in the order of the calls."""
+    """Shape (C,): the advantage of each call, in the order of the calls."""
 
     @classmethod
     def of(cls, data: RolloutData, *, group: int = 0, baseline: float | None = None) -> StepRollout:

@@ -26,7 +26,7 @@ class ForkCounts:
 
     forks: int = 0
     live_calls: int = 0
-    """Their model calls that no record answered."""
+    """Model calls of the forks that the model answered, not the record."""
     diverged: list[str] = field(default_factory=list[str])
     """How each fork that left the record differed, in one line each. These have no return."""
     unnumbered: int = 0

@@ -58,11 +58,11 @@ def gpu_use() -> Metrics:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN of no values."""
+    """Return the mean; NaN if there are no values."""
     return sum(values) / len(values) if values else math.nan
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of all values; NaN of none."""
+    """Return the population standard deviation; NaN if there are no values."""
     centre = mean(values)
     return math.sqrt(mean([(value - centre) ** 2 for value in values])) if values else math.nan

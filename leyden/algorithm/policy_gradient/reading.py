@@ -34,7 +34,7 @@ class RolloutCounts:
     """Rewards of succeeded rollouts, and of failed rollouts unless `failed_reward` is None."""
     model_calls: int = 0
     call_seconds: float = 0.0
-    """The durations of all model calls, added up."""
+    """The sum of the durations of all model calls."""
     response_tokens: int = 0
     refused_calls: Counter[str] = field(default_factory=Counter[str])
     """Calls that cannot be trained on, by reason."""

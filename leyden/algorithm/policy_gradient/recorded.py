@@ -61,7 +61,7 @@ class PreferencePair:
     """Two rollouts of one group, by their ids."""
 
     chosen: str
-    """The one with the higher reward."""
+    """The rollout with the higher reward."""
     rejected: str
 
 

@@ -18,7 +18,7 @@ _SYMMETRIC = PPOLoss(clip_low=0.2, clip_high=0.2)
 
 
 class _Preset(PolicyGradient):
-    """`PolicyGradient` with the defaults of the class."""
+    """A `PolicyGradient` whose defaults the class sets."""
 
     defaults: ClassVar[dict[str, Any]] = {}
     """Options that differ from those of `PolicyGradient`."""

@@ -19,9 +19,9 @@ from leyden.utils.logs import Preview
 _PATIENCE = 3
 """Steps in a row that show a symptom before the first warning."""
 _UNMOVED_STEPS = 20
-"""Steps before the first look at whether the reward has moved."""
+"""Steps before the first check that the reward has moved."""
 _STANDARD_ERRORS = 2.0
-"""A smaller difference between both halves of a run is noise."""
+"""The standard errors below which a difference between both halves of a run is noise."""
 
 
 _SMALL, _SMALL_NEEDS, _SMALL_STARTS_AT = 10_000_000, 5e-4, 1e-3
@@ -49,7 +49,7 @@ def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One rollout, to be shown."""
+    """One rollout, as an example in a warning."""
 
     task: Any
     answer: Any
@@ -66,11 +66,11 @@ class Answers:
 
     n: int = 0
     cut: int = 0
-    """Answers that ended because they had reached max_tokens."""
+    """The number of answers that ended at max_tokens."""
     longest: int = 0
-    """Tokens of the longest answer."""
+    """The number of tokens of the longest answer."""
     distinct: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
-    """Token ids of the answers."""
+    """The different answers, as token ids."""
     example: Example | None = None
 
     def add(self, token_ids: Sequence[int], *, cut: bool) -> None:
@@ -106,7 +106,7 @@ class SignalWatch:
     _rewards: list[float] = field(default_factory=list[float])
     _unmoved_due: int = _UNMOVED_STEPS
     _has_moved: bool = False
-    """A plateau after the policy has learned is no symptom."""
+    """Whether the reward has moved. A plateau after the policy has learned is no symptom."""
     _newest: str = ""
     """The warning that the newest step would give."""
 

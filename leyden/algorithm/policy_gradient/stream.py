@@ -66,7 +66,7 @@ class GroupStream:
     _failure: Exception | None = None
 
     def enqueue(self, numbers: Iterable[int], *, step: int, keep_until: int) -> None:
-        """Start to run groups, all of them together."""
+        """Start the rollouts of groups, all at the same time."""
         wave: list[_GroupSlot] = []
         for number in numbers:
             requests = self.requests_of(number)
@@ -97,7 +97,7 @@ class GroupStream:
             await self.collector.cancel([each for group in dropped for each in group.rollout_ids])
 
     async def close(self) -> None:
-        """Stop waiting. Rollouts go on. Safe to repeat."""
+        """Stop waiting for results. The rollouts continue. Safe to repeat."""
         waves = list(self._waves)
         self.groups.clear()
         for wave in waves:

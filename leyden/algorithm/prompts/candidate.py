@@ -30,14 +30,14 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """All prompts of one candidate, and where it came from."""
+    """All prompts of one candidate, and its origin."""
 
     prompts: Mapping[str, PromptTemplate]
     """Prompts by the name of their resource."""
     round: int = 0
     """The round in which it was written, from 1; 0: the prompts that the user gave."""
     branch: int = 0
-    """Its place in the round."""
+    """The branch of the round that made the candidate."""
     parent: tuple[str, int] | None = None
     """The resources id and version that it was made from."""
     edited: str | None = None
@@ -45,7 +45,7 @@ class Candidate:
     reason: str = ""
     """The critique that the edit follows."""
     key: str = field(init=False)
-    """Equal prompts have equal keys."""
+    """A digest of the prompts. Equal prompts have equal keys."""
 
     def __post_init__(self) -> None:
         texts = {name: [prompt.engine, prompt.template] for name, prompt in self.prompts.items()}

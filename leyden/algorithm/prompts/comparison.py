@@ -25,7 +25,7 @@ class Comparison:
 
     difference: Estimate
     better: int
-    """Tasks on which the second has the higher reward."""
+    """The number of tasks on which the second candidate has the higher reward."""
     worse: int
     tasks: int
     n_compared: int = 1

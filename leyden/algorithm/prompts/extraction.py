@@ -52,7 +52,7 @@ class Message:
     call: int
     """The number of the first call that has it, from 0."""
     place: int
-    """Its place in that call, from 0."""
+    """The message's position in that call, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def extract_prompts(conversations: Sequence[Conversation]) -> list[ExtractedProm
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A value that a rollout knows, in one way of writing it."""
+    """A value of a rollout's task or answers, in one way of writing it."""
 
     name: str
     expression: str | None

@@ -49,7 +49,7 @@ class Journal:
             os.truncate(path, len(whole))
 
     def get(self, place: str) -> str | None:
-        """Return the answer that was given at a place, if any."""
+        """Return the recorded answer to the question at a place, if there is one."""
         return self._answers.get(place)
 
     def add(self, place: str, answer: str, **about: Any) -> None:

@@ -40,13 +40,13 @@ class CandidateRecord(BaseModel):
     reward: float
     """GEPA: the mean over validation tasks. APO: what it expects, after all rewards so far."""
     tasks: int
-    """The tasks that the candidate ran for it."""
+    """The tasks that the candidate ran to be measured."""
     kept: bool
     """Whether the search still uses the candidate after the round."""
     accepted: bool
     """Whether it became the best one in this round."""
     comparison: str = ""
-    """How it compares with the best one before it."""
+    """The comparison with the candidate that was the best before."""
 
 
 def record_of(

@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Message = dict[str, str]
 Recorded = Callable[..., AbstractAsyncContextManager[LLM]]
-"""`Algorithm.recorded_calls`."""
+"""The type of `Algorithm.recorded_calls`."""
 
 _TRIES = 2
-"""How often a question is asked in all, if the answers cannot be used."""
+"""The most times that a question is asked if its answers cannot be used."""
 _SHOWN_CHARACTERS = 300
 _SLOW_SECONDS = 30.0
-"""A call that has no answer after so long is warned of."""
+"""Seconds after which a call without an answer causes a warning."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class ReflectionCounts:
     calls: int = 0
     """Calls that were made, failed ones among them."""
     replayed: int = 0
-    """Answers that an earlier process of this run had got."""
+    """Answers that an earlier process of this run had received."""
     refused: int = 0
     """Questions without a usable answer after all tries."""
     last_problem: str = ""
@@ -179,7 +179,7 @@ class Reflector:
         )
 
     async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, int]:
-        """Return the answer, and its tokens with those of the question."""
+        """Return the answer, and the tokens of question and answer together."""
         if self._client is None:
             async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
                 return await self._complete(llm.openai(), llm.model, messages)

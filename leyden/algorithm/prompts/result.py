@@ -24,7 +24,7 @@ class PromptResult:
     against_first: Comparison | None
     """The best prompts compared with the user's, on validation tasks; None if both are the same."""
     test_reward: float | None = None
-    """The mean of the best prompts on the test set; None without one."""
+    """The mean reward of the best prompts on the test set; None without a test set."""
     test: Comparison | None = None
     """The best prompts compared with the user's, on the test set."""
     expected_reward: float | None = None

@@ -23,7 +23,7 @@ _OPEN, _CLOSE = "<new_prompt>", "</new_prompt>"
 _TAG = re.compile(f"{_OPEN}(.*?)({_CLOSE}|\\Z)", re.DOTALL)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*)\n```\Z", re.DOTALL)
 _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
-"""Marks that Jinja and POML replace."""
+"""Matches the expressions and tags that Jinja and POML replace."""
 _STRAY = re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")
 """Marks that must not be left beside expressions and tags, because they change how the text
 around them is read."""
