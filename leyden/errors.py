@@ -1,9 +1,8 @@
 """Every error that Leyden raises on purpose, one root and a few kinds.
 
 Each kind also inherits the builtin that it is, so `except ValueError` works too. A message says
-what happened, to which id or
-option, and what to do about it. To add a kind: a class with one docstring sentence that says when
-it is raised.
+what happened, to which id or option, and what to do about it. To add a kind: a class with one
+docstring sentence that says when it is raised.
 """
 
 from __future__ import annotations

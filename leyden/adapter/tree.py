@@ -134,8 +134,8 @@ class TraceTree:
         return is_reward(self.span)
 
     def agents(self) -> dict[str, str | None]:
-        """Return, for each span id at or below this node, the nearest agent at or above it; None if
-        there is none.
+        """Return the name of the nearest agent at or above each span, by the ids of the spans at or
+        below this node. None if no agent is there.
 
         A node of a LangGraph graph is named with its graph: `graph.node`.
         """

@@ -115,8 +115,8 @@ class TraceToTriplet(TracerTraceToTriplet):
 
     In an attempt with a gateway's record, calls that the gateway did not record are left out,
     because they went to another model. A call that the gateway and the tracer both recorded becomes
-    one triplet, with the gateway's tokens and the tracer's agent.
-    Options and metadata are those of `TracerTraceToTriplet`.
+    one triplet, with the gateway's tokens and the tracer's agent. Options and metadata are those of
+    `TracerTraceToTriplet`.
     """
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:

@@ -324,8 +324,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def pin(self) -> str:
-        """Return the name under which `collector` pins the rollouts that this
-        run will still read.
+        """Return the name under which `collector` pins the rollouts that this run will still
+        read.
         """
         return f"run {self.get_run().run_id}"
 

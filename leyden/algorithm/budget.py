@@ -132,8 +132,8 @@ class Budget:
 
     @property
     def rollouts_expected(self) -> int | None:
-        """Return about how many more rollouts fit; None without a limit on
-        rollouts, tokens or cost.
+        """Return about how many more rollouts fit; None without a limit on rollouts, tokens or
+        cost.
 
         Tokens and cost are divided by the mean of the rollouts so far, and by the limit of an
         attempt before the first. An algorithm plans with this number; the limits hold

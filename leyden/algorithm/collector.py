@@ -61,8 +61,8 @@ _REST_SECONDS_EACH = 25e-6
 """Between two waits, for each rollout waited for: a wait begins with a look at all of them, about
 ten times as fast."""
 _SILENCE_SECONDS = 60.0
-"""After so long without a result, and twice as long each time after that, a collection names
-what it waits for."""
+"""After this many seconds without a result, and after twice as long each further time, a collection
+logs which rollouts it waits for."""
 _NAMED = 5
 """The most unfinished rollouts that such a message names."""
 _AT_LEAST = 128

@@ -140,9 +140,8 @@ class CallAdvantage:
 def call_advantages(
     returns: Mapping[int, Sequence[float]], *, n_calls: int | None = None, own_return: float | None = None
 ) -> list[CallAdvantage]:
-    """Estimate
-    `A(k) = mean(returns of forks that keep call k) - mean(returns of forks before call k)`
-    (VinePPO).
+    """Estimate `A(k) = mean(returns of forks that keep call k) - mean(returns of forks before call
+    k)` (VinePPO).
 
     Forks at k and at k + 1 are needed for call k; calls without both are left out. Rewards on the
     way are part of the return, and nothing is discounted.

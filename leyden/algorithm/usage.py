@@ -102,8 +102,8 @@ class PromptUsage:
     def _open_counts(
         self, resources: NamedResources, names: Collection[str] | None
     ) -> Iterator[tuple[PromptTemplate, _Count]]:
-        """Yield the prompts of which more rollouts are read, because reading
-        their calls takes time.
+        """Yield the prompts of which more rollouts are read, because reading their calls takes
+        time.
         """
         for name, prompt in resources.items():
             if isinstance(prompt, PromptTemplate) and (names is None or name in names) and fixed_pieces(prompt):

@@ -29,7 +29,8 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
     """Return when the server at `url` accepts connections, and report on standard error until then.
 
     what: the server in words, such as "the store at http://127.0.0.1:4747".
-    wait_seconds: raise StoreError if the server does not answer for so long; None waits for ever.
+    wait_seconds: raise StoreError if the server does not answer for this many seconds; None waits
+        for ever.
     meanwhile: what the command does until the server answers.
     """
     started, pause, reported = time.monotonic(), _FIRST_PAUSE_SECONDS, ""

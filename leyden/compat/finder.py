@@ -39,8 +39,8 @@ SHADOW = Path(__file__).parent / "shadow"
 
 
 class ForeignNameError(LeydenError, ImportError):
-    """Leyden has nothing under a name of another package; the message says
-    what to write instead.
+    """Leyden has nothing under a name of another package; the message says what to write
+    instead.
     """
 
 
@@ -160,8 +160,8 @@ class _Module(ModuleType):
 
 
 def load(target: str) -> Any:
-    """Return the object that a target names: "module:attribute", or "module" for
-    the module itself.
+    """Return the object that a target names: "module:attribute", or "module" for the module
+    itself.
     """
     module, _, name = target.partition(":")
     value: Any = importlib.import_module(module)

@@ -1,8 +1,8 @@
 """Responses in OpenAI's wire format, whole and in chunks.
 
-Pure functions; they know no model and no server.
-Conventions beyond OpenAI's are vLLM's: `return_token_ids` puts `prompt_token_ids` at the top and
-`token_ids` in each choice. Leyden's own: `policy_versions` in each choice, one for each token.
+Pure functions; they know no model and no server. Conventions beyond OpenAI's are vLLM's:
+`return_token_ids` puts `prompt_token_ids` at the top and `token_ids` in each choice. Leyden's own:
+`policy_versions` in each choice, one for each token.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class Chat:
     def ended(
         self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: PartialReply
     ) -> None:
-        """Store the ids of a response, so that a later prompt that contains its
-        text continues them.
+        """Store the ids of a response, so that a later prompt that contains its text continues
+        them.
 
         Do nothing if the response ended at something that the client did not get,
         such as a stop string.

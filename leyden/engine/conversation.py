@@ -1,8 +1,8 @@
 """Messages and tools of a chat request, checked and brought into the form that chat templates take.
 
-Pure functions.
-Chat templates of Hugging Face want the arguments of a call as an object where OpenAI's wire format
-has JSON text, one string of content where it allows parts, and no fields that are null.
+Pure functions. Chat templates of Hugging Face want the arguments of a call as an object where
+OpenAI's wire format has JSON text, one string of content where it allows parts, and no fields that
+are null.
 """
 
 from __future__ import annotations

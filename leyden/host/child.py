@@ -388,7 +388,7 @@ class Parent:
             raise EOFError from None
 
     def has_ended(self, within_seconds: float) -> bool:
-        """Return whether the parent's process has ended, after waiting for that at most so long."""
+        """Wait for the end of the parent's process, and return whether it has ended."""
         try:
             with _descriptor_of(self.pid) as process:
                 if process is None:
@@ -598,9 +598,8 @@ class Command:
     def close(self, grace_seconds: float) -> int:
         """Close standard input, wait for the program's end, then kill its process group.
 
-        Return its exit code.
-        A program of ours ends when its input does (`end_with_parent`). A guard sends SIGTERM to its
-        program instead, and kills it some seconds later. Safe to repeat.
+        Return its exit code. A program of ours ends when its input does (`end_with_parent`). A
+        guard sends SIGTERM to its program instead, and kills it some seconds later. Safe to repeat.
         """
         self._closing = True
         assert self._process.stdin is not None

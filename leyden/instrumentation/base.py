@@ -26,8 +26,7 @@ class Instrumentation(AbstractContextManager[None], ABC):
     """Changes a library inside `with`.
 
     Blocks may be nested and may overlap, in any threads: the first one installs, the last one
-    removes.
-    Where the library is not installed the block does nothing.
+    removes. Where the library is not installed the block does nothing.
     """
 
     modules: ClassVar[tuple[str, ...]]

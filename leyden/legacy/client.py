@@ -66,14 +66,14 @@ class AgentLightningClient(NamedOptions):
         return task
 
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return these resources, which are requested once; None if the server
-        has none or fails.
+        """Return these resources, which are requested once; None if the server has none or
+        fails.
         """
         return self._resources.get(resource_id) or self._kept(self._send(_path_of(resource_id)))
 
     async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return these resources, which are requested once; None if the server
-        has none or fails.
+        """Return these resources, which are requested once; None if the server has none or
+        fails.
         """
         return self._resources.get(resource_id) or self._kept(await self._send_async(_path_of(resource_id)))
 

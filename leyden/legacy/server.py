@@ -44,7 +44,7 @@ class AgentLightningServer(NamedOptions):
     ) -> None:
         """
         port: 0 chooses a free one.
-        task_timeout_seconds: a task without a report so long after its claim is queued again.
+        task_timeout_seconds: a task without a report this long after its claim is queued again.
         store: where tasks, resources and reports are kept; it stays open. None: a
             new one in memory.
         insecure: serve other machines, without a token, because the protocol has none.

@@ -55,7 +55,7 @@ _MODES: Final = get_args(get_args(Task.model_fields["mode"].annotation)[0])
 class TaskQueue:
     """The server's operations, on any event loop.
 
-    task_timeout_seconds: a task whose report has not come so long after its claim is queued again.
+    task_timeout_seconds: a task without a report this long after its claim is queued again.
     recorder: the gateway; each claim has resources of its own then, in which a ProxyLLM is the
         LLM of that attempt.
     """
@@ -160,8 +160,8 @@ class TaskQueue:
         logger.error("the report on task %s is lost: its attempts ended while it was recorded", report.rollout_id)
 
     async def take(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return the report on a finished task, once; None if it is not
-        finished, taken or unknown.
+        """Return the report on a finished task, once; None if it is not finished, taken or
+        unknown.
         """
         try:
             rollout = await self.store.get_rollout_by_id(rollout_id)

@@ -9,8 +9,8 @@
     checkpoints/superseded/step-000015     newer than the one that a later run was resumed from
 
 A checkpoint is written aside, made durable and renamed, and never changes afterwards. It holds no
-pickle, so reading it runs no code.
-The store knows no loop: `Checkpoint` (a callback) decides when to save, the vessel decides what.
+pickle, so reading it runs no code. The store knows no loop: `Checkpoint` (a callback) decides when
+to save, the vessel decides what.
 """
 
 from __future__ import annotations
@@ -207,9 +207,8 @@ class CheckpointStore:
         """Return the newest intact checkpoint, or None if there is no checkpoint at all.
 
         Log a warning for each damaged checkpoint that is skipped. Raise CheckpointError if all are
-        damaged.
-        Also raise CheckpointError if another configuration or a newer Leyden wrote it, because
-        continuing from an older checkpoint would throw its work away.
+        damaged. Also raise CheckpointError if another configuration or a newer Leyden wrote it,
+        because continuing from an older checkpoint would throw its work away.
         """
         steps = self.steps()
         for iteration in reversed(steps):

@@ -58,9 +58,8 @@ class Checkpoint(Callback):
         policy before the first iteration has none.
     clock: seconds that never go back, for `time_interval`.
 
-        checkpoint = Checkpoint(run_dir / "checkpoints")
-        loop = TrainLoop(max_iters=100, callbacks=[checkpoint])
-        await loop.arun(vessel, resume=checkpoint.latest())
+        checkpoint = Checkpoint(run_dir / "checkpoints") loop = TrainLoop(max_iters=100,
+        callbacks=[checkpoint]) await loop.arun(vessel, resume=checkpoint.latest())
 
     A vessel whose asynchronous `save` returns a function, such as the method that waits for a state
     to be written, has copied its state: the checkpoint is completed while training goes on, and

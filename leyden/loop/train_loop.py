@@ -361,10 +361,9 @@ class TrainLoop(NamedOptions):
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore what `run_state` returned.
 
-        The run restores the random states, after the vessel.
-        A callback or writer without a saved state starts anew. A saved state without its callback
-        or writer is named in a warning. `should_stop` keeps its value: the caller decides whether a
-        run continues.
+        The run restores the random states, after the vessel. A callback or writer without a saved
+        state starts anew. A saved state without its callback or writer is named in a warning.
+        `should_stop` keeps its value: the caller decides whether a run continues.
         """
         self.current_iter = state["current_iter"]
         self.current_stage = state["current_stage"]

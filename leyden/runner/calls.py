@@ -4,8 +4,7 @@ hang.
 An async agent runs as a task of the runner's loop and is cancelled when its time is over or its
 rollout is cancelled; one that swallows the cancellation is abandoned. A sync agent runs in a daemon
 thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks
-ends
-where the agent ends: it is no second runner.
+ends where the agent ends: it is no second runner.
 """
 
 from __future__ import annotations

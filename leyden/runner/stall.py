@@ -21,9 +21,9 @@ Reason = Literal["blocked", "importing", "no_cpu", "no_lock"]
 """`no_lock`: other threads of the process hold Python's lock (the GIL)."""
 
 _BLOCKED_SECONDS = 0.4
-"""A step that computes or sleeps for so long blocks its event loop."""
+"""A step that computes or sleeps for this many seconds blocks its event loop."""
 _SHORTAGE_SECONDS = 2.0
-"""A loop that gets no CPU for so long is worth a warning."""
+"""A loop that gets no CPU for this many seconds is worth a warning."""
 _WAKES_PER_SECOND = 25
 """A thread that wakes more often, and uses little CPU, waits for Python's lock."""
 _SHOWN_FRAMES = 20
@@ -106,8 +106,8 @@ def place(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def is_worth_a_warning(why: Reason, seconds: float) -> bool:
-    """Return whether a stall that lasts for so long is to be reported now: rarely, and never an
-    import.
+    """Return whether to report a stall that has lasted for `seconds`. Imports are never reported,
+    other stalls rarely.
     """
     if why == "importing" or (why != "blocked" and seconds < _SHORTAGE_SECONDS):
         return False

@@ -1,8 +1,8 @@
 """`FolderRecorder`: writes a run's folder while the run lives.
 
-It needs no event loop and knows no store.
-Rows and failures are appended as they come, so a kill loses none that was written. A thread touches
-`run.json` every ten seconds to show that the run lives.
+It needs no event loop and knows no store. Rows and failures are appended as they come, so a kill
+loses none that was written. A thread touches `run.json` every ten seconds to show that the run
+lives.
 """
 
 from __future__ import annotations

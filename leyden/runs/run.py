@@ -22,13 +22,13 @@ class Reports(Protocol):
         ...
 
     def loop_callbacks(self) -> Sequence[Callback]:
-        """Return the callbacks of an algorithm that has a `TrainLoop`; asking means that the loop
-        reports.
+        """Return the callbacks for an algorithm's own `TrainLoop`. After this call, the run takes
+        its stages from that loop.
         """
         ...
 
     def loop_writers(self) -> Sequence[LogWriter]:
-        """Return the writers of an algorithm that has a `TrainLoop`."""
+        """Return the writers for an algorithm's own `TrainLoop`."""
         ...
 
 

@@ -21,8 +21,8 @@ _HEALTH_SECONDS = 2.0
 
 
 class ModelAddresses:
-    """`resources` may be called from any thread; `watch` runs in one event loop
-    until it is cancelled.
+    """`resources` may be called from any thread; `watch` runs in one event loop until it is
+    cancelled.
     """
 
     def __init__(self, gateway: str, own: Mapping[str, LLM] | None) -> None:

@@ -37,8 +37,8 @@ _CANARY, _PRODUCTION = "canary", "production"
 
 
 class QueuedRollout(AttemptedRollout):
-    """A claimed rollout with two shorter names, `id` and `group`, for a loop
-    that runs the queue.
+    """A claimed rollout with two shorter names, `id` and `group`, for a loop that runs the
+    queue.
     """
 
     @property
@@ -48,8 +48,8 @@ class QueuedRollout(AttemptedRollout):
 
     @property
     def group(self) -> str | None:
-        """Return `arm`: the side of the experiment that the rollout belongs to,
-        such as `control`.
+        """Return `arm`: the side of the experiment that the rollout belongs to, such as
+        `control`.
         """
         return self.arm
 

@@ -84,8 +84,8 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._ready.set)
 
     def wait_until_empty(self, seconds: float) -> bool:
-        """Block until all records are delivered, for at most `seconds`, and
-        return whether they are.
+        """Block until all records are delivered, for at most `seconds`, and return whether they
+        are.
         """
         return self._empty.wait(seconds)
 

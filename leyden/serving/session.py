@@ -49,8 +49,8 @@ _START_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Served:
-    """The resources that one request is served with, all of one version, and the
-    ids of its rollout.
+    """The resources that one request is served with, all of one version, and the ids of its
+    rollout.
     """
 
     rollout_id: str
@@ -376,8 +376,8 @@ class OnlineSession:
         self._tasks = [asyncio.create_task(work) for work in background]
 
     def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
-        """Keep the beginning or the end of a rollout; a full spool loses it
-        rather than the request.
+        """Keep the beginning or the end of a rollout; a full spool loses it rather than the
+        request.
         """
         try:
             outbox.put(rollout)

@@ -633,9 +633,9 @@ class LightningStore(NamedOptions, ABC):
 
         Their attempts and spans go with them, and so do versions of resources that only they can
         have used. Reading them raises UnknownRollout from then on. Unfinished and pinned rollouts
-        stay, and so do the newest one and the one with the newest span.
-        The store's owner calls it on a schedule (`Sweeper`), in steps short enough not to delay
-        other calls. Raise ConfigError for a `limit` below 1. Safe to retry.
+        stay, and so do the newest one and the one with the newest span. The store's owner calls it
+        on a schedule (`Sweeper`), in steps short enough not to delay other calls. Raise ConfigError
+        for a `limit` below 1. Safe to retry.
         """
 
     # ---- resources -------------------------------------------------------------------------------

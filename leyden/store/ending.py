@@ -64,7 +64,7 @@ class End:
         return EndAnswer(ended=self._announced)
 
     async def announce(self, *, within_seconds: float) -> None:
-        """Tell everyone; return when those who were waiting have been told, or after so long."""
+        """Announce the end. Return when all waiting clients were notified, or after the time."""
         self._announced = True
         self._waiting_is_over.set()
         self._look_whether_all_are_told()

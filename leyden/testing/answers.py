@@ -28,7 +28,7 @@ class Misbehaviour:
     content_type: str = "application/json"
     """The content type of `body`."""
     delay_seconds: float = 0.0
-    """Be silent for so long before the first byte."""
+    """Be silent for this many seconds before the first byte."""
     close_after_chunks: int | None = None
     """Break the connection after this many chunks of a stream, or in the middle of a whole answer.
     """
@@ -46,7 +46,7 @@ class Misbehaviour:
     """Leave out this many log-probabilities."""
     no_usage: bool = False
     chunk_delay_seconds: float = 0.0
-    """Wait so long before each chunk of a stream."""
+    """Wait this many seconds before each chunk of a stream."""
 
 
 @dataclass(frozen=True, slots=True)

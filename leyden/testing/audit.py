@@ -1,5 +1,5 @@
-"""Whether a store's records agree with each other, whatever happened to the
-processes that wrote them.
+"""Whether a store's records agree with each other, whatever happened to the processes that wrote
+them.
 
 It knows the protocol and the lifecycle, no database. It reads everything, so it is for tests and
 for a store after an accident.

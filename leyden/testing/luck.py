@@ -40,8 +40,8 @@ class LuckGame:
     luck: float = 10.0
 
     def reward(self, answers: Sequence[str]) -> float:
-        """Return the points of some first answers; of `n_moves` answers they are
-        the game's reward.
+        """Return the points of some first answers; of `n_moves` answers they are the game's
+        reward.
         """
         if not answers:
             return 0.0

@@ -58,9 +58,9 @@ class Debugged:
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Return the coroutine's result.
 
-    Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended.
-    A second Ctrl-C does not wait. If a loop runs in this thread already (a notebook), the coroutine
-    runs on a loop of its own in another thread, and the caller blocks all the same.
+    Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended. A second Ctrl-C does not
+    wait. If a loop runs in this thread already (a notebook), the coroutine runs on a loop of its
+    own in another thread, and the caller blocks all the same.
     """
     return _in_thread(work) if _loop_runs_here() else asyncio.run(_until_terminated(work))
 

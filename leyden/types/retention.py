@@ -14,10 +14,8 @@ class Retention(NamedFields):
     kept.
 
     Where several limits are given, a rollout goes as soon as one of them says so, the one that
-    finished first before the others, with
-    its attempts and spans. A forgotten rollout is unknown: read or pin what you need before, and
-    expect a repeated enqueue under its id
-    to be a new one.
+    finished first before the others, with its attempts and spans. A forgotten rollout is unknown:
+    read or pin what you need before, and expect a repeated enqueue under its id to be a new one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -50,9 +50,8 @@ def one_line(text: str) -> str:
 def harmless(text: str) -> str:
     """Return the text without characters that a terminal obeys, each replaced by `�`.
 
-    Line breaks and tabs stay.
-    The texts of models, agents and tasks may hold escape sequences, which retitle a terminal, write
-    to its clipboard, or hide what stands there.
+    Line breaks and tabs stay. The texts of models, agents and tasks may hold escape sequences,
+    which retitle a terminal, write to its clipboard, or hide what stands there.
     """
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
 

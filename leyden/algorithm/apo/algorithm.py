@@ -186,8 +186,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     # ---- the loop's points -----------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Validate data, prompts, models and budget, and start the search from
-        the user's prompts.
+        """Validate data, prompts, models and budget, and start the search from the user's
+        prompts.
         """
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("APO needs tasks to learn from; pass a train_dataset with at least one")
@@ -256,8 +256,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             self._best = self._search.candidates[self._search.best]
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Do all rounds, measure the best prompts on the whole validation set, compare on the test
-        set, and return a `PromptResult`.
+        """Do all rounds, measure the best prompts on the whole validation set, compare them with
+        the user's prompts on the test set, and return a `PromptResult`.
         """
         await super().run(train_dataset, val_dataset)
         search, everything = self._search, range(len(self._val))

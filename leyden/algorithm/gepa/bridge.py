@@ -19,8 +19,8 @@ class Stopped(BaseException):
 
 
 class Bridge:
-    """Runs coroutines on a loop for one other thread, until `stop` is called or
-    one of them fails.
+    """Runs coroutines on a loop for one other thread, until `stop` is called or one of them
+    fails.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

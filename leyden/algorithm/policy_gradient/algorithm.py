@@ -272,8 +272,8 @@ class PolicyGradient(PolicyAlgorithm):
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     async def finish(self) -> None:
-        """Warn of a run that could not learn, and leave the trained model in
-        the run's directory.
+        """Warn of a run that could not learn, and leave the trained model in the run's
+        directory.
         """
         self._warn(self._watch.end(self.max_iters))
         await super().finish()
@@ -407,8 +407,8 @@ class PolicyGradient(PolicyAlgorithm):
         return len(too_old)
 
     def _open_stream(self, iteration: int) -> GroupStream:
-        """Return the stream, which at first holds the groups that were under way
-        at the checkpoint.
+        """Return the stream, which at first holds the groups that were under way at the
+        checkpoint.
         """
         if self._stream is None:
             self._stream = GroupStream(self.collector, self._requests_of, self._run_requests, self._forks_of)

@@ -1,5 +1,5 @@
-"""`PolicyAlgorithm`: what all algorithms that train a policy have in common,
-whatever they learn from.
+"""`PolicyAlgorithm`: what all algorithms that train a policy have in common, whatever they learn
+from.
 
 It starts the policy, routes the gateway to it, gives it to agents as a resource, runs rollouts, and
 saves the policy. What a step learns from is the subclass's: fresh rollouts (`algorithm.py`) or
@@ -357,8 +357,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return resources_id
 
     def _warn_of_learning_rate(self) -> None:
-        """Log a hint if the learning rate was left at its default and seldom
-        fits the model's size.
+        """Log a hint if the learning rate was left at its default and seldom fits the model's
+        size.
         """
         counted = None if self._chose_optim else weights_of(self.trained_model())
         if counted is None:

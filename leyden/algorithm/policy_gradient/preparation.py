@@ -1,5 +1,5 @@
-"""`Preparation`: the forward passes that a step needs before its first gradient,
-and the advantages.
+"""`Preparation`: the forward passes that a step needs before its first gradient, and the
+advantages.
 
 A loss or an estimator says which columns it reads. This module knows which model computes each: the
 policy itself, a frozen reference, or a critic. To add a column, add a step to

@@ -125,8 +125,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     @abstractmethod
     def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[Item]:
-        """Return the training items (rollouts or pairs), in an order that depends
-        on `rollouts` alone.
+        """Return the training items (rollouts or pairs), in an order that depends on `rollouts`
+        alone.
         """
 
     @abstractmethod
@@ -353,8 +353,8 @@ class DPO(RecordedAlgorithm[PreferencePair]):
         return {**metrics, "loss": dpo.loss, "pairs": len(pairs), "accuracy": dpo.accuracy, "margin": dpo.margin}
 
     async def _rollout_logprobs(self, learner: Learner, rollouts: Sequence[StepRollout]) -> list[float]:
-        """Return the log-probability of all that the policy sampled in each
-        rollout, under a model.
+        """Return the log-probability of all that the policy sampled in each rollout, under a
+        model.
         """
         sequences = [sequence for rollout in rollouts for sequence in rollout.sequences]
         found = iter((await learner.forward(sequences, temperature=self.temperature)).logprobs)

@@ -126,8 +126,8 @@ class GroupStream:
             self._changed.set()
 
     def _forks(self, group: CollectedGroup) -> list[_GroupSlot]:
-        """Return the forks of a group whose rollouts have finished; none of a
-        group that was dropped.
+        """Return the forks of a group whose rollouts have finished; none of a group that was
+        dropped.
         """
         requests = self.forks_of(group) if self.groups.get(group.number) is group else ()
         group.rollout_ids += [str(each.rollout_id) for each in requests]

@@ -57,8 +57,8 @@ class PromptOptimiser(Algorithm):
         failed_reward: float,
         evaluation_seconds: float,
     ) -> None:
-        """Set what `__init__` of a derived class was given; its docstring says
-        what the options mean.
+        """Set what `__init__` of a derived class was given; its docstring says what the options
+        mean.
 
         evaluation_seconds: after which the unfinished rollouts of an evaluation count as failed.
         `check_shared_options` has checked them.
@@ -133,8 +133,8 @@ class PromptOptimiser(Algorithm):
                 budget.spend([budget.call_of_own_client(place, tokens)])
 
     async def _with_model(self, others: NamedResources, models: Sequence[str | None]) -> NamedResources:
-        """Return the resources that stay as they are, with a model of the
-        gateway if there is none.
+        """Return the resources that stay as they are, with a model of the gateway if there is
+        none.
         """
         proxy, name = self.get_llm_proxy(), type(self).__name__
         if proxy is None:
@@ -227,8 +227,8 @@ class PromptOptimiser(Algorithm):
     async def result(
         self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int, expected_reward: float | None = None
     ) -> PromptResult:
-        """Return the best prompts, compared with the first ones, on the test set
-        too if there is one.
+        """Return the best prompts, compared with the first ones, on the test set too if there is
+        one.
 
         rewards: on validation tasks, by the candidate's key.
         n_compared: candidates of which the best one was chosen by these rewards.

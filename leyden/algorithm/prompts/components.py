@@ -13,8 +13,8 @@ Edits = Mapping[str, tuple[int, int]]
 
 
 def name_to_improve(names: Sequence[str], edits: Edits, turn: int, seed: str) -> str:
-    """Return the prompt to rewrite: each in turn at first, then by how often that
-    has helped so far.
+    """Return the prompt to rewrite: each in turn at first, then by how often that has helped so
+    far.
 
     The choice is Thompson sampling: of each prompt's rate of success, which is Beta
     distributed, the highest draw wins. So a prompt whose edits never help gets fewer and fewer,

@@ -262,8 +262,8 @@ class _MessageGroup:
 
 
 def _groups(messages: Sequence[_Masked]) -> list[_MessageGroup]:
-    """Group messages by template: equal ones first, then each with the group that
-    it resembles most.
+    """Group messages by template: equal ones first, then each with the group that it resembles
+    most.
     """
     equal: dict[tuple[str, tuple[Token, ...]], _MessageGroup] = {}
     for each in messages:
@@ -304,8 +304,8 @@ def _shared_start(one: Sequence[Token], other: Sequence[Token]) -> int:
 
 
 def _without_islands(template: Sequence[Token]) -> tuple[Token, ...]:
-    """Return the template with one gap in the place of two that have too little
-    text between them.
+    """Return the template with one gap in the place of two that have too little text between
+    them.
     """
     found: list[Token] = []
     last_gap: int | None = None
@@ -423,8 +423,8 @@ def _source(slot: Token, texts: Sequence[str], members: Sequence[_Masked]) -> _F
 def _placeholders(
     sources: Sequence[_Field | _Gap | None], by_slot: Sequence[Sequence[str]]
 ) -> tuple[list[str | None], dict[str, Placeholder]]:
-    """Return the name for each slot, None for one that is fixed text, and what
-    the names stand for.
+    """Return the name for each slot, None for one that is fixed text, and what the names stand
+    for.
     """
     names: list[str | None] = []
     found: dict[str, Placeholder] = {}

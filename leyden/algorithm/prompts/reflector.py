@@ -130,8 +130,8 @@ class Reflector:
         return None
 
     async def _answer(self, purpose: str, model: str | None, messages: list[Message], place: str) -> str | None:
-        """Return the answer that is kept for this place, or else the model's; None
-        if the call failed.
+        """Return the answer that is kept for this place, or else the model's; None if the call
+        failed.
         """
         kept = self._journal.get(place) if place else None
         if kept is not None:

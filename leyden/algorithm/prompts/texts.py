@@ -105,8 +105,8 @@ def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: in
 
 
 def _problem_with_tags(text: str, template: str) -> str | None:
-    """Return why a text is no template of Jinja or POML with the tags of another
-    one; None if it is.
+    """Return why a text is no template of Jinja or POML with the tags of another one; None if it
+    is.
     """
     wanted, found = _tags(template), _tags(text)
     if found != wanted:

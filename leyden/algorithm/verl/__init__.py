@@ -1,5 +1,5 @@
-"""verl as an algorithm: Leyden's agents, store and gateway before verl's trainer,
-on one or many GPUs.
+"""verl as an algorithm: Leyden's agents, store and gateway before verl's trainer, on one or many
+GPUs.
 
 Lives here: `VERL` (`algorithm.py`) and its configuration (`config.py`, `defaults.yaml`); the batch,
 as five pure functions (`rows.py`); `AgentModeDaemon`, which runs prompts as rollouts (`daemon.py`);

@@ -142,8 +142,8 @@ class AgentModeDaemon(BatchInParts):
             await server.stop()
 
     def set_up_servers(self, addresses: Sequence[str]) -> None:
-        """Route the gateway to verl's servers, and publish the policy for
-        training and validation.
+        """Route the gateway to verl's servers, and publish the policy for training and
+        validation.
         """
         self._wait(self._set_up(addresses))
 

@@ -95,8 +95,8 @@ class BatchInParts(ABC):
     def get_train_data_batch(
         self, max_prompt_length: int, max_response_length: int, device: Any, global_steps: int
     ) -> tuple[Any, Metrics]:
-        """Return a batch of training as verl's `DataProto`, padded to these
-        lengths, and its metrics.
+        """Return a batch of training as verl's `DataProto`, padded to these lengths, and its
+        metrics.
 
         global_steps: goes into its `meta_info`.
         Raise ConfigError for a length that is shorter than a row, which the

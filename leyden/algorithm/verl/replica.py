@@ -138,8 +138,8 @@ class EngineServer:
 
 
 def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return what adapters add to each layer's weight: `alpha / r * B A`
-    (LoRA, arXiv:2106.09685, section 4.1).
+    """Return what adapters add to each layer's weight: `alpha / r * B A` (LoRA, arXiv:2106.09685,
+    section 4.1).
 
     weights: PEFT's state: `base_model.model.LAYER.lora_A.weight` of shape (r, inputs), and
         `lora_B` of shape (outputs, r).
@@ -198,8 +198,8 @@ class EngineReplica(RolloutReplica):
 
 
 class ServerAdapter(BaseRollout):
-    """The trainer's side of a replica: sends the weights of verl's training
-    engine to its server.
+    """The trainer's side of a replica: sends the weights of verl's training engine to its
+    server.
     """
 
     async def resume(self, tags: list[str]) -> None:

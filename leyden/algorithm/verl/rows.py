@@ -264,8 +264,8 @@ def pad_rows(
     response_length: int | None = None,
     multiple_of: int = 1,
 ) -> PaddedRows:
-    """Pad rows to one length, and add rows without a trained token until their
-    number is a multiple.
+    """Pad rows to one length, and add rows without a trained token until their number is a
+    multiple.
 
     prompt_length, response_length: None takes the longest.
     multiple_of: for example the number of data-parallel ranks.

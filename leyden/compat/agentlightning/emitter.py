@@ -166,8 +166,8 @@ def get_message_value(span: SpanLike) -> str | None:
 
 
 def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
-    """Return all dimensions of a reward span, the primary one first; an empty
-    list for other spans.
+    """Return all dimensions of a reward span, the primary one first; an empty list for other
+    spans.
     """
     attributes = agl_attributes(span.attributes or {})
     found = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.REWARD.value)

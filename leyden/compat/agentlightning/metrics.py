@@ -110,7 +110,7 @@ class ConsoleMetricsBackend(MetricsBackend):
     """Logs rates of counters, and percentiles (50, 95, 99) of histograms, over the last seconds.
 
     window_seconds: how long an event counts; None: for ever.
-    log_interval_seconds: the first event after so long logs every metric in one line.
+    log_interval_seconds: the first event after this many seconds logs every metric in one line.
     group_level: events whose first so many labels agree are one entry; None: all are one.
     """
 

@@ -30,8 +30,8 @@ class ProxyLLM(types.ProxyLLM):
 
 
 class PromptTemplate(types.PromptTemplate):
-    """A prompt with placeholders; `jinja` and `poml` templates are rendered by
-    their own packages.
+    """A prompt with placeholders; `jinja` and `poml` templates are rendered by their own
+    packages.
     """
 
     def format(self, **kwargs: Any) -> str:

@@ -116,8 +116,8 @@ def agl_span_name(name: str) -> str:
 
 
 def agl_attributes(attributes: Mapping[str, V]) -> dict[str, V]:
-    """Return attributes of an emitted span under Agent Lightning's names, and
-    others as they are.
+    """Return attributes of an emitted span under Agent Lightning's names, and others as they
+    are.
     """
     return {_agl_key(key): value for key, value in attributes.items()}
 

@@ -231,8 +231,8 @@ class TianshouPolicy(Policy):
         return self.policy(*args, **kwargs)
 
     def act(self, obs: Any, *, explore: bool) -> PolicyOutput:
-        """Call the policy, with exploration noise if exploring, and map its
-        actions to the space.
+        """Call the policy, with exploration noise if exploring, and map its actions to the
+        space.
         """
         batch = self._data.Batch(obs=copied(obs), info=self._data.Batch())
         with torch.no_grad():

@@ -92,8 +92,8 @@ class Trainer(native.Trainer):
         super().__init__(finite_env_type=finite_env_type, env_options=env_options, **options)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a value of `state_dict`, or what `torch.load` reads from a
-        file of `Checkpoint`.
+        """Restore a value of `state_dict`, or what `torch.load` reads from a file of
+        `Checkpoint`.
         """
         super().load_state_dict(with_arrays(dict(state)))
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 
 class ModelForward(Protocol):
-    """Computes hidden states and logits of one model from the model's own
-    parameters, never a copy.
+    """Computes hidden states and logits of one model from the model's own parameters, never a
+    copy.
     """
 
     name: str

@@ -90,8 +90,8 @@ class LayoutForward:
         self._store.clear()
 
     def _attend(self, index: int, q_NHD: Tensor, batch: _StepTokens) -> Tensor:
-        """Return the attention's output (N, H * D) of a batch: its single
-        tokens, then its prompts.
+        """Return the attention's output (N, H * D) of a batch: its single tokens, then its
+        prompts.
         """
         parts: list[Tensor] = []
         if batch.single is not None:

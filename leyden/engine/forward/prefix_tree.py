@@ -1,5 +1,5 @@
-"""Rows of tokens that begin alike as a tree, so that a token which several rows
-share is computed once.
+"""Rows of tokens that begin alike as a tree, so that a token which several rows share is computed
+once.
 
 In a causal model the state of a token depends on the tokens before it alone. Rows with one
 beginning therefore share its states, and everything but attention runs on the tree's tokens.

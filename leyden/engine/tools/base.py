@@ -74,12 +74,12 @@ class ToolParser(ABC):
     def grammar(
         self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool
     ) -> dict[str, str] | None:
-        """Return Lark rules for a response of calls alone, of which the first is `calls`; None if
-        there are none.
+        """Return Lark rules by name for a response that consists of calls alone, `calls` first.
 
-        arguments: the rule for each tool's arguments. literal: writes a text in the grammar. many:
-            several calls may be
-        made, and not only one.
+        arguments: the rule of each tool's arguments, by the tool's name.
+        literal: writes a text as a literal of the grammar.
+        many: whether several calls may be made, and not only one.
+        Returns None if the form has no grammar.
         """
         return None
 

@@ -43,8 +43,8 @@ class Mistral(ToolParser):
         return Found(known, end) if known and len(known) == len(calls) else "not a call"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """Return the grammar of the older form, a list of calls, which old and
-        new models can write.
+        """Return the grammar of the older form, a list of calls, which old and new models can
+        write.
         """
         calls = 'call (", " call)*' if many else "call"
         return {"calls": f'{literal(_MARKER)} "[" {calls} "]"', **json_calls(arguments, "arguments")}

@@ -1,12 +1,6 @@
 """Qwen3-Coder's form: XML with the arguments' text as it is.
 
-    <tool_call>
-    <function=get_weather>
-    <parameter=city>
-    Paris
-    </parameter>
-    </function>
-    </tool_call>
+    <tool_call> <function=get_weather> <parameter=city> Paris </parameter> </function> </tool_call>
 
 The text of an argument becomes a value by the type that the tool's schema gives it.
 """

@@ -152,8 +152,8 @@ class VLLMClient:
         await self.post("/resume", {})
 
     async def reload(self, folder: str) -> None:
-        """Load the weights of a folder that the server's machine can read, and
-        drop the prefix cache.
+        """Load the weights of a folder that the server's machine can read, and drop the prefix
+        cache.
         """
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         await self.post("/reset_prefix_cache", {})
@@ -185,8 +185,8 @@ class VLLMClient:
         await self.post("/reset_prefix_cache", {})
 
     async def set_mark(self, mark: str) -> None:
-        """Give the loaded weights a name, which `mark` returns until the
-        server is started again.
+        """Give the loaded weights a name, which `mark` returns until the server is started
+        again.
         """
         await self.post("/update_weight_version", {"new_version": mark})
 

@@ -55,8 +55,8 @@ class ServerOptions:
 
 
 class StartedServer:
-    """`python -m vllm.entrypoints.openai.api_server` as a child process, which
-    ends with this one.
+    """`python -m vllm.entrypoints.openai.api_server` as a child process, which ends with this
+    one.
     """
 
     def __init__(self, folder: Path, served_name: str, options: ServerOptions) -> None:

@@ -1,5 +1,5 @@
-"""Advantage estimators: from the rewards of one step's rollouts to an advantage
-for each model call.
+"""Advantage estimators: from the rewards of one step's rollouts to an advantage for each model
+call.
 
 They know no tokens, tasks or optimizer. Statistics are over rollouts: a rollout counts
 once, however many calls it made. To add an estimator, write a frozen dataclass with its

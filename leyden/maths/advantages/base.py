@@ -83,8 +83,8 @@ class Advantages:
         return 0
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the calls at which a rollout with this many trained calls is
-        forked, by their place.
+        """Return the calls at which a rollout with this many trained calls is forked, by their
+        place.
         """
         return []
 

@@ -1,5 +1,5 @@
-"""The estimator that values the states between calls by the returns of forks,
-which begin there anew.
+"""The estimator that values the states between calls by the returns of forks, which begin there
+anew.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class VinePPOAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """Return 2, because the value of the first state is the mean of a
-        group's other rollouts.
+        """Return 2, because the value of the first state is the mean of a group's other
+        rollouts.
         """
         return 2
 
@@ -58,8 +58,8 @@ class VinePPOAdvantages(Advantages):
         return self.n_forks
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the calls at which a rollout with this many trained calls is
-        forked, by their place.
+        """Return the calls at which a rollout with this many trained calls is forked, by their
+        place.
         """
         return [place for place in range(n_calls) if (place > 0 if self.calls is None else place in self.calls)]
 
@@ -71,10 +71,9 @@ def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) ->
 
     A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, and
     V_C the rollout's own reward, which is exact. Without forks at call 0, V_0 is the mean reward of
-    the group's other rollouts.
-    Rewards on the way are part of each return, and nothing is discounted. Without forks at a call
-    its value is unknown, and each call between two known values gets their whole difference. So a
-    rollout of one call has RLOO's advantage.
+    the group's other rollouts. Rewards on the way are part of each return, and nothing is
+    discounted. Without forks at a call its value is unknown, and each call between two known values
+    gets their whole difference. So a rollout of one call has RLOO's advantage.
     """
     first_values = _mean_of_others(rollouts)
     rows = [_differences(rollout, first) for rollout, first in zip(rollouts, first_values, strict=True)]

@@ -146,8 +146,8 @@ def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvanta
 
 
 def _standardised(rows: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
-    """Return the numbers of a group, less their mean and, with `scale`, divided
-    by their deviation.
+    """Return the numbers of a group, less their mean and, with `scale`, divided by their
+    deviation.
     """
     middle, variance = centre_and_variance(rows, ddof=constants.ddof)
     divisor = math.sqrt(variance) + constants.epsilon if constants.scale else 1.0

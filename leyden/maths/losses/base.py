@@ -22,8 +22,8 @@ class Loss:
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """Return the names of columns that these constants need besides those
-        of the registration.
+        """Return the names of columns that these constants need besides those of the
+        registration.
         """
         return ()
 
@@ -42,8 +42,8 @@ class Loss:
 
 
 class TokenBatch(NamedTuple):
-    """What a loss is computed from: the trained tokens of several sequences,
-    one after the other.
+    """What a loss is computed from: the trained tokens of several sequences, one after the
+    other.
     """
 
     logprobs_N: Tensor

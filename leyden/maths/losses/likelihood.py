@@ -48,8 +48,8 @@ def cispo(batch: TokenBatch, constants: CISPOLoss) -> LossTerms:
     """Return sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO, MiniMax-M1,
     arXiv:2506.13585, eq. 4 and 5).
 
-    sg stops the gradient: the ratio is a weight, and clipping it takes the
-    gradient of no token away.
+    sg stops the gradient: the ratio is a weight, and clipping it takes the gradient of no token
+    away.
 
     Metric in addition to those of `policy_terms`: `clip_fraction`, the share of ratios
     outside the clip range.

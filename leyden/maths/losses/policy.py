@@ -79,8 +79,8 @@ def importance_weights(learner_N: Tensor, sampler_N: Tensor, *, cap: float) -> T
 
 
 def token_entropies(logprobs_NV: Tensor) -> Tensor:
-    """Return the entropy of each distribution over V tokens, - sum_v p_v log p_v
-    in nats, shape (N,).
+    """Return the entropy of each distribution over V tokens, - sum_v p_v log p_v in nats, shape
+    (N,).
     """
     return -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(-1)
 

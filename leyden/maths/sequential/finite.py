@@ -47,8 +47,8 @@ class ShortfallEvidence:
         return math.inf if math.inf in self.log_capitals else average_log_e(self.log_capitals)
 
     def refutes(self, error: float) -> bool:
-        """Return whether the hypothesis is refuted, wrongly with a probability
-        of at most `error`.
+        """Return whether the hypothesis is refuted, wrongly with a probability of at most
+        `error`.
         """
         return self.peak >= -math.log(error)
 

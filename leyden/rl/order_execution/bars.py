@@ -85,7 +85,7 @@ class Bars:
         return self.between(first, last)
 
     def matrix(self, names: Sequence[str], part: slice) -> Array:
-        """Return some columns of some rows, float64, (rows, names)."""
+        """Return these columns of the rows of `part`, as float64 of shape (rows, names)."""
         rows = len(range(*part.indices(len(self))))
         return np.stack([self[name][part] for name in names], axis=1) if names else np.zeros((rows, 0))
 

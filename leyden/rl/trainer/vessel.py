@@ -2,8 +2,8 @@
 
 `TrainingVesselBase` is the protocol. `TrainingVessel` serves most needs: it collects episodes, then
 updates the policy. A vessel knows neither processes, checkpoints nor the trainer: it gets an
-`Iteration` and a `FiniteVectorEnv` over its seeds, and returns its state.
-To train in another way, subclass `TrainingVesselBase` and write the seed iterators and `train`.
+`Iteration` and a `FiniteVectorEnv` over its seeds, and returns its state. To train in another way,
+subclass `TrainingVesselBase` and write the seed iterators and `train`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@
 - `gate`: the offline check of a candidate.
 - `jobs`, `isolation`: training and measuring, in a process of its own with limits.
 
-The tests behind the verdict are in `leyden.maths.sequential`; docs/continual.md
-has the mathematics.
+The tests behind the verdict are in `leyden.maths.sequential`; docs/continual.md has the
+mathematics.
 """
 
 from leyden.serving.continual.gate import GateReport, GateSettings, Measurement, TaskOutcome, check

@@ -111,8 +111,8 @@ async def run_isolated(
     cost_left: float | None,
     go_on: Callable[[], Coroutine[Any, Any, bool]],
 ) -> Any:
-    """Run a job in a process of its own, and return its result, or None if
-    `go_on` has said to stop.
+    """Run a job in a process of its own, and return its result, or None if `go_on` has said to
+    stop.
 
     folder: gets the result as NAME-result.json, and what the process writes as NAME.log. A result
         that is there already is returned at once.

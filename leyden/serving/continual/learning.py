@@ -79,8 +79,8 @@ _NO_RANKS: Final = RankHistory()
 
 @dataclass(frozen=True, slots=True)
 class ShadowSettings:
-    """A candidate answers live tasks beside production, unseen by users, before
-    any of them gets it.
+    """A candidate answers live tasks beside production, unseen by users, before any of them gets
+    it.
 
     requests: how many live requests are answered again, by both versions.
     gate: limits, as for held-out tasks. Users give these answers no feedback, so rewards are

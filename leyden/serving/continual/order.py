@@ -1,5 +1,5 @@
-"""Requests in the order in which they were assigned, released as soon as all
-earlier ones are settled.
+"""Requests in the order in which they were assigned, released as soon as all earlier ones are
+settled.
 
 Feedback arrives in any order, and bad answers often get theirs sooner. A test that took values as
 they arrive would see too many bad ones early. So a request is released only after every earlier
@@ -73,8 +73,8 @@ class RequestOrder:
             request.values[metric] = value
 
     def release(self, now: float) -> Iterator[RequestOutcome]:
-        """Yield the outcomes of the requests that are settled and have only
-        settled ones before them.
+        """Yield the outcomes of the requests that are settled and have only settled ones before
+        them.
         """
         while self._requests:
             request_id, request = next(iter(self._requests.items()))

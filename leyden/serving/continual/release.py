@@ -24,10 +24,10 @@ from leyden.types import LabelMove, Release
 State: TypeAlias = Literal[
     "training", "trained", "abandoned", "gating", "shadow", "canary", "promoted", "refused", "rolled_back"
 ]
-"""`training`: a cycle looks for a candidate. It ends `trained`, when the release of its
-candidate is a row of
-its own, or `abandoned`. `gating`: the candidate is measured on held-out tasks. `shadow`: it answers
-live tasks, unseen by users. `canary`: it serves a share of the traffic. All others are final.
+"""`training`: a cycle looks for a candidate. It ends `trained`, when the release of its candidate
+is a row of its own, or `abandoned`. `gating`: the candidate is measured on held-out tasks.
+`shadow`: it answers live tasks, unseen by users. `canary`: it serves a share of the traffic. All
+others are final.
 """
 Event: TypeAlias = Literal["propose", "give_up", "observe", "release", "refuse", "better", "worse", "deadline", "stop"]
 """`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`:

@@ -94,8 +94,8 @@ class Transaction(Protocol):
         """Declare, before anything is written, how many rows the operation touches. None: unknown,
         perhaps many.
 
-        Raise Long if the driver wants so long an operation elsewhere. An operation that declares
-        nothing is short.
+        Raise Long if the driver runs operations of this length elsewhere. An operation that
+        declares nothing is short.
         """
         ...
 

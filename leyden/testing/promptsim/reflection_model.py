@@ -55,8 +55,8 @@ class ReflectionModel:
         self._known = list(dict.fromkeys([*known, *clauses, *DISTRACTORS, *FLUFF]))
 
     def answer(self, text: str, *, replica: int = 0) -> str:
-        """Return a critique or a new prompt, whichever the text asks for, in the
-        form that it asks for.
+        """Return a critique or a new prompt, whichever the text asks for, in the form that it asks
+        for.
         """
         if _REFUSES_PROMPT.search(text) or (_WANTS_CRITIQUE.search(text) and not _WANTS_PROMPT.search(text)):
             return _in_form(self.critique(text), text)
@@ -112,8 +112,8 @@ class ReflectionModel:
 
 
 def _in_form(answer: str, text: str) -> str:
-    """Return the answer in the tags, fences or fields that the request asks
-    for; plain if in none.
+    """Return the answer in the tags, fences or fields that the request asks for; plain if in
+    none.
     """
     if tags := _TAGS.search(text):
         return f"<{tags[1]}>{answer}<{tags[2]}>"

@@ -183,8 +183,8 @@ class PromptSim:
         return self.reflect("\n\n".join(message["content"] for message in messages), replica=replica)
 
     def fault(self, body: dict[str, Any]) -> Misbehaviour | None:
-        """Return the delay of the task model's answer, which may be a day; None
-        for other requests.
+        """Return the delay of the task model's answer, which may be a day; None for other
+        requests.
         """
         call = read_call(self.world, _messages(body), int(body.get("seed") or 0))
         return None if call is None else Misbehaviour(delay_seconds=min(self._tasks.seconds(call), _HANG_SECONDS))

@@ -75,8 +75,8 @@ class RuleInteraction:
     """Added if a prompt states both; negative for a conflict."""
 
     def effect(self, stated: Collection[str]) -> float:
-        """Return the term that the pair adds to the log-odds of a prompt that
-        states these rules.
+        """Return the term that the pair adds to the log-odds of a prompt that states these
+        rules.
         """
         n_stated = (self.first in stated) + (self.second in stated)
         return (0.0, self.alone, self.both)[n_stated]

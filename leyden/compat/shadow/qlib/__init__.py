@@ -1,5 +1,5 @@
-"""Found by child processes of a program under `leyden.compat`: puts Leyden in
-the place of `qlib`.
+"""Found by child processes of a program under `leyden.compat`: puts Leyden in the place of
+`qlib`.
 """
 
 from leyden.compat.finder import take_over
