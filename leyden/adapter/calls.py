@@ -181,8 +181,9 @@ class _JoinedCalls:
             call.is_wrapper = True
 
     def by_messages(self, *, answered: bool) -> None:
+        """Join sightings with equal requests, and with equal answers too if `answered`."""
         if all(call.response_ids for call in self.calls()):
-            return  # whatever they say: calls with different ids are different
+            return  # calls with different ids differ, even if their messages are equal
         alike: dict[tuple[str, str], list[_Sighting]] = {}
         for sighting in self._sightings:
             if sighting.asked and (sighting.answered or not answered):

@@ -38,7 +38,7 @@ _ENDED: Final = ("succeeded", "failed", "cancelled")
 _WAITING: Final = ("queuing", "requeuing")
 
 OnProgress = Callable[[int, int], None]
-"""Called with the rollouts done so far, and how many there are."""
+"""Called with the number of rollouts done so far, and their total."""
 
 
 class ImportFailed(LeydenError, RuntimeError):

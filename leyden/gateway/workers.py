@@ -128,7 +128,7 @@ class GatewayWorkers:
             raise
 
     async def stop(self) -> None:
-        """Take no more calls, end those under way, write every record.
+        """Refuse further calls, end those under way, and write every record.
 
         Calling it again does nothing.
         """

@@ -191,7 +191,7 @@ class RunRecorder:
         self._mirror.add(row)
 
     def follow(self, loop: TrainLoop) -> None:
-        """Take the algorithm's own loop, which begins now.
+        """Record the stages of the algorithm's own loop, which begins now.
 
         Rows after its checkpoint are removed, because it makes them again.
         """

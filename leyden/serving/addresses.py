@@ -17,7 +17,7 @@ from leyden.types import LIVE_KEY_PREFIX, LLM, NamedResources, ResourceUnion, Ve
 logger = logging.getLogger(__name__)
 
 _HEALTH_SECONDS = 2.0
-"""How long the gateway may take to say that it is there."""
+"""Seconds that the gateway may take to answer a check."""
 
 
 class ModelAddresses:

@@ -27,9 +27,9 @@ class AssignmentRule:
     """
 
     task_type: str | None = None
-    """The task type that it is for; None for any."""
+    """The task type that the rule is for; None for any."""
     min_quality: float | None = None
-    """The lowest required quality that it is for; None for any."""
+    """The lowest required quality that the rule is for; None for any."""
     label: str = "production"
     """The label of the version in production for such requests."""
     canary: str = "canary"
@@ -48,7 +48,7 @@ class CanaryShare:
     """How a release gives its canary to users, the same in every session."""
 
     share: float
-    """The part of the users who get it, in (0, 1)."""
+    """The share of the users who get the version, in (0, 1)."""
     salt: str
     """Part of the hash that decides which users get it; another salt gives it to other users."""
     until: float | None = None

@@ -112,7 +112,7 @@ class BlockingStore:
 
         The spans get the ids of the rollout and the attempt.
         metadata: attributes of each of the spans; what is None is left out.
-        Raise UnknownRollout, UnknownAttempt for a rollout that was not claimed yet.
+        Raise UnknownRollout, or UnknownAttempt if the rollout was not claimed yet.
         """
         attempt: Attempt | None = self._call("get_latest_attempt", rollout_id)
         if attempt is None:

@@ -29,7 +29,7 @@ OutboxRecord = Feedback | LiveRollout
 _RECORDS: TypeAdapter[OutboxRecord] = TypeAdapter(OutboxRecord)
 _BATCH = 256
 _LINGER_SECONDS = 0.05
-"""How long the first record of a batch waits for others."""
+"""Seconds that the first record of a batch waits for others."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _UNKNOWN_SECONDS = 900.0
@@ -37,7 +37,7 @@ _UNKNOWN_SECONDS = 900.0
 _TRIES = 5
 """How often a batch is tried again if the store fails on all of it. The pauses double."""
 _PROBE_SECONDS = 2.0
-"""How long a store may take to show that it is there."""
+"""Seconds that a store may take to answer a probe."""
 
 
 class Outbox:
@@ -53,7 +53,7 @@ class Outbox:
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
         self.aside = SetAside(self._spool, retry=self._is_to_wait, takes_nothing=self._takes_nothing)
-        """Records on which the store fails."""
+        """Records that the store failed to take."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
@@ -125,7 +125,7 @@ class Outbox:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     def close(self) -> None:
-        """Close the file. What waits in one with a name stays there."""
+        """Close the file. Waiting records stay in a file that has a name."""
         with self._lock:
             self._spool.close()
             self.aside.close()

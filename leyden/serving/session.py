@@ -89,7 +89,7 @@ class SessionStatus:
     store_is_away: bool
     """Whether the store is away or full, so that labels are not read or records not written."""
     store_error: str | None
-    """Why, such as that its disk is full; None if it is not away."""
+    """The reason why the store takes nothing, such as a full disk; None if it takes records."""
     gateway_is_away: bool
     waiting: int
     """Records that are not in the store yet."""

@@ -265,7 +265,7 @@ class LightningStore(NamedOptions, ABC):
         """Start another attempt by hand, whatever `max_attempts` says. The rollout becomes
         `preparing`.
 
-        Raise UnknownRollout, IllegalTransition for a finished rollout.
+        Raise UnknownRollout, or IllegalTransition if the rollout is finished.
         Safe to retry with an `attempt_id`: an attempt that is stored already is returned as it is.
         """
 

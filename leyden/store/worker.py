@@ -203,8 +203,8 @@ def _next_batch(jobs: SimpleQueue[QueuedOperation | None]) -> list[QueuedOperati
 
 
 def answer(jobs: SimpleQueue[QueuedOperation | None], batch: Sequence[QueuedOperation]) -> Loops:
-    """Resolve each job's future, with one call for each event loop. Return the loops from which a
-    result may come back.
+    """Resolve each job's future, with one call for each event loop. Return the loops in which a
+    cancelled caller may still have its operation undone.
     """
     undoable: Loops = weakref.WeakSet()
     by_loop: dict[asyncio.AbstractEventLoop, list[QueuedOperation]] = {}

@@ -115,7 +115,7 @@ def with_llm_proxy(
 
 
 class RolloutResultForAPO(TypedDict):
-    """How one rollout of a prompt went."""
+    """The result of one rollout of a prompt."""
 
     status: str
     final_reward: float | None

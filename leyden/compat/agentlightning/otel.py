@@ -57,12 +57,12 @@ def get_tracer(use_active_span_processor: bool = True) -> otel_trace.Tracer:
 
 
 def make_tag_attributes(tags: list[str]) -> dict[str, Any]:
-    """Return attributes that say a span's tags."""
+    """Return attributes that hold a span's tags."""
     return flatten_attributes({LightningSpanAttributes.TAG.value: tags}, expand_leaf_lists=True)
 
 
 def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
-    """Return the tags that attributes say."""
+    """Return the tags in attributes."""
     return TypeAdapter(list[str]).validate_python(_below(attributes, LightningSpanAttributes.TAG) or [])
 
 
@@ -76,7 +76,7 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
 
 
 def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
-    """Return the links that attributes say."""
+    """Return the links in attributes."""
     found = _below(attributes, LightningSpanAttributes.LINK) or []
     return TypeAdapter(list[LinkPydanticModel]).validate_python(found)
 
@@ -230,7 +230,7 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
 
 
 def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
-    """Return the attributes that say an exception."""
+    """Return the attributes that describe an exception."""
     return {
         **exception_attributes(exception),
         "exception.type": type(exception).__name__,

@@ -42,7 +42,7 @@ class RecordingContext:
 
     @property
     def status(self) -> SpanStatus:
-        """How the step went so far."""
+        """The status of the step so far."""
         return self._span.status
 
     def record_exception(self, exception: BaseException) -> None:
@@ -112,7 +112,7 @@ class Tracer(native.Tracer):
     _context_class: type[_OldTraceContext] = _OldTraceContext
 
     def prepare(self) -> None:
-        """Prepare nothing."""
+        """Do nothing, because there is no library to prepare."""
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
         """Bind the worker's store, if there is one."""

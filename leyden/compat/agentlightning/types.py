@@ -48,7 +48,7 @@ class SpanContext(BaseModel):
 
 
 class TraceStatus(SpanStatus):
-    """How a step ended."""
+    """The status with which a step ended."""
 
     def __init__(self, status_code: StatusCode = "UNSET", description: str | None = None, **others: Any) -> None:
         super().__init__(status_code=status_code, description=description, **others)

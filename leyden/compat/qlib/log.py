@@ -209,7 +209,7 @@ class CsvWriter(LogWriter):
         self.clear()
 
     def clear(self) -> None:
-        """Forget the counters and the rows."""
+        """Reset the counters, and drop the rows."""
         super().clear()
         self.all_records: list[dict[str, Any]] = []
 

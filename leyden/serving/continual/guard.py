@@ -49,7 +49,7 @@ class RequestOutcome:
     canary: bool
     """Whether the canary answered it."""
     share: float
-    """Probability with which it was assigned to the canary, in (0, 1)."""
+    """The probability with which the request was assigned to the canary, in (0, 1)."""
     values: Mapping[str, float | None]
     """Value of each metric by its name; None or absent: missing when the waiting time was over."""
 

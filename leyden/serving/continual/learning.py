@@ -572,7 +572,7 @@ async def _began(store: LightningStore) -> float:
 
 
 def _name(version: Version | None) -> str:
-    """Return a version as an operator types it."""
+    """Return a version as the command line takes it."""
     return "no version" if version is None else f"{version[0]} {version[1]}"
 
 

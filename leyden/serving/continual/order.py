@@ -45,16 +45,18 @@ class RequestOrder:
         self.repeated = 0
         """Requests that were left out because their key had an earlier one."""
         self.late = 0
-        """Values that came for a request that was released or left out."""
+        """The number of values that came for a request that was released or left out."""
 
     def __len__(self) -> int:
-        """Return how many requests wait."""
+        """Return the number of waiting requests."""
         return len(self._requests)
 
     def assign(self, request_id: str, *, key: str, canary: bool, share: float, time: float) -> None:
-        """Add the next request, in the order of assignment.
+        """Add the next request, in the order of assignment. Ignore a request that is known already.
 
-        A request that is known already has no effect.
+        key: of the user or the session. Further requests with the same key are left out.
+        share: the probability with which the request could be assigned to the canary.
+        time: Unix seconds.
         """
         if request_id in self._requests:
             return

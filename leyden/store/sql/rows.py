@@ -259,7 +259,7 @@ _PLAIN = {code: SpanStatus(status_code=code) for code in get_args(SpanStatus.mod
 
 
 FoundSpan = tuple[str, str, Row, TokenRecord | None]
-"""A span as it was read: its rollout, its attempt, a row that begins like one of `select_spans`,
+"""A span as it was read: its rollout, its attempt, a row with the columns of `select_spans` first,
 and the result of `read_tokens`. `span_from` makes an object of it for callers in this process,
 `span_json` makes JSON for others."""
 

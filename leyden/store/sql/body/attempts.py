@@ -145,8 +145,10 @@ def new_attempt(
     claim_id: str | None = None,
     heard: Literal["claimed", "busy"] = "busy",
 ) -> AttemptedRollout:
-    """Add the next attempt of a rollout that was just moved to `preparing`; `row` begins like
-    `select_rollouts`.
+    """Add the next attempt of a rollout that was just moved to `preparing`.
+
+    row: of the rollout, with the columns of `select_rollouts` first.
+    heard: whether the worker has claimed the attempt, or already reports to be busy with it.
     """
     check_attempt_id(attempt_id)
     check_id("worker_id", worker_id)

@@ -75,8 +75,8 @@ class TokenWriter:
 
 
 def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None]:
-    """Return the token record of each row. The rows begin like `select_spans`, and may belong to
-    different attempts.
+    """Return the token record of each row. The rows have the columns of `select_spans` first, and
+    may belong to different attempts.
     """
     packed = [row for row in rows if row[TOKENS] is not None]
     if not packed:
