@@ -457,7 +457,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._running = await asyncio.wrap_future(ready)
 
     async def stop(self) -> None:
-        """Take no more calls, end those under way, write every record and close the port.
+        """Refuse further calls, end those under way, write every record and close the port.
 
         Calling it again does nothing.
         """
@@ -553,6 +553,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         ready: concurrent.futures.Future[RunningGateway],
         stopped: concurrent.futures.Future[None],
     ) -> None:
+        """Run the gateway in the running loop, until the `RunningGateway` in `ready` is stopped."""
         attempts = Attempts(store)
         gate = Gate(self._pause_wait_seconds)
         async with _upstream_session(self._relay_options.timeout_seconds) as session, AsyncExitStack() as stack:

@@ -174,7 +174,8 @@ class RolloutBuffer:
         return FinalObservations(np.array(rows, np.int64), np.array(envs, np.int64), stacked(list(obs)))
 
     def indices(self) -> Ids | None:
-        """Return which of the T * N entries are transitions, (n_steps,), in order of time.
+        """Return the indices of the T * N entries that are transitions, (n_steps,), in order of
+        time.
 
         None: all.
         """

@@ -423,7 +423,7 @@ class _LocalQueue:
     def _request_more(self, producers: Producers) -> bool:
         """Request as many items as fit, at most two for each producer.
 
-        Return whether any is still to be received.
+        Return whether an item is still to be received.
         """
         while len(self._requested) < min(2 * len(producers), self._maxsize - len(self._ahead)) and not self._done:
             if (seed := self._plan.take_index()) is None:

@@ -126,7 +126,7 @@ class FakeUpstream:
         self._runner = runner
 
     async def stop(self) -> None:
-        """Take no more requests. Calling it again does nothing."""
+        """Refuse further requests. Calling it again does nothing."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

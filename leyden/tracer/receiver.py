@@ -75,7 +75,7 @@ class Receiver:
         self._server.open[self._secret] = self
 
     def close(self) -> None:
-        """Accept no more requests. May be repeated, and called from any thread."""
+        """Refuse further requests. Safe to repeat, and safe in any thread."""
         self._server.open.pop(self._secret, None)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> None:

@@ -288,7 +288,9 @@ _TRANSLATED = {
 
 
 def request_from_chat(chat: Json) -> Json:
-    """Return a chat request as one of this API. Raise Untranslatable if it cannot be expressed."""
+    """Return a chat request as a request of Anthropic's API. Raise Untranslatable if it cannot be
+    expressed.
+    """
     neutral(chat, _NEUTRAL, "Anthropic's API")
     request = without(chat, _TRANSLATED)
     request["max_tokens"] = chat.get("max_completion_tokens") or chat.get("max_tokens") or DEFAULT_MAX_TOKENS

@@ -193,7 +193,7 @@ def finish_reason(response: Json, calls: bool) -> str:
 
 
 def chat_usage(usage: Any) -> Json:
-    """Convert this API's usage to chat's."""
+    """Convert the usage of the Responses API to chat's."""
     counted = an_object(usage or {}, "usage")
     n_prompt, n_response = counted.get("input_tokens") or 0, counted.get("output_tokens") or 0
     found: Json = {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}

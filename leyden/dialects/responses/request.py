@@ -282,9 +282,9 @@ _OF_CHAT = {
 
 
 def request_from_chat(chat: Json) -> Json:
-    """Return a chat request as one of this API, which asks OpenAI to keep nothing.
+    """Return a chat request as one of the Responses API, which asks OpenAI to keep nothing.
 
-    Raise Untranslatable.
+    Raise Untranslatable if the Responses API cannot express it.
     """
     neutral(chat, _UNKNOWN_TO_RESPONSES, "the Responses API")
     request: Json = {"store": False, **without(chat, _OF_CHAT)}

@@ -58,7 +58,7 @@ class Evidence:
     log_capitals: tuple[float, ...] = (0.0,) * len(FRACTIONS)
     """Logarithm of the capital of each bet of `FRACTIONS`; each starts with 1."""
     log_e: float = 0.0
-    """Logarithm of the e-process: of the mean of the capitals, weighted by `STAKES`."""
+    """The logarithm of the e-process, which is the mean of the capitals, weighted by `STAKES`."""
     peak: float = 0.0
     """Largest `log_e` so far. By Ville's inequality it exceeds log(1 / error) with a probability
     of at most `error`."""

@@ -34,13 +34,13 @@ class ShortfallEvidence:
     peak: float = 0.0
     """Largest `log_e` so far. It exceeds log(1 / error) with a probability of at most `error`."""
     count: int = 0
-    """Values so far."""
+    """The number of values so far."""
     total: float = 0.0
     """Sum of the values so far."""
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the e-process: of the mean of the capitals.
+        """The logarithm of the e-process, which is the mean of the capitals.
 
         Infinite if the mean is certainly below 0.
         """

@@ -121,7 +121,7 @@ def drop_at(rewards: Sequence[float]) -> int:
 
 
 def reason_to_learn(trigger: Trigger, state: TriggerState, now: float) -> str | None:
-    """Return which condition holds, as a sentence; None if none does."""
+    """Return the condition that holds, as a sentence; None if none holds."""
     if trigger.drift is not None and is_drop(trigger.drift, state):
         return f"the reward has dropped by more than {trigger.drift.tolerance:g} from {state.level.mean or 0:.3g}"
     if trigger.count is not None and state.count >= trigger.count:

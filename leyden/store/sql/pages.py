@@ -85,7 +85,7 @@ class Filters:
 
 
 def check_page(limit: int, offset: int) -> None:
-    """Raise ConfigError for a limit or an offset that no page can have."""
+    """Raise ConfigError unless `limit` is -1 (all) or at least 1, and `offset` at least 0."""
     if limit == 0 or limit < -1:
         raise ConfigError(f"limit must be -1 (all) or at least 1, got {limit}")
     if offset < 0:

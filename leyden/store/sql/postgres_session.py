@@ -211,7 +211,7 @@ class _Lost(Exception):
 
 
 class Patience:
-    """Waits that grow each time, until `seconds` have passed or the store is being closed."""
+    """Pauses that grow each time, until `seconds` have passed or the store is being closed."""
 
     def __init__(self, target: Target, seconds: float, closing: threading.Event, doubt: str = "") -> None:
         self._target = target

@@ -42,8 +42,9 @@ class TokenWriter:
         self._records = _Records(tx)
 
     def pack(self, tokens: TokenRecord, known_prefix: tuple[str, int] | None) -> tuple[int | None, bytes]:
-        """Return the record's base, if it has one, and its own stored part. Raise what
-        `TokenRecord.pack` raises.
+        """Return the key of the record's base (None if it is stored whole) and the bytes to store.
+
+        Raise the errors of `TokenRecord.pack`.
 
         known_prefix: the result of `get_known_prefix` for its span.
         """
