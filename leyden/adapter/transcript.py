@@ -19,6 +19,8 @@ from leyden.adapter.tree import TraceTree
 from leyden.types import Span, get_rewards_from_span
 
 _INDENT = "  "
+_STACK_LINES = 8
+"""How many lines of a stack trace are shown if texts are cut."""
 
 
 def step_lines(spans: Sequence[Span]) -> list[str]:
@@ -55,6 +57,8 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
         lines.append(f"{indent}{_headline(span, call)}")
         if span.status.status_code == "ERROR":
             lines += _indented(f"failed: {span.status.description or 'no reason was recorded'}", indent, max_characters)
+        if stacktrace := str(span.attributes.get(semconv.EXCEPTION_STACKTRACE, "")):
+            lines += _indented(_last_lines(stacktrace, None if max_characters is None else _STACK_LINES), indent, None)
         if span.name == semconv.MESSAGE:
             lines += _indented(str(span.attributes.get(semconv.MESSAGE_BODY, "")), indent, max_characters)
         if call is not None and number is not None:
@@ -125,6 +129,13 @@ def _message_text(message: Json) -> str:
     text = message_text(message.get("content"))
     calls = "".join(f"\n{_INDENT}calls {call}" for call in _tool_calls(message))
     return f"{role}: {text}".rstrip() + calls
+
+
+def _last_lines(text: str, n: int | None) -> str:
+    lines = text.rstrip().splitlines()
+    if n is None or len(lines) <= n:
+        return "\n".join(lines)
+    return "\n".join([f"... ({len(lines) - n} earlier lines)", *lines[-n:]])
 
 
 def _indented(text: str, indent: str, max_characters: int | None) -> list[str]:

@@ -12,6 +12,7 @@ from leyden.algorithm.decorator import FunctionalAlgorithm, algo
 from leyden.algorithm.evaluator import Evaluator, Score
 from leyden.algorithm.prompts.candidate import names_to_improve
 from leyden.algorithm.prompts.comparison import compare
+from leyden.algorithm.prompts.records import best_label
 from leyden.algorithm.prompts.result import PromptResult
 from leyden.algorithm.prompts.texts import problem_with
 from leyden.errors import ConfigError, NoTrainingData
@@ -82,7 +83,7 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
         is_better, reward = change.difference.mean > 0, max(sum(before.values()), sum(after.values())) / len(val)
         best = PromptTemplate(template=left[0]) if is_better else first
         version = await evaluator.publish({**resources, name: best})
-        await store.set_label("few_shot/best", version.resources_id, version.version)
+        await store.set_label(best_label(few_shot.get_run().run_id), version.resources_id, version.version)
         return PromptResult({name: best}, version.resources_id, version.version, reward, change if is_better else None)
 
     return few_shot

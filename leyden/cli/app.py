@@ -34,7 +34,7 @@ from leyden.errors import LeydenError
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
-_HELP = "Train agents, look at its runs, and serve its parts.\n\n`leyden COMMAND -h` shows the options and examples of a command."
+_HELP = "Train agents, look at their runs, and serve what was learned.\n\n`leyden COMMAND -h` shows a command's options and examples."
 
 app = typer.Typer(
     help=_HELP,
@@ -58,7 +58,7 @@ store_commands.command()(export)
 store_commands.command("import")(import_)
 store_commands.command()(upgrade)
 app.add_typer(store_commands, name="store")
-app.add_typer(prompts_commands, name="prompts", short_help="Show the prompts that APO has tried.")
+app.add_typer(prompts_commands, name="prompts", short_help="Show the prompts that a prompt optimiser has tried.")
 app.add_typer(
     resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
 )

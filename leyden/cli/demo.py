@@ -145,7 +145,7 @@ def _train_and_show(
         # said here: the command line's library turns every KeyboardInterrupt into an exit without a
         # word
         Console(stderr=True).print(
-            f"\nstopped; everything finished is kept. {how_to_go_on}", soft_wrap=True, markup=False
+            f"\nstopped; what the run had finished is kept. {how_to_go_on}", soft_wrap=True, markup=False
         )
         raise typer.Exit(130) from None
     except ConfigError:

@@ -26,8 +26,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")
 
 @prompts_commands.callback()
 def prompts() -> None:
-    """Show the prompts of a run of APO or GEPA, while it runs or later, or prompts that an agent
-    has hard-coded.
+    """Show the prompts of a run of APO, GEPA or FewShot, or prompts that an agent has hard-coded.
 
     \b
     Examples:
@@ -274,7 +273,7 @@ def _history(run: RecordedRun) -> Sequence[CandidateRecord]:
 
     found = run.read_store(lambda store: read_history(store, run.record.run_id))
     if not found:
-        raise ConfigError(f"run {run.record.name!r} has measured no prompts; leyden prompts shows runs of APO and GEPA")
+        raise ConfigError(f"run {run.record.name!r} has no history of prompts; runs of APO and GEPA have one")
     return found
 
 

@@ -134,9 +134,13 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     if summary.run_dir is not None:
         lines += [f"{name}: {place}" for name, place in _places(summary.run_dir).items()]
         if summary.seconds:
-            show, plot = commands(summary.run_dir)
-            together = f"look: {show}, {plot}"
-            lines += [together] if len(together) <= width else [f"look: {show}", f"      {plot}"]
+            looks = _looks(summary, summary.run_dir)
+            together = f"look: {', '.join(looks)}"
+            lines += (
+                [together]
+                if len(together) <= width
+                else [f"look: {looks[0]}", *(f"      {look}" for look in looks[1:])]
+            )
     return "\n".join(lines)
 
 
@@ -158,7 +162,7 @@ def summary_html(summary: RunSummary) -> str:
     if summary.run_dir is not None:
         rows += _places(summary.run_dir).items()
     if summary.run_dir is not None and summary.seconds:
-        rows.append(("look", ", ".join(commands(summary.run_dir))))
+        rows.append(("look", ", ".join(_looks(summary, summary.run_dir))))
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(text)}</td></tr>'
         for name, text in rows
@@ -212,6 +216,11 @@ def commands(directory: Path) -> tuple[str, str]:
     """Return the commands that show the run in this folder, and its curve."""
     name = directory.name if directory.parent in (_RUNS, _RUNS.resolve()) else str(directory)
     return f"leyden show {shlex.quote(name)}", f"leyden plot {shlex.quote(name)}"
+
+
+def _looks(summary: RunSummary, directory: Path) -> list[str]:
+    show, plot = commands(directory)
+    return [show, *([f"{show} --failed"] if summary.failures else []), plot]
 
 
 def _curve(reward: RewardMetrics | None) -> str:

@@ -17,6 +17,8 @@ from leyden.types import AttemptedRollout, ResourcesUpdate, Rollout, RolloutStat
 _PAGE = 200
 """Rollouts whose spans are read at once."""
 _OFFERED = 5
+_VARYING = re.compile(r"\b(?![45]\d\d\b)[\w-]*\d[\w.:-]*")
+"""Ids, addresses, numbers and moments: words with a digit. A status of HTTP is none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,14 @@ class ScoredRollout:
 def group_failures(failures: Iterable[FailedRollout]) -> list[FailureGroup]:
     """Return the failures by reason, the most frequent first.
 
-    Ids of rollouts and attempts do not tell reasons apart.
+    Ids, addresses and numbers do not tell reasons apart. A group has its last failure's reason.
     """
     groups: dict[tuple[str | None, str], list[FailedRollout]] = {}
     for failure in failures:
-        groups.setdefault((failure.reason_kind, _without_ids(failure)), []).append(failure)
+        groups.setdefault((failure.reason_kind, _VARYING.sub("#", _without_ids(failure))), []).append(failure)
     found = [
-        FailureGroup(reason, kind, len(members), members[-1].rollout_id) for (kind, reason), members in groups.items()
+        FailureGroup(_without_ids(members[-1]), kind, len(members), members[-1].rollout_id)
+        for (kind, _), members in groups.items()
     ]
     return sorted(found, key=lambda group: -group.count)
 

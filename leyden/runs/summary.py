@@ -10,8 +10,10 @@ from typing import Any, get_args
 from leyden.loop import MetricValue
 from leyden.runs.display import closing_summary, summary_html
 from leyden.runs.metrics import RewardMetrics
+from leyden.runs.reading import failure_of
+from leyden.runs.rollouts import group_failures
 from leyden.store.base import LightningStore
-from leyden.types import RolloutStatus, failure_reason
+from leyden.types import RolloutStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ async def count_rollouts(store: LightningStore, run_id: str | None) -> tuple[dic
     run_id: count the rollouts of this run alone; None counts every rollout in the store.
     """
     failed = await store.query_rollouts(status_in=["failed"], run_id=run_id)
-    reasons = Counter(failure_reason(rollout) for rollout in failed)
+    reasons = Counter[str]()
+    for group in group_failures(failure_of(rollout) for rollout in failed):
+        reasons[group.reason] += group.count
     if run_id is None:
         found = (await store.statistics())["rollouts_by_status"]
         by_status = {status: found.get(status, 0) for status in get_args(RolloutStatus)}

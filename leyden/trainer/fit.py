@@ -431,9 +431,9 @@ def how_to_resume(directory: Path | None) -> str:
     if directory is not None and not (directory / MANIFEST).exists():
         return "the run was stopped before it had begun; nothing is left of it"
     if directory is None:
-        return "the run was stopped; it was kept in no directory"
+        return "the run was stopped; it has no directory, so it cannot be continued"
     return (
-        f"the run was stopped; everything finished is in {directory}. "
+        f"the run was stopped; what it had finished is in {directory}. "
         f"Continue with Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
     )
 

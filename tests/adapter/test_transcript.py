@@ -9,6 +9,7 @@ from typing import Any
 import openai
 
 import leyden as ly
+from leyden import semconv
 from leyden.adapter.transcript import step_lines, transcript_lines
 from leyden.testing import FakeUpstream, Reply, ToolCall
 from leyden.types import SpanStatus
@@ -82,3 +83,13 @@ def test_a_failed_step_says_why_at_its_depth() -> None:
         ly.Span(**ids, sequence_id=2, span_id="2" * 16, parent_id="1" * 16, name="search", status=status),
     ]
     assert transcript_lines(spans) == ["agent  2.50 s", "  search", "    failed: no answer"]
+
+
+def test_a_stack_trace_is_shown_by_its_last_lines_and_whole_if_nothing_is_to_be_cut() -> None:
+    trace = "\n".join(["Traceback:", *(f"line {number}" for number in range(20)), "ValueError: no"])
+    ids = {"rollout_id": "r", "attempt_id": "a", "trace_id": "0" * 32, "span_id": "1" * 16}
+    span = ly.Span(**ids, sequence_id=1, name=semconv.EXCEPTION, attributes={semconv.EXCEPTION_STACKTRACE: trace})
+    short = [line.strip() for line in transcript_lines([span])]
+    assert short[1:3] == ["... (14 earlier lines)", "line 13"]
+    assert short[-1] == "ValueError: no"
+    assert [line.strip() for line in transcript_lines([span], max_characters=None)[1:]] == trace.splitlines()

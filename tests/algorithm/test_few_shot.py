@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden.algorithm.prompts.records import read_best
 from leyden.errors import ConfigError, NoTrainingData
+from leyden.runs import open_run
 from leyden.testing import FakeUpstream
 
 pytest.importorskip("openai")
@@ -88,9 +90,9 @@ async def test_instructions_are_searched_together_with_demonstrations(tmp_path: 
 
 async def test_the_best_version_is_labelled_and_can_be_read(tmp_path: Path) -> None:
     result = await search(tmp_path / "run", ly.FewShot(seed=1), tasks(range(4)), tasks(range(10, 30, 2)))
+    run = open_run(tmp_path / "run")
     async with ly.SqliteLightningStore(tmp_path / "run" / "store.sqlite") as store:
-        labelled = await store.get_labelled_resources("few_shot/best")
-    assert labelled is not None
+        labelled = await read_best(store, run.record.run_id)
     assert (labelled.resources_id, labelled.version) == (result.resources_id, result.version)
     assert labelled.resources["prompt"] == result.prompts["prompt"]
 

@@ -117,7 +117,7 @@ def test_a_run_without_prompts_is_named(leyden: Callable[..., tuple[int, str, st
     ly.Trainer(algorithm="baseline", run_dir=tmp_path / "base", progress=False).fit(one, [1])
     for command in ("history", "diff"):
         code, _, error = leyden("prompts", command, str(tmp_path / "base"))
-        assert (code, "has measured no prompts" in error) == (1, True)
+        assert (code, "has no history of prompts" in error) == (1, True)
     code, _, error = leyden("prompts", "best", str(tmp_path / "base"))
     assert (code, "has no best prompt" in error) == (1, True)
 

@@ -1,6 +1,7 @@
 """A run in words: one line that fits, a curve, and a summary."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def test_the_summary_says_how_a_run_ended_and_where_everything_is(tmp_path: Path
     assert "result: {'best': 3}" in lines
     assert f"run: {directory}" in lines and f"model: {directory / 'model'}" in lines
     assert f"leyden show '{directory}'" in text and f"leyden plot '{directory}'" in text
+    assert f"leyden show '{directory}' --failed" in text
+    assert "--failed" not in closing_summary(replace(summary_of(directory), failures={}), 120)
     assert str(summary_of(directory)).startswith("finished in 5:26")
 
 

@@ -17,6 +17,7 @@ import pytest
 from leyden.errors import ConfigError
 from leyden.runs import FailedRollout, list_runs, open_run
 from leyden.runs.folder import Manifest, read_manifest
+from leyden.runs.rollouts import group_failures
 from leyden.types.run import RunRecord
 
 
@@ -115,6 +116,21 @@ def test_failures_are_read(tmp_path: Path) -> None:
     failure = {"rollout_id": "ro-1", "attempt_id": None, "reason_kind": "timeout", "reason": "too slow", "time": 3.0}
     (tmp_path / "failures.jsonl").write_text(json.dumps(failure) + "\n")
     assert open_run(tmp_path).failures() == [FailedRollout("ro-1", None, "timeout", "too slow", 3.0)]
+
+
+def test_failures_are_one_group_whatever_ids_addresses_and_numbers_they_name() -> None:
+    reasons = (
+        "ValueError: <Agent at 0x7f3a> of user-17 gave up after 0.31 s",
+        "ValueError: <Agent at 0x91bc> of user-9 gave up after 12.5 s",
+        "APIError: status 429 for 3f0c2a9b-11de-4b7c-9a10-5f1d2c3b4a59",
+        "APIError: status 500 for 8d1b6c2e-40aa-4f0e-8a4e-0c9e2b7d1f63",
+    )
+    groups = group_failures(FailedRollout(f"ro-{n}", None, "exception", each, 3.0) for n, each in enumerate(reasons))
+    assert [(group.count, group.example, group.reason) for group in groups] == [
+        (2, "ro-1", reasons[1]),
+        (1, "ro-2", reasons[2]),
+        (1, "ro-3", reasons[3]),
+    ]
 
 
 def test_runs_are_found_by_name_by_id_by_a_unique_beginning_and_as_the_latest(

@@ -141,6 +141,6 @@ async def read_best(store: LightningStore, run_id: str) -> ResourcesUpdate:
     found = await store.get_labelled_resources(best_label(run_id))
     if found is None:
         raise ConfigError(
-            f"run {run_id!r} has no best prompt in {store.url}; a prompt optimiser labels one as soon as it has measured it"
+            f"{store.url} has no best prompt of this run; APO and GEPA label one as soon as they have measured it, FewShot at its end"
         )
     return found
