@@ -327,8 +327,7 @@ class MetricsWriter(Callback):
     """Write `train_result.csv` and `validation_result.csv` in one directory: a row for each stage,
     named as in `loop.metrics`.
 
-    A stage without metrics, and a metric that earlier rows had and a row lacks, are named in a
-    warning.
+    Warn of a stage without metrics, and of a metric that a row lacks although earlier rows have it.
     """
 
     def __init__(self, dirpath: str | Path) -> None:

@@ -269,7 +269,7 @@ def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
     """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable,
     or None (no items, for ever).
 
-    entropy: `Seed.entropy` of the seeds of an iterable and of None, which have no seed of their
+    entropy: the `Seed.entropy` of an iterable's seeds and of None's. Other sources have their
         own.
     """
     if seeds is None:

@@ -133,7 +133,7 @@ class RunRecorder:
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
         """Record the metrics of a stage.
 
-        Raise ConfigError if the algorithm has a loop, which reports its stages.
+        Raise ConfigError if the algorithm has a `TrainLoop` of its own, because that reports them.
         """
         if self._own_loop is not None:
             raise ConfigError(
@@ -211,9 +211,7 @@ class RunRecorder:
     # ---- failures --------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Look for failures after each row, and every ten seconds; show the store that the run
-        lives.
-        """
+        """Record new failures and send the run's heartbeat, after each row and every ten seconds."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_SECONDS):

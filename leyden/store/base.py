@@ -1029,8 +1029,8 @@ class LightningStore(NamedOptions, ABC):
 
         A final status sets `end_time`. A run that has ended keeps its status until `start_run`
         resumes it; its cause and its config can still change.
-        Raise UnknownRun, IllegalTransition for another status after a final one, ConfigError for a
-        config that is not JSON. Safe to retry.
+        Raise UnknownRun, IllegalTransition if the status would change after a final one, or
+        ConfigError if the config is not JSON. Safe to retry.
         """
 
     @abstractmethod

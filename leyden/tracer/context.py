@@ -185,7 +185,7 @@ class Carried:
         )
 
     def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Call a function in the trace, in the process where this has arrived.
+        """Call a function in the trace, in the process that received this object.
 
         All spans that it recorded are delivered when this returns.
         """

@@ -24,7 +24,9 @@ class Llama3Json(ToolParser):
     at_start_only = True
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read all calls, at the end of the response: a word after them makes it content."""
+        """Read all calls at the end of the response. If text follows them, they are content, not
+        calls.
+        """
         if not final:
             return "unfinished"
         calls: list[ToolCall] = []

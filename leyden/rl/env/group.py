@@ -94,7 +94,9 @@ class EnvGroup:
         self.action_space: AnySpace = first.action_space
         for slot in self._slots[1:]:
             if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
-                raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+                raise ConfigError(
+                    "the environments of one vectorised environment must have the same spaces; these differ"
+                )
         self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
         """The common seed iterator of the environments; None if the vectorised environment has the
         seeds.

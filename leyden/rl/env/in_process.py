@@ -105,7 +105,9 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
                 (group.observation_space, group.action_space) != (first.observation_space, first.action_space)
                 for group in self._groups
             ):
-                raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+                raise ConfigError(
+                    "the environments of one vectorised environment must have the same spaces; these differ"
+                )
             self._adopt(common_seeds([group.own_seeds for group in self._groups]))
             self._open(first.observation_space, first.action_space)
         except BaseException:

@@ -244,7 +244,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         """
         first = ready[0]
         if any(one != first for one in ready):
-            raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+            raise ConfigError("the environments of one vectorised environment must have the same spaces; these differ")
         if first.own_seeds is not None:
             if (queue := active_queue(first.own_seeds)) is None:
                 raise ConfigError(

@@ -217,7 +217,7 @@ async def open_releases(store: LightningStore) -> Sequence[Release]:
 async def stop_learning(store: LightningStore, *, who: str | None = None, why: str | None = None) -> Sequence[Release]:
     """Roll back or refuse every open release, and let none begin until `allow_learning`.
 
-    Return those it ended.
+    Return the releases that it ended.
 
     The switch is the label `learning-stopped` on the version in production, so it is in the audit
     log, survives restarts and holds for all processes. Safe to retry, and to call from any process.
