@@ -211,7 +211,7 @@ class RunRecorder:
     # ---- failures --------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Record new failures and send the run's heartbeat, after each row and every ten seconds."""
+        """Record new failures and send the heartbeat, after each row and every ten seconds."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_SECONDS):

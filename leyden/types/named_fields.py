@@ -32,7 +32,7 @@ class NamedFields(BaseModel):
         raise refusal
 
     # Validation of read data then builds instances itself, without a call of this constructor.
-    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess] -- as BaseModel does
+    __init__.__dict__["__pydantic_base_init__"] = True
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError) -> str:

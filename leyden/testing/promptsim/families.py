@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from leyden.testing.promptsim.reflection_model import Skill
 from leyden.testing.promptsim.task_model import Behaviour
@@ -58,12 +59,15 @@ class _Draft:
     def pair(self, first: int, second: int, *, alone: float = 0.0, both: float) -> RuleInteraction:
         return RuleInteraction(self.names[first], self.names[second], alone, both)
 
-    def setting(self, kinds: tuple[Kind, ...], **constants: object) -> PromptSetting:
-        """Return a setting in which the first prompts state nothing. constants: of the world."""
+    def setting(self, kinds: tuple[Kind, ...], **constants: Any) -> PromptSetting:
+        """Return a setting in which the first prompts state nothing.
+
+        constants: arguments of `World`.
+        """
         one = len(self.components) == 1
         scale = {"free_words": 120} if one else {"free_words": 50, "base": -1.5, "gain": 5.0}  # three must succeed
-        options: dict[str, object] = {**scale, **constants}
-        world = World(rules=RULES, kinds=kinds, components=self.components, **options)  # pyright: ignore[reportArgumentType] -- names and types are World's
+        options: dict[str, Any] = {**scale, **constants}
+        world = World(rules=RULES, kinds=kinds, components=self.components, **options)
         hard = self.difficulty
         return PromptSetting(
             world,
