@@ -156,8 +156,8 @@ class Budget:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return the rest of each limit, and `budget_left`, the smallest share of a
-        limit that is left.
+        """Return the rest of each limit, and `budget_left`, the smallest share of a limit that is
+        left.
         """
         limits = {
             "rollouts": (self.left, self.rollouts),

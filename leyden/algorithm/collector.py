@@ -1,5 +1,5 @@
-"""`RolloutCollector`: an algorithm's requests in, scored rollouts out, each as soon
-as it has finished.
+"""`RolloutCollector`: an algorithm's requests in, scored rollouts out, each as soon as it has
+finished.
 
 It enqueues, waits by event, reads spans in bulk, keeps a budget, and pins in the store exactly the
 rollouts that the algorithm will still read. Requests whose ids are derived (`rollout_id_at`,
@@ -83,8 +83,8 @@ def rollout_id_at(run_id: str, *place: str | int) -> str:
 
 
 def rollout_id_of(*content: Any) -> str:
-    """Return the id of the rollout with this content, such as (agent's version,
-    prompt, task, repeat).
+    """Return the id of the rollout with this content, such as (agent's version, prompt, task,
+    repeat).
 
     Equal contents have one rollout, whichever run asks first, so name everything that the result
     depends on. A rollout that failed is answered from the store too: to try again, add a number.
@@ -372,8 +372,8 @@ class RolloutCollector:
             self._notify_freed()
 
     async def cancel(self, rollout_ids: Collection[str] | None = None) -> int:
-        """Cancel rollouts that this collector has enqueued and that have not
-        finished; return how many.
+        """Cancel rollouts that this collector has enqueued and that have not finished; return how
+        many.
 
         A collection under way yields its cancelled rollouts, with the status `cancelled`. Rollouts
         that no collection waits for are unpinned. Rollouts of other runs, which this collector only
@@ -433,8 +433,8 @@ class RolloutCollector:
             self._unread[rollout.rollout_id] += 1
 
     async def _enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, whole: bool) -> Sequence[Rollout]:
-        """Enqueue the first requests, as many as the budget has room for now, and
-        return their rollouts.
+        """Enqueue the first requests, as many as the budget has room for now, and return their
+        rollouts.
 
         whole: all or none. Raise BudgetExceeded if there is no room for all.
         """

@@ -127,8 +127,8 @@ class Evaluator:
         self._has_warned = False
 
     async def publish(self, resources: NamedResources, *, parent: tuple[str, int] | None = None) -> ResourcesUpdate:
-        """Write resources to the store under an id that this run and their content
-        give; safe to repeat.
+        """Write resources to the store under an id that this run and their content give; safe to
+        repeat.
 
         A repeat returns the version that is there, unless the address or key of a
         model has changed.
@@ -334,8 +334,8 @@ class _DeadlinePassed(Exception):
 
 
 def _have_moved(stored: NamedResources, given: NamedResources) -> bool:
-    """Return whether a model has another address or key; `gateway://` names are
-    resolved by the store.
+    """Return whether a model has another address or key; `gateway://` names are resolved by the
+    store.
     """
     return any(
         isinstance(model, LLM) and not model.endpoint.startswith(GATEWAY_SCHEME) and stored[name] != model

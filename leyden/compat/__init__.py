@@ -1,5 +1,5 @@
-"""Run programs that were written for `agentlightning` or `qlib.rl` on Leyden, under
-their own imports.
+"""Run programs that were written for `agentlightning` or `qlib.rl` on Leyden, under their own
+imports.
 
     python -m leyden.compat script.py        # run an unchanged program
     import leyden.compat                     # or: one line above the program's imports

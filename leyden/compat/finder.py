@@ -171,8 +171,8 @@ def load(target: str) -> Any:
 
 
 def install() -> Finder:
-    """Serve the foreign packages from now on, in this process and in the Python
-    processes that it starts.
+    """Serve the foreign packages from now on, in this process and in the Python processes that it
+    starts.
 
     Return the finder; a repeated call returns the same one. Raise ConfigError if the real package
     is already imported, because its objects and Leyden's would mix.

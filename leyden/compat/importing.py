@@ -1,5 +1,5 @@
-"""Bring data along: tasks of Agent Lightning, and the content of a running Agent
-Lightning 0.3 store.
+"""Bring data along: tasks of Agent Lightning, and the content of a running Agent Lightning 0.3
+store.
 
     python -m leyden.compat.importing store http://localhost:4747 .leyden/imported.sqlite
     python -m leyden.compat.importing qlib checkpoints/009.pth weights.pth
@@ -60,8 +60,8 @@ class ImportCounts:
 
 
 def read_tasks(path: str | Path) -> list[Any]:
-    """Return the tasks of a `.parquet` file, one for each row, or of a `.jsonl` file,
-    one for each line.
+    """Return the tasks of a `.parquet` file, one for each row, or of a `.jsonl` file, one for each
+    line.
 
     A task of a Parquet file is a dict of its columns. Reading Parquet needs the extra `export`.
     Raise ConfigError, with the line, for a file of another kind or with a damaged line.

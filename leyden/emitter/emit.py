@@ -69,8 +69,8 @@ def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, prop
 
 
 def get_object_value(span: Span) -> Any:
-    """Return the value that `emit_object` recorded in this span; None if it recorded
-    none, or None.
+    """Return the value that `emit_object` recorded in this span; None if it recorded none, or
+    None.
     """
     literal = span.attributes.get(semconv.OBJECT_LITERAL)
     if literal is not None:

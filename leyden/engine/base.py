@@ -85,8 +85,8 @@ class OptimParams:
 @named_options
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """Train low-rank adapters and freeze the weights (LoRA, arXiv:2106.09685): W +
-    alpha / rank * B A.
+    """Train low-rank adapters and freeze the weights (LoRA, arXiv:2106.09685): W + alpha / rank * B
+    A.
     """
 
     rank: int = 16
@@ -292,15 +292,15 @@ class Learner(ABC):
 
 
 class Sampler(ABC):
-    """The part of a backend that samples, by token ids and through an
-    OpenAI-compatible endpoint.
+    """The part of a backend that samples, by token ids and through an OpenAI-compatible
+    endpoint.
     """
 
     @property
     @abstractmethod
     def policy_version(self) -> int:
-        """The version of the weights that sampling uses: 0 at first, one more for
-        each optimizer step.
+        """The version of the weights that sampling uses: 0 at first, one more for each optimizer
+        step.
         """
 
     @abstractmethod

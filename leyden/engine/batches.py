@@ -30,8 +30,8 @@ def check_sequences(
     loss: str = "",
     columns: Sequence[str] = (),
 ) -> None:
-    """Raise ConfigError, naming the sequence, if no gradient of the loss can be
-    computed from a sequence.
+    """Raise ConfigError, naming the sequence, if no gradient of the loss can be computed from a
+    sequence.
 
     loss: the name of the loss. columns: the columns that the loss needs; a forward pass needs none.
     """

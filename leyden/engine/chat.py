@@ -105,8 +105,8 @@ class Chat:
         """Store the ids of a response, so that a later prompt that contains its text continues
         them.
 
-        Do nothing if the response ended at something that the client did not get,
-        such as a stop string.
+        Do nothing if the response ended at something that the client did not get, such as a stop
+        string.
         """
         end = self._ends.get(response_ids[-1], "")
         if not prompt.text or not (end or not (request.stops or request.stop_token_ids)):

@@ -364,8 +364,8 @@ class EmbeddedBackend(PolicyBackend):
         )
 
     def _load(self) -> tuple[LoadedPolicy, int | None]:
-        """Return the model, with adapters if there are any, and how many threads
-        torch has been given.
+        """Return the model, with adapters if there are any, and how many threads torch has been
+        given.
         """
         import torch
 

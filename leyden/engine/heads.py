@@ -141,8 +141,8 @@ def _chunks(n: int, size: int) -> Iterator[slice]:
 
 
 class _ChunkedLinear(torch.autograd.Function):
-    """Log-probabilities and entropies after a linear head; the logits are computed
-    again for the gradient.
+    """Log-probabilities and entropies after a linear head; the logits are computed again for the
+    gradient.
 
     With z the logits over the temperature, p = softmax(z) and H the entropy: d logp_i / d z_j = [i
     = j] - p_j and d H / d z_j = - p_j (log p_j + H).

@@ -1,5 +1,5 @@
-"""Memory of training: errors that mean it ran out, and optimizer state kept out of
-the accelerator's.
+"""Memory of training: errors that mean it ran out, and optimizer state kept out of the
+accelerator's.
 
 It knows exceptions, tensors and optimizers; not what they are for.
 """

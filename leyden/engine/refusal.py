@@ -25,8 +25,8 @@ def shown(value: Any) -> str:
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], n_vocabulary: int, max_length: int) -> None:
-    """Raise ConfigError, naming the prompt, for one that is empty, too long, or has
-    an unknown token id.
+    """Raise ConfigError, naming the prompt, for one that is empty, too long, or has an unknown
+    token id.
     """
     for index, prompt in enumerate(prompts):
         if not prompt:

@@ -46,8 +46,8 @@ class StateFiles:
     complete."""
 
     def copied(self) -> StateFiles:
-        """Return the files with copies of the tensors in the CPU's memory, which
-        training does not change.
+        """Return the files with copies of the tensors in the CPU's memory, which training does not
+        change.
         """
         tensors = {
             file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -60,8 +60,8 @@ class PortableRunnerBundle(RunnerBundle, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The address and secret of a gateway for runners that the algorithm's process did
-    not start.
+    """The address and secret of a gateway for runners that the algorithm's process did not
+    start.
     """
 
     host: str

@@ -198,8 +198,8 @@ def _apply(environment: ChildEnvironment) -> None:
 
 
 def log_levels() -> dict[str, int]:
-    """Return the log levels of this process by the logger's name, for the processes of
-    its runners.
+    """Return the log levels of this process by the logger's name, for the processes of its
+    runners.
     """
     return {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
 

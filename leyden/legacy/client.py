@@ -216,8 +216,8 @@ def _path_of(resource_id: str) -> str:
 
 
 def as_client(source: object) -> AgentLightningClient | None:
-    """Return a client for a server's URL, a client as it is, and None for anything
-    else (a data set).
+    """Return a client for a server's URL, or `source` itself if it is a client. None for anything
+    else, such as a data set.
 
     Raise ConfigError for text that is no URL.
     """

@@ -1,8 +1,8 @@
 """Returns and advantages of episodes on NumPy arrays, and running statistics to scale them by.
 
-Importing this module imports NumPy. It knows no policy and no buffer: shapes are (T,
-N), time-major, with a mask of what happened, so that episodes may end, begin and leave an
-environment idle anywhere.
+Importing this module imports NumPy. It knows no policy and no buffer: shapes are (T, N),
+time-major, with a mask of what happened, so that episodes may end, begin and leave an environment
+idle anywhere.
 """
 
 from __future__ import annotations

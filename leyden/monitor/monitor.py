@@ -401,8 +401,8 @@ def _alert_sample(alert: Alert, now: float, value: float) -> Sample:
 
 
 def _directory_of(store: LightningStore) -> Path | None:
-    """Return the directory of the store's file, or None for a store without a file on
-    this machine.
+    """Return the directory of the store's file, or None for a store without a file on this
+    machine.
     """
     scheme, _, path = store.url.partition("://")
     return Path(path).parent if scheme == "sqlite" else None

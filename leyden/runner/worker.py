@@ -20,7 +20,8 @@ from leyden.utils.latch import Latch
 
 @dataclass(frozen=True, slots=True)
 class WorkerBundle:
-    """An agent on a runner. In each process: `init`, a call for each worker, `teardown`."""
+    """Runs an agent on a runner. In each process call `init`, the bundle once for each worker, then
+    `teardown`."""
 
     agent: LitAgent[Any]
     hooks: Sequence[Hook]

@@ -34,8 +34,8 @@ class ModelAddresses:
         self.gateway_is_away = False
 
     def resources(self, resources: NamedResources, version: VersionKey, claim: str) -> tuple[NamedResources, bool]:
-        """Return a copy of the resources with the models' addresses, and whether
-        calls are recorded.
+        """Return a copy of the resources with the models' addresses, and whether calls are
+        recorded.
 
         claim: the signed claim of the rollout. Raise GatewayError if the gateway is away
             and there are no own

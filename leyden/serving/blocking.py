@@ -55,8 +55,8 @@ class QueuedRollout(AttemptedRollout):
 
 
 class BlockingStore:
-    """A store whose methods block until they are done, in any thread, also under a
-    running event loop.
+    """A store whose methods block until they are done, in any thread, also under a running event
+    loop.
 
     Methods that are not listed here have the arguments and the results of `LightningStore`, without
     `await`. Close it, or use `with`: that closes the store.

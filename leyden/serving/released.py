@@ -124,8 +124,8 @@ class ReleasedVersions:
         return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
 
     async def _shares(self, versions: set[VersionKey]) -> dict[VersionKey, CanaryShare]:
-        """Return the shares of these versions that the releases under way have set,
-        by `start_canary`.
+        """Return the shares of these versions that the releases under way have set, by
+        `start_canary`.
         """
         releases = await self._store.query_releases(state_in=[_CANARY_STATE])
         given = {each.canary_version: _share_of(each) for each in releases if each.canary_version in versions}

@@ -106,8 +106,8 @@ class SessionStatus:
 
 
 class OnlineSession:
-    """Serve requests with released resources, between `start` and `close` (or in
-    `with` or `async with`).
+    """Serve requests with released resources, between `start` and `close` (or in `with` or
+    `async with`).
 
     All methods may be called from any thread and from coroutines: none waits for the network.
     """

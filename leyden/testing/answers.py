@@ -122,8 +122,8 @@ class _OpenAIAnswer:
         return answer
 
     def events(self) -> list[bytes]:
-        """Return the server-sent events: the role, a chunk for each token, and the
-        usage if requested.
+        """Return the server-sent events: the role, a chunk for each token, and the usage if
+        requested.
         """
         events = [b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n" for chunk in self._chunks()]
         return [*events, b"data: [DONE]\n\n"]

@@ -1,5 +1,5 @@
-"""`LuckGame`: a game of several moves whose true advantages are known, and whose
-first move is luck.
+"""`LuckGame`: a game of several moves whose true advantages are known, and whose first move is
+luck.
 
 It is for algorithms that credit single model calls. The reward of a whole game says little of the
 later moves, because the first one is worth more than all of them and cannot be learnt: which answer

@@ -1,8 +1,8 @@
 """The front door: put an agent, an algorithm and data together and run them.
 
-Lives here: `Trainer`, the resolution of component specs, and the registry of short names. It
-knows every part by its protocol only. A new component needs one line in
-`registry.py`, or a call of `register_component`.
+Lives here: `Trainer`, the resolution of component specs, and the registry of short names. It knows
+every part by its protocol only. A new component needs one line in `registry.py`, or a call of
+`register_component`.
 """
 
 from leyden.components import build_component as build_component

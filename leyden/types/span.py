@@ -131,7 +131,7 @@ def get_reward_value(span: Span) -> float | None:
         return _number(value)
     if span.name == semconv.AGL_ANNOTATION or _AGENTOPS_TASK in attributes or _AGENTOPS_ENTITY in attributes:
         return _legacy_reward(span)
-    return None  # most spans; the store asks this of each
+    return None  # the common case, because the store calls this for each span
 
 
 def get_known_prefix(span: Span) -> tuple[str, int] | None:

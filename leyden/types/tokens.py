@@ -74,7 +74,7 @@ _Ids = TypeVar("_Ids", "list[int]", "array[int]")
 
 
 def common_prefix(a: _Ids, b: _Ids) -> int:
-    """Return how many first ids two sequences have in common.
+    """Return the number of ids that two sequences have in common at their beginning.
 
     Compares slices, not ids: 30,000 equal ids take 0.4 ms in lists and 0.02 ms in arrays. A
     difference near the beginning is found at once.

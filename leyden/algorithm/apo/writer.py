@@ -77,8 +77,8 @@ class PromptWriter:
         version: tuple[str, int],
         known: Collection[str],
     ) -> Candidate | None:
-        """Return a candidate with a new text of one prompt; None if the model wrote
-        none that can be used.
+        """Return a candidate with a new text of one prompt; None if the model wrote none that can
+        be used.
 
         version: the parent's resources id and version. known: keys of candidates that are refused.
         """

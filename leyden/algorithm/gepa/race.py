@@ -75,8 +75,8 @@ class Race:
 
 
 def stages(n_tasks: int, seed: str) -> Iterator[list[int]]:
-    """Yield the validation tasks in random order, in stages that double. seed:
-    decides the order.
+    """Yield the validation tasks in random order, in stages that double. seed: decides the
+    order.
     """
     order = random.Random(seed).sample(range(n_tasks), n_tasks)
     start, size = 0, FIRST_STAGE

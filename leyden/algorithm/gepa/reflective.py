@@ -1,5 +1,5 @@
-"""Records of rollouts for the reflection model: for each prompt, the calls that used
-it, and the rewards.
+"""Records of rollouts for the reflection model: for each prompt, the calls that used it, and the
+rewards.
 
 Pure functions of templates, scores and spans.
 """

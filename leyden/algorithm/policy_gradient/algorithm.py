@@ -420,8 +420,8 @@ class PolicyGradient(PolicyAlgorithm):
         return self._stream
 
     async def _take(self, stream: GroupStream, count: int, iteration: int) -> list[CollectedGroup]:
-        """Wait for groups, with as many enqueued as this step and `max_staleness`
-        further ones need.
+        """Wait for groups, with as many enqueued as this step and `max_staleness` further ones
+        need.
 
         Groups of which every rollout had failed before a resume are sampled anew, under other ids,
         because the cause may have been fixed since.
@@ -441,8 +441,8 @@ class PolicyGradient(PolicyAlgorithm):
             stream.enqueue(numbers, step=iteration, keep_until=keep_until)
 
     def _requests_of(self, number: int) -> list[EnqueueRolloutRequest]:
-        """Return the requests of a group; the last one decodes greedily, if the
-        estimator compares with it.
+        """Return the requests of a group; the last one decodes greedily, if the estimator compares
+        with it.
         """
         step, place_in_step = divmod(number, self.tasks_per_step)
         generation = self._generations.get(number, 0)

@@ -277,8 +277,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return version
 
     def _note_version(self, proxy: LLMProxy) -> None:
-        """Let the gateway record which weights a call has, if the sampler's endpoint
-        does not report it.
+        """Let the gateway record which weights a call has, if the sampler's endpoint does not
+        report it.
         """
         if not self.backend.capabilities.reports_versions:
             proxy.set_policy_version(self.backend.model_name, self.backend.policy_version)

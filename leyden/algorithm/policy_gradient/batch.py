@@ -202,8 +202,8 @@ def set_column(rollout: StepRollout, name: str, values_C: Sequence[float]) -> No
 
 
 def number_calls(rollout: StepRollout) -> None:
-    """Set the column `calls`: the number of the call that sampled each token, for
-    losses over whole calls.
+    """Set the column `calls`: the number of the call that sampled each token, for losses over whole
+    calls.
     """
     n_calls = sum(len(trajectory.call_spans) for trajectory in rollout.data.trajectories)
     set_column(rollout, "calls", [float(number) for number in range(n_calls)])
@@ -247,8 +247,8 @@ def _values(rollout: StepRollout) -> list[float]:
 
 
 def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajectory, list[int]]]:
-    """Yield each sequence with its trajectory and the places of its calls among all
-    calls of the rollout.
+    """Yield each sequence with its trajectory and the places of its calls among all calls of the
+    rollout.
     """
     if not rollout.sequences:
         return

@@ -38,8 +38,8 @@ def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: fl
 
 
 def group_metrics(groups: Sequence[Group], *, size: int, success_reward: float) -> Metrics:
-    """Return pass@k for k = `size`, the rollouts of a group: the share of groups in
-    which one succeeds.
+    """Return pass@k for k = `size`, the rollouts of a group: the share of groups in which one
+    succeeds.
 
     Cancelled rollouts have left their group and are not counted.
     """

@@ -89,8 +89,8 @@ class RolloutReader:
         return RolloutData(result.rollout_id, reward, trajectories, _call_indices(trajectories, chosen, result.spans))
 
     def trajectories(self, spans: Sequence[Span], counts: RolloutCounts) -> list[Trajectory]:
-        """Return the trajectories of an attempt that can be trained on; empty if one
-        of its calls cannot.
+        """Return the trajectories of an attempt that can be trained on; empty if one of its calls
+        cannot.
         """
         return self._merged(self._chosen(self._triplets(spans), spans, counts), spans, None, counts)
 

@@ -66,8 +66,8 @@ class PreferencePair:
 
 
 def best_of_groups(rollouts: Iterable[RecordedReward], *, min_reward: float | None = None) -> list[str]:
-    """Return the id of the best rollout of each group, the earliest of several; none
-    below `min_reward`.
+    """Return the id of the best rollout of each group, the earliest of several; none below
+    `min_reward`.
     """
     best: dict[str, RecordedReward] = {}
     for rollout in rollouts:
@@ -157,8 +157,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     @contextlib.asynccontextmanager
     async def _open_source(self) -> AsyncGenerator[LightningStore]:
-        """Yield the store that the rollouts are in; one that was opened for this is
-        closed at the end.
+        """Yield the store that the rollouts are in; one that was opened for this is closed at the
+        end.
         """
         if self.source is None or isinstance(self.source, LightningStore):
             yield self.source or self.get_store()
@@ -171,8 +171,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         """Return the rollouts that succeeded with a reward and match the query, in the order in
         which they were enqueued.
 
-        The validation rollouts of this run are left out, so that a resumed run learns
-        from the same ones.
+        The validation rollouts of this run are left out, so that a resumed run learns from the same
+        ones.
         """
         found: list[RecordedReward] = []
         offset, run_id = 0, self.get_run().run_id

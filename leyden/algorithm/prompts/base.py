@@ -255,8 +255,8 @@ class PromptOptimiser(Algorithm):
         return result
 
     async def _test(self, first: Candidate, best: Candidate) -> tuple[float | None, Comparison | None]:
-        """Return the mean of the best prompts on the test set, and their comparison
-        with the first ones.
+        """Return the mean of the best prompts on the test set, and their comparison with the first
+        ones.
         """
         if self.test_dataset is None or not len(self.test_dataset):
             return None, None

@@ -153,8 +153,8 @@ class _Field:
 
 
 def _fields(conversation: Conversation) -> dict[_Field, str]:
-    """Return all values of a task as texts, the whole task among them, and the
-    answers of the model.
+    """Return all values of a task as texts, the whole task among them, and the answers of the
+    model.
     """
     answers = {_Field(f"answer_{call + 1}", None, call): text for call, text in enumerate(conversation.answers)}
     return {**dict(islice(_walk("task", "task", conversation.task), _MOST_FIELDS)), **answers}
@@ -374,8 +374,8 @@ def _prompt_of(group: _MessageGroup) -> ExtractedPrompt | None:
 
 
 def _values_in(template: Sequence[Token], member: _Masked) -> list[str]:
-    """Return the text in the place of each field and gap of a template, which the
-    member's tokens match.
+    """Return the text in the place of each field and gap of a template, which the member's tokens
+    match.
 
     A gap ends where the text behind it is found first.
     """

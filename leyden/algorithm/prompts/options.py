@@ -1,5 +1,5 @@
-"""The options that all prompt optimisers have, checked in one place, so that each
-refuses the same values.
+"""The options that all prompt optimisers have, checked in one place, so that each refuses the same
+values.
 
 To add an option of all optimisers, add it here and to `PromptOptimiser.configure`.
 """
@@ -27,8 +27,8 @@ def check_shared_options(
     failed_reward: object,
     seed: object,
 ) -> None:
-    """Raise ConfigError, with the option's name and a remedy, for the first value
-    that is impossible.
+    """Raise ConfigError, with the option's name and a remedy, for the first value that is
+    impossible.
 
     client: for the reflection models. counts: whole numbers of at least 1, by the option's name.
     temperature: its option's name and value. names: of models and resources, None among them.

@@ -62,8 +62,8 @@ class ReflectionCounts:
         }
 
     def check(self, what: str) -> None:
-        """Raise ReflectionFailed if calls were made and all of them failed. what:
-        such as "round 1".
+        """Raise ReflectionFailed if calls were made and all of them failed. what: such as "round
+        1".
         """
         if self.errors and self.errors.total() == self.calls and not self.replayed:
             raise ReflectionFailed(

@@ -36,8 +36,8 @@ class LoadedDataset(Dataset[Item]):
         return len(self._texts)
 
     def __getitem__(self, place: int) -> Item:
-        """Return one row: the task's JSON text, its place, and the fields that verl
-        wants in each row.
+        """Return one row: the task's JSON text, its place, and the fields that verl wants in each
+        row.
         """
         return {"raw_prompt": self._texts[place], "index": place, "data_source": self._source, "reward_model": {}}
 

@@ -195,8 +195,8 @@ class AgentLightningTrainer(PPOTrainerSync):
         self._report_validation()
 
     def _report_validation(self) -> None:
-        """Report the newest validation, once: a step's own metrics come before those
-        of its validation.
+        """Report the newest validation, once: a step's own metrics come before those of its
+        validation.
         """
         validated, self._validated = self._validated, None
         if self._report is not None and validated is not None:

@@ -86,8 +86,8 @@ class TraceToMessages(native.TraceToMessages):
 
 
 def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
-    """Return spans as Leyden has them; OpenTelemetry's own become spans of one
-    attempt, in their order.
+    """Return spans as Leyden has them; OpenTelemetry's own become spans of one attempt, in their
+    order.
     """
     return [
         span if isinstance(span, NativeSpan) else Span.from_opentelemetry(span, LOCAL, LOCAL, number)

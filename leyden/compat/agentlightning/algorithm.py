@@ -60,8 +60,8 @@ class Baseline(native.Baseline):
 
 
 def batch_iter_over_dataset(dataset: Dataset[Any], batch_size: int) -> Iterator[Sequence[Any]]:
-    """Yield shuffled batches for ever; the whole data set at a time if it is no
-    larger than a batch.
+    """Yield shuffled batches for ever; the whole data set at a time if it is no larger than a
+    batch.
     """
     indices = list(range(len(dataset)))
     size = min(batch_size, len(indices))

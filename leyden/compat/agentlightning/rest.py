@@ -1,6 +1,6 @@
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportAbstractUsage=false
-"""The REST interface as Agent Lightning 0.3's `LightningStoreClient` speaks it, over
-any store of Leyden.
+"""The REST interface as Agent Lightning 0.3's `LightningStoreClient` speaks it, over any store of
+Leyden.
 
 The paths are Leyden's own. `OldStoreApp` differs in the bodies: rollouts under a key, resources as
 the whole body, spans one by one with `links`, `context`, `parent` and `resource.schema_url`, and

@@ -59,7 +59,7 @@ class LightningStoreStatistics(TypedDict, total=False):
 
 
 class OldStore(LightningStore):
-    """Agent Lightning's answers over one of Leyden's stores."""
+    """Wraps one of Leyden's stores, so that its methods return what Agent Lightning's return."""
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
         """Return a rollout, or None for an unknown id."""
@@ -292,8 +292,8 @@ class LightningStoreClient(OldStore, native.LightningStoreClient):
 
 
 class LightningStoreServer(native.LightningStoreServer):
-    """Serves a store to clients of Leyden and of Agent Lightning 0.3, and is used like
-    one in its process.
+    """Serves a store to clients of Leyden and of Agent Lightning 0.3, and is used like one in its
+    process.
     """
 
     def __init__(

@@ -127,8 +127,8 @@ class Tracer(native.Tracer):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> TraceContext:
-        """Return a trace around a block, whose value records steps as an
-        OpenTelemetry tracer does.
+        """Return a trace around a block, whose value records steps as an OpenTelemetry tracer
+        does.
         """
         if store is None and rollout_id is not None:
             store = self._workers_store()

@@ -53,8 +53,8 @@ class EnvWrapper(
 
 
 class OldEnv(gymnasium.Env[Any, Any]):
-    """An environment with the interface of the old `gym`, or of Gymnasium, that ends by
-    a NaN observation.
+    """An environment with the interface of the old `gym`, or of Gymnasium, that ends by a NaN
+    observation.
 
     Its observations are {"obs": observation, "ended": 1 after the last episode}.
     """

@@ -126,8 +126,8 @@ LogWriter.log_episode = _of_either_form(LogWriter.__dict__["log_episode"].__wrap
 
 
 class LogBuffer(NativeLogBuffer):
-    """Keep the numbers of the newest episode and of the collect, and report each
-    change to a callback.
+    """Keep the numbers of the newest episode and of the collect, and report each change to a
+    callback.
     """
 
     def collect_metrics(self) -> dict[str, float]:

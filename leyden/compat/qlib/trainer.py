@@ -145,8 +145,8 @@ def backtest(
 
 
 def _give_old_environments(cls: type) -> None:
-    """Let the methods of stages that a class defines be given environments as
-    tianshou takes them.
+    """Let the methods of stages that a class defines be given environments as tianshou takes
+    them.
     """
     for name in ("train", "validate", "test"):
         if (own := cls.__dict__.get(name)) is not None:

@@ -264,8 +264,8 @@ def vectorize_env(
 
 
 def worker_options(kind: str) -> dict[str, Any]:
-    """Return the options with which worker processes start as in Qlib: by a fork,
-    where there is one.
+    """Return the options with which worker processes start as in Qlib: by a fork, where there is
+    one.
 
     So a script needs no `if __name__ == "__main__"`, and a worker does not import it again.
     """

@@ -85,8 +85,8 @@ class ToolParser(ABC):
 
 
 class Reader:
-    """Parses a response while it arrives: `feed` returns content and calls that later
-    text cannot change.
+    """Parses a response while it arrives: `feed` returns content and calls that later text cannot
+    change.
 
     Content is the text around the calls, without the white space that separates it from them. Text
     that looks like a call and is none is content. The result does not depend on how the response is

@@ -263,8 +263,8 @@ _CAUSES: Final[Sequence[tuple[str, str]]] = (
 
 
 def explain(log: str) -> str | None:
-    """Return the cause of a failure and the setting to change; None if the log shows
-    none that is known.
+    """Return the cause of a failure and the setting to change; None if the log shows none that is
+    known.
     """
     return next((cause for pattern, cause in _CAUSES if re.search(pattern, log, re.IGNORECASE)), None)
 

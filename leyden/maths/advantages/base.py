@@ -63,15 +63,15 @@ class Advantages:
 
     @property
     def uses_call_rewards(self) -> bool:
-        """Return whether the estimator reads `RolloutRewards.call_rewards`, beside
-        how many they are.
+        """Return whether the estimator reads `RolloutRewards.call_rewards`, beside how many they
+        are.
         """
         return False
 
     @property
     def min_group(self) -> int:
-        """Return how many rollouts each group must have: 2 if the rollouts of a group
-        are compared, else 1.
+        """Return how many rollouts each group must have: 2 if the rollouts of a group are compared,
+        else 1.
         """
         return 1
 

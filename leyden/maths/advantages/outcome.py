@@ -1,5 +1,5 @@
-"""Estimators that read the final reward of each rollout and give each of its calls
-the same advantage.
+"""Estimators that read the final reward of each rollout and give each of its calls the same
+advantage.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> Adv
 
 
 def _by_group(rollouts: Sequence[RolloutRewards], compare: Callable[[list[float]], list[float]]) -> list[float]:
-    """Apply `compare` to the rewards of each group, and return its results in the
-    order of the rollouts.
+    """Apply `compare` to the rewards of each group, and return its results in the order of the
+    rollouts.
     """
     advantages_R = [0.0] * len(rollouts)
     for places in members(rollouts).values():

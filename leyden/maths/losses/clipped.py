@@ -1,5 +1,5 @@
-"""The clipped surrogate of PPO, with DAPO's asymmetric range and dual clipping, and
-an optional critic.
+"""The clipped surrogate of PPO, with DAPO's asymmetric range and dual clipping, and an optional
+critic.
 """
 
 from __future__ import annotations

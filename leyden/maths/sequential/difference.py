@@ -121,8 +121,8 @@ def weighted_difference(*, treated: bool, value: float, share: float, centre: fl
 
 
 def average_log_e(log_values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Return the logarithm of the weighted mean of e-values, given by their
-    logarithms, at least one.
+    """Return the logarithm of the weighted mean of e-values, given by their logarithms, at least
+    one.
 
     The mean of e-processes with fixed weights is an e-process, whatever their dependence, so it
     combines the evidence of several metrics or bets (arXiv:1912.06116, section 3).

@@ -127,8 +127,8 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
 def _gain(
     settings: GateSettings, least: float, before: Rewards, after: Rewards
 ) -> tuple[str | None, str, dict[str, float]]:
-    """Return the fault of the difference of the rewards or None, the difference as
-    text, and its numbers.
+    """Return the fault of the difference of the rewards or None, the difference as text, and its
+    numbers.
     """
     if not before.keys() & after.keys():
         return "no task has a reward for both versions; let the agent return one, or give min_gain=None", "", {}

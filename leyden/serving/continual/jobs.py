@@ -1,5 +1,5 @@
-"""The work of a cycle, as jobs for a process of their own: train a candidate, and
-measure two versions.
+"""The work of a cycle, as jobs for a process of their own: train a candidate, and measure two
+versions.
 
 A job runs through `Trainer`, with a run folder and a store of its own inside the cycle's
 folder. So it never writes to production's store, is watched like any run (`leyden show`), and
@@ -113,8 +113,8 @@ class TrainJob(_TrainerJob):
     async def _candidate(self, result: Any) -> NamedResources | None:
         """Return production's resources, replaced where the algorithm has returned new ones.
 
-        A model is taken from a mapping alone: the address of one in the run's store
-        ends with the run.
+        A model is taken from a mapping alone: the address of one in the run's store ends with the
+        run.
         """
         if result is None:
             return None
@@ -191,8 +191,8 @@ class _Measure(Algorithm):
         return Measurement(production=found["production"], candidate=found["candidate"])
 
     async def _served(self, resources: NamedResources) -> NamedResources:
-        """Return the resources with the gateway's models, if there is a gateway: its
-        calls are recorded.
+        """Return the resources with the gateway's models, if there is a gateway: its calls are
+        recorded.
         """
         proxy = self.get_llm_proxy()
         if proxy is None:

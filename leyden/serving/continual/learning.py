@@ -432,8 +432,8 @@ class ContinualLearning:
         return None if found is None else check(gate, Measurement.model_validate(found))
 
     async def _run(self, job: Job, name: str, row: Release) -> Any:
-        """Return a job's result; None if the row has ended meanwhile, the switch is on
-        or the time is over.
+        """Return a job's result; None if the row has ended meanwhile, the switch is on or the time
+        is over.
         """
 
         async def go_on() -> bool:

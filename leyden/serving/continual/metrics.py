@@ -19,8 +19,8 @@ from leyden.options import check_choice, check_number
 class Bounded:
     """Values in a known range, such as rewards, or 0 and 1 for failures. The test compares means.
 
-    A value outside the range counts as its nearest end, so the mean of the clipped
-    values is compared.
+    A value outside the range counts as its nearest end, so the mean of the clipped values is
+    compared.
     """
 
     low: float = 0.0

@@ -31,8 +31,8 @@ GOOD_LABELS, BAD_LABELS = frozenset({"thumbs_up", "good"}), frozenset({"thumbs_d
 
 
 def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, float]:
-    """Return the metrics of one request that are known by now: reward, failure,
-    latency (seconds), cost.
+    """Return the metrics of one request that are known by now: reward, failure, latency (seconds),
+    cost.
 
     The reward is the mean of what each source's last feedback says: its number, or 1 and 0
     for the labels in `GOOD_LABELS` and `BAD_LABELS`. Without feedback it is the reward that

@@ -23,8 +23,8 @@ async def one_prompt_agent(task: dict[str, Any], llm: LLM, prompt_template: Prom
 
 @rollout
 async def three_prompts_agent(task: dict[str, Any], llm: LLM, resources: NamedResources) -> float:
-    """Answer a ticket in three calls, whose prompts are the resources `plan`,
-    `search` and `write`.
+    """Answer a ticket in three calls, whose prompts are the resources `plan`, `search` and
+    `write`.
     """
     answers: list[str] = []
     for name in COMPONENT_PROMPTS:

@@ -1,5 +1,5 @@
-"""The families of `PromptSim`: one function each, from a source of chance and a
-difficulty to a setting.
+"""The families of `PromptSim`: one function each, from a source of chance and a difficulty to a
+setting.
 
 To add a family, write its function and put it into `FAMILIES`.
 """

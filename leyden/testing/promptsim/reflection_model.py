@@ -1,5 +1,5 @@
-"""A simulated model that improves prompts: it reads symptoms and writes clauses,
-sometimes wrong ones.
+"""A simulated model that improves prompts: it reads symptoms and writes clauses, sometimes wrong
+ones.
 
 It knows no optimiser. From a request it takes three things: the symptoms that are quoted anywhere,
 the current prompt, and the form in which the new prompt is wanted. To serve an optimiser with
@@ -78,8 +78,8 @@ class ReflectionModel:
         return "\n".join(["These complaints are the most frequent:", *lines]) if lines else "The runs show no cause."
 
     def current_prompt(self, text: str) -> str:
-        """Return the prompt in tags or fences; without them, all known sentences in
-        order of appearance.
+        """Return the prompt in tags or fences; without them, all known sentences in order of
+        appearance.
         """
         if quoted := _QUOTED.search(text):
             return quoted[2].strip()
@@ -90,8 +90,8 @@ class ReflectionModel:
         return "\n".join(sorted((each for each in places if places[each] >= 0), key=lambda each: places[each]))
 
     def rewrite(self, prompt: str, symptoms: Sequence[AnswerRule], chance: random.Random) -> str:
-        """Return the prompt with one more clause, and with the losses and the fluff of
-        the model's skill.
+        """Return the prompt with one more clause, and with the losses and the fluff of the model's
+        skill.
 
         Without an unmet symptom, the clause is a guess among all rules and distractors.
         """

@@ -96,8 +96,8 @@ def _clauses(rules: Sequence[AnswerRule]) -> str:
 
 
 def _keywords(rules: Sequence[AnswerRule]) -> str:
-    """Return the shortest text that states the rules: keywords alone, all
-    prohibitions in one statement.
+    """Return the shortest text that states the rules: keywords alone, all prohibitions in one
+    statement.
     """
     allowed = [" ".join(group[0] for group in rule.keywords) for rule in rules if not rule.forbids]
     forbidden = [group[0] for rule in rules if rule.forbids for group in rule.keywords]

@@ -143,8 +143,8 @@ class PromptSim:
         return self._optima(self.world.kinds_at(at))
 
     def normalised_score(self, prompts: Prompts, *, at: int = 0) -> float:
-        """Return the expected score on a scale on which the first prompts have 0 and
-        the optimum has 1.
+        """Return the expected score on a scale on which the first prompts have 0 and the optimum
+        has 1.
         """
         first = self.expected_score(self.initial_prompts, at=at)
         return (self.expected_score(prompts, at=at) - first) / (self.optimum(at=at).score - first)
@@ -163,8 +163,8 @@ class PromptSim:
         return SimulatedRollout(answers, solved, grade(task, answers), seconds)
 
     def reflect(self, text: str, *, replica: int = 0) -> str:
-        """Return the reflection model's answer to any text: a critique or a new
-        prompt, as the text asks.
+        """Return the reflection model's answer to any text: a critique or a new prompt, as the text
+        asks.
         """
         return self._reflection.answer(text, replica=replica)
 

@@ -56,8 +56,8 @@ def ticket(number: int, kind: Kind) -> str:
 
 
 def question(text: str, component: str, answers: Sequence[str] = ()) -> str:
-    """Return the request of an agent for one step of its work. answers: answers of
-    the earlier steps.
+    """Return the request of an agent for one step of its work. answers: answers of the earlier
+    steps.
     """
     return "\n".join([text, f"Step: {component}", *answers])
 

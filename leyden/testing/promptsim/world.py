@@ -1,5 +1,5 @@
-"""The world of `PromptSim`: latent rules, the tasks that need them, and the chance that
-a prompt succeeds.
+"""The world of `PromptSim`: latent rules, the tasks that need them, and the chance that a prompt
+succeeds.
 
 Pure data and functions. A prompt is read as the set of rules that it states and its number of
 words; nothing else of it matters. The module knows no model, no agent and no vocabulary.
@@ -33,8 +33,8 @@ def words_of(text: str) -> list[str]:
 
 
 def statements_of(text: str) -> list[frozenset[str]]:
-    """Return the set of words of each statement: of what ends with a line, a semicolon,
-    a `.`, `!` or `?`.
+    """Return the set of words of each statement: of what ends with a line, a semicolon, a `.`, `!`
+    or `?`.
     """
     return [frozenset(words_of(statement)) for statement in _STATEMENT_END.split(text)]
 

@@ -336,8 +336,9 @@ def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -
 
 
 def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
-    """Write the status of a rollout (it may follow the one in its `row`), and note the news for its
-    waiters.
+    """Write the status of a rollout, and note the change for its waiters.
+
+    row: of the rollout, as it was before. The caller has checked that `status` may follow.
     """
     if status == row[STATUS]:
         return
