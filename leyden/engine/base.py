@@ -205,7 +205,7 @@ class Learner(ABC):
     ) -> ForwardResult:
         """Return log-probabilities and entropies of the tokens with a weight, without a gradient.
 
-        temperature: the one that the tokens were sampled at; it divides the logits.
+        temperature: that of sampling, by which the logits are divided.
         values: return estimates of the value head as well.
         Raise ConfigError for what `forward_backward` refuses, and for `values`
         without a value head.
@@ -220,7 +220,7 @@ class Learner(ABC):
         The order of `sequences` fixes the order of summation.
 
         loss: constants of a registered loss (`leyden.maths.losses`), which choose the loss.
-        temperature: the one that the tokens were sampled at; it divides the logits.
+        temperature: that of sampling, by which the logits are divided.
         Raise ConfigError for a loss that the backend lacks, a column that the loss needs and a
         sequence lacks, lists of unequal length, an empty batch and ids outside the vocabulary;
         EngineError for a loss that is not finite, and the gradient is cleared then.

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Constraint(Protocol):
-    """Which tokens may come next in one response. Only the decoder's thread calls it."""
+    """Decides which tokens may come next in one response. Only the decoder's thread calls it."""
 
     def allowed(self) -> bytes:
         """Return one byte for each token of the vocabulary, 0 where the token may not come next."""

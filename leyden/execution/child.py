@@ -107,7 +107,7 @@ The lag watchdog (`runner/watchdog.py`) has named the agent long before."""
 
 
 def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildEnvironment) -> None:
-    """Run one worker, then end the process. The function of a runner's process; it does not return.
+    """Run one worker, then end the process without returning. A runner's process calls it.
 
     packed: a Payload.
     """

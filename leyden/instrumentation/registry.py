@@ -1,4 +1,4 @@
-"""Which instrumentations there are. To add one: a line here."""
+"""The table of instrumentations. To add one, add a line here."""
 
 from __future__ import annotations
 

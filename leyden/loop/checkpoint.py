@@ -147,10 +147,8 @@ class CheckpointStore:
         return path
 
     def tidy(self, newest: int, *, best: int | None = None) -> None:
-        """Remove what interrupted saves left, and of the checkpoints up to `newest` all but the
-        last `keep` and the best.
-
-        The link to the latest is put right too.
+        """Remove the remains of interrupted saves, and old checkpoints: of those up to `newest`,
+        all but the last `keep` and the best. Correct the link to the latest.
         """
         self._remove_asides()
         if self.link_latest and self._path(newest).is_dir():

@@ -96,7 +96,7 @@ class ReleasedVersions:
         self.store_error = None
 
     async def follow(self, pause_seconds: float) -> None:
-        """Read what is released whenever the store has news of it, until cancelled.
+        """Read the released versions each time the store reports a change of them, until cancelled.
 
         pause_seconds: between two tries to reach a store that is away.
         """

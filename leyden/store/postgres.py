@@ -127,7 +127,7 @@ class _PostgresDriver:
         self.url = target.url
         self._pid = os.getpid()
         self._stopping = threading.Lock()
-        self._closing = ending = threading.Event()  # by itself: what threads hold must not hold this driver
+        self._closing = ending = threading.Event()  # a local name, so that the threads do not keep this driver alive
         sender = ids.span_id()
         guesses = Guesses()
         self._listener = listener = _listener(

@@ -50,7 +50,7 @@ class _FileDriver:
         self._writer = SessionThread(session, "leyden-store-writer", inline=durability == "process")
         self._reader = SessionThread(Session(reader, self.url, "reader"), "leyden-store-reader", inline=True)
         self._checkpointer = Checkpointer(path, keeper, session)
-        self._lock = lock  # the last attribute: a store that is only dropped lets go of it last
+        self._lock = lock  # the last attribute, so that it is released last if the store is dropped without `close`
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
         try:  # what was just written is in the writer's cache; the reader's goes cold with each commit

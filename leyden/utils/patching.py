@@ -29,9 +29,9 @@ class Patch:
             setattr(self._owner, self._name, self._replacement)
 
     def undo(self) -> None:
-        """Put the original back."""
-        # Where someone else has replaced it after us, ours is below theirs: it stays, does nothing
-        # by itself, and serves again.
+        """Restore the original."""
+        # If another patch was put over this one, this one has to stay below it. It does nothing by
+        # itself, and the next `apply` uses it again.
         if self._replacement is None or getattr(self._owner, self._name) is not self._replacement:
             return
         if self._inherited:

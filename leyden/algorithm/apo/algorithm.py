@@ -344,7 +344,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return [epoch_place(n_tasks, turn, self.seed) for turn in range(number * size, (number + 1) * size)]
 
     async def _rewrite(self, iteration: int, n_branches: int) -> int:
-        """Add new prompts of the candidates in the beam; return how many there are."""
+        """Add new prompts of the candidates in the beam, and return their number."""
         search = self._search
         if not search.train[0]:
             await self._try_to_measure(0, "train", self._batch(0), iteration)

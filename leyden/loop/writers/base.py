@@ -84,8 +84,8 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _counting(handle: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
-        """`log_episode` that counts the episode once, whether or not it calls the one that it
-        overrides.
+        """Return a `log_episode` that calls `handle` and counts each episode once, even if `handle`
+        calls the method that it overrides.
         """
 
         @functools.wraps(handle)

@@ -87,8 +87,8 @@ class ProcessAgent(LitAgent[Any]):
         self.task_on_stdin = task_on_stdin
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run the program to its end. Raise ProcessFailed for an end that is no result. Cancelling
-        this ends the program.
+        """Run the program to its end. Raise ProcessFailed if it ends without a result. Cancelling
+        the call ends the program.
         """
         folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
         try:

@@ -227,7 +227,7 @@ class ContinualLearning:
             await asyncio.sleep(self._every)
 
     async def step(self) -> CycleStatus:
-        """Do what is due now, up to the next transition, and return what there is.
+        """Do the work that is due, up to the next transition, and return the status.
 
         Training and checks take as long as they take. Safe to cancel and to repeat.
         Raise StoreError if the store is away, ReleaseAdvanced if another process was faster.

@@ -88,7 +88,7 @@ def grade(task: Mapping[str, Any], answers: Sequence[str]) -> float:
 
 
 class TaskModel:
-    """Answers tickets of one world. seed: decides every draw, and which tickets there are."""
+    """Answers tickets of one world. seed: decides the tickets, and every draw."""
 
     def __init__(self, world: World, behaviour: Behaviour, seed: str) -> None:
         self._world, self._behaviour, self._seed = world, behaviour, seed
