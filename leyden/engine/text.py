@@ -82,7 +82,7 @@ class Text:
 
 
 class StreamedText:
-    """The text of a growing list of ids, in pieces that are final."""
+    """Decodes a growing list of ids, in pieces of text that no later id changes."""
 
     def __init__(self, text: Text, stops: Sequence[str], kept: AbstractSet[int] = frozenset()) -> None:
         """kept: special tokens that are part of the text."""

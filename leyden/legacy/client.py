@@ -133,7 +133,8 @@ class AgentLightningClient(NamedOptions):
 
 
 class DevTaskLoader(AgentLightningClient):
-    """Tasks from a list, again and again, with fixed resources; the reports are kept in `rollouts`.
+    """Serves tasks from a list, again and again, with fixed resources. Keeps the reports in
+    `rollouts`.
 
     tasks: inputs, or Task objects, but not both.
     resources: the resources of all tasks.

@@ -86,9 +86,9 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
 
 
 def read_pth(path: str | Path) -> SavedFile:
-    """Read a file that `Checkpoint(filename="....pth")` wrote; no code of it is run.
+    """Read a file that `Checkpoint(filename="....pth")` wrote, without running any code of it.
 
-    Raise CheckpointError if it is none, or damaged.
+    Raise CheckpointError if it is no such file, or damaged.
     """
     path, torch = Path(path), _torch()
     try:

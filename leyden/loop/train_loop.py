@@ -342,8 +342,9 @@ class TrainLoop(NamedOptions):
         }
 
     def save_callback_files(self, path: Path) -> None:
-        """Let the callbacks that have files write them, each into a directory of its own under
-        `path`, which is made if there are any.
+        """Let the callbacks write their files, each into a directory of its own under `path`.
+
+        `path` is made only if a callback has files.
         """
         for key, callback in keyed(self.callbacks).items():
             if type(callback).save is not Callback.save:

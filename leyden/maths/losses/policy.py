@@ -63,7 +63,9 @@ def columns_in_use(constants: PolicyLoss) -> tuple[str, ...]:
 
 
 def proximal_logprobs(batch: TokenBatch, constants: PolicyLoss) -> Tensor:
-    """Return the log-probabilities that ratios are taken to, shape (N,)."""
+    """Return the proximal policy's log-probabilities, shape (N,): the denominators of the
+    ratios.
+    """
     return batch.columns["logprobs" if constants.importance_cap is None else "learner_logprobs"]
 
 

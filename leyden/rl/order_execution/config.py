@@ -82,7 +82,7 @@ class ComponentSection(_Section):
         return accepts(self._load(place), name)
 
     def build(self, place: str, **known: Any) -> Any:
-        """Return an instance.
+        """Return an instance of the section's class.
 
         place: where the component stands in the file, for messages.
         known: arguments that the file need not give. The file's come before them, and those that

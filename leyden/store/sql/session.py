@@ -71,8 +71,8 @@ class Session:
         most: int | None = None,
         reads: bool = False,
     ) -> Any:
-        """Run one operation and commit. Raise what it raises (errors of the database as
-        StoreError); it has changed nothing then.
+        """Run one operation and commit. If it fails, undo all its changes and raise its error, an
+        error of the database as StoreError.
 
         most: raise Long if the operation expects to touch more rows.
         reads: the operation changes nothing.
