@@ -102,8 +102,9 @@ class PromptUsage:
     def _open_counts(
         self, resources: NamedResources, names: Collection[str] | None
     ) -> Iterator[tuple[PromptTemplate, _Count]]:
-        """Yield the prompts of which more rollouts are read, because reading their calls takes
-        time.
+        """Yield the prompts for which more rollouts must be read to know whether agents use them.
+
+        The number of rollouts is limited, because reading their calls takes time.
         """
         for name, prompt in resources.items():
             if isinstance(prompt, PromptTemplate) and (names is None or name in names) and fixed_pieces(prompt):

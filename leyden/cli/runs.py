@@ -23,7 +23,7 @@ def runs(
     ] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
 ) -> None:
-    """List runs: what trained, how it is, and how the reward went.
+    """List runs with their algorithm, state and reward.
 
     A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its
     process is gone).

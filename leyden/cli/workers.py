@@ -1,4 +1,4 @@
-"""`leyden workers`: the workers of a store, and how they are."""
+"""`leyden workers`: the workers of a store, and their health."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def workers(
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
 ) -> None:
-    """Show the workers of a store that reported within the last day, and how they are.
+    """Show the workers of a store that reported within the last day, and their health.
 
     \b
     Examples:

@@ -100,8 +100,8 @@ class ExecutionStrategy(NamedOptions, ABC):
     ) -> None:
         """Return when the algorithm is done and the runners have drained.
 
-        ready: runners begin when it is open; None: at once.
-        Whatever ends first with an error stops the other side and is raised. Cancelling this
-        (Ctrl-C) gives the runners `drain_seconds` to finish, then cancels them, then the algorithm.
-        It ends in a few seconds, whatever an agent does.
+        ready: runners begin when it is open; None: at once. The side that first ends with an error
+        stops the other one, and its error is raised. Cancelling this (Ctrl-C) gives the runners
+        `drain_seconds` to finish, then cancels them, then the algorithm. It ends in a few seconds,
+        whatever an agent does.
         """

@@ -29,7 +29,7 @@ _WORKER_BITS = 20
 
 
 def carry_mark(mark: str | None) -> None:
-    """Mark this process and its future children by the resource limit; None removes the mark."""
+    """Mark this process and its future children with a value of RLIMIT_RTTIME. None removes it."""
     if _LIMIT is None:
         return
     _, most = resource.getrlimit(_LIMIT)

@@ -114,8 +114,8 @@ class CancelWatch:
             await asyncio.gather(waiting, changed, return_exceptions=True)
 
     def _resolve(self, finished: Mapping[str, RolloutStatus]) -> None:
-        """Resolve the futures of cancelled rollouts. The others have ended by a report, which is
-        not for this watch.
+        """Resolve the futures of cancelled rollouts, and drop those of rollouts that finished by
+        themselves.
         """
         for future, rollout_id in list(self._watched.items()):
             if rollout_id in finished:

@@ -210,7 +210,7 @@ async def export_parquet(
     status_in: Sequence[RolloutStatus] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write the rollouts of `store`, with all that belongs to them, and its runs to Parquet files
+    """Write the rollouts of `store`, with their attempts and spans, and its runs to Parquet files
     in the new `directory`.
 
     The directory appears when it is complete. The store may be written meanwhile: each rollout is

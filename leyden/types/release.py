@@ -63,7 +63,7 @@ class Release(BaseModel):
     canary_version: VersionKey
     """The version that is released."""
     details: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Whatever a resumed process needs to go on: counts, thresholds, the outcome."""
+    """Data that a resumed process needs: counts, thresholds, the outcome."""
     deadline: float | None = None
     """Unix seconds; None for no deadline. The store does not act on it."""
     create_time: float

@@ -46,7 +46,7 @@ def private_directory(path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace the content of `path`, or leave it as it was."""
+    """Replace the content of `path` as a whole. A crash leaves the old content or the new one."""
     with open_aside(path) as file:
         file.write(text)
 
