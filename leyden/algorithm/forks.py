@@ -34,10 +34,10 @@ def fork_requests(
     """Return the requests of one fork group: `n` rollouts that keep the first `at_call` calls
     of a recorded one.
 
-    The group's id names rollout and call, and each fork has a derived id, so that forks that were
-    run once are answered from the store. In a deterministic run each fork samples its own live
-    calls. Everything else is the original's. Keep that pinned until the forks have ended, because
-    their gateway reads its record.
+    The group's id names rollout and call, and each fork has a derived id, so that the results of
+    forks that were run before are read from the store. In a deterministic run each fork samples
+    its own live calls. Everything else is taken from the original rollout. Keep the original pinned
+    until the forks have ended, because the gateway reads its record.
 
     rollout: a rollout with its latest attempt, as the store and the collector return it.
     at_call: a `leyden.call_index`: the first call that is live.

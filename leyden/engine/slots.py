@@ -50,7 +50,9 @@ class SlotTable:
         return None
 
     def release(self, row: int, tokens: Sequence[int] = ()) -> None:
-        """Give `row` back; its cache holds `tokens` (none: nothing worth keeping)."""
+        """Free `row`. Its cache holds `tokens`, and may be reused for them; none: drop the
+        cache.
+        """
         if not tokens or not self._reuse:
             self._free.append(row)
             return

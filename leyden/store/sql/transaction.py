@@ -121,7 +121,7 @@ class Transaction(Protocol):
         ...
 
     def tally(self, changes: Mapping[Total, int], /) -> None:
-        """Add to the kept counts.
+        """Add `changes` to the totals that the database keeps.
 
         The driver writes all changes of an operation before the commit, in one statement.
         """
