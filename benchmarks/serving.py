@@ -6,7 +6,8 @@ behind the other. Slices of the same call take turns: made directly, through the
 session (`peers/serving_side.py`). Sessions over a store in memory, in a file and behind HTTP are measured without the
 call, so that only the session is left, and two sessions over files that hold 1,000 and 100,000 rollouts. Slices with and
 without a training beside them (`peers/serving_training.py`: gradient steps on all cores, in a process that the package's own
-isolation starts, and that is halted for the others) take turns, too.
+isolation starts, and that is halted for the others) take turns, too: with the requests on all cores, of which a training
+takes one away, and with the requests on one core in both arms, as on a machine that reserves it for them.
 
 When all is measured, each store must have every request and its feedback, and the store behind the gateway each call:
 otherwise there is no result.
@@ -15,6 +16,7 @@ otherwise there is no result.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -26,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from benchmarks.gateway import KEY, PEERS, Gateway
 from benchmarks.harness import ROOT, Peer, PeerFailed, Row, Sample
@@ -67,9 +71,8 @@ def main(peer: Peer | None) -> list[Row]:
         histories = [application(), application()]
         for one, size in zip(histories, SIZES, strict=True):
             one.fill(size)
-        training = stack.enter_context(Side("leyden", Path(sys.executable), PEERS / "serving_training.py"))
         rows = [*of_calls(served, [gateway, store], model), *of_sessions(alone), *of_histories(histories)]
-        rows += of_training(alone["in a file"], served, [gateway, store], training)
+        rows += of_training(alone["in a file"], served, [gateway, store])
         for one in (*alone.values(), *histories):
             one.check()
         return rows
@@ -177,39 +180,60 @@ def of_histories(histories: Sequence[Application]) -> list[Row]:
     ]
 
 
-def of_training(alone: Application, served: Application, helpers: Sequence[Process], training: Side) -> list[Row]:
+def of_training(alone: Application, served: Application, helpers: Sequence[Process]) -> list[Row]:
     """Requests with a training beside them, against the same requests without: the session alone, then with the call.
 
     Before them a loop that needs nobody else shows how much the machine itself slows down: cores share caches, power and,
     as two threads of one core, everything.
     """
+    kinds: dict[str, Callable[[], Slice]] = {
+        "as long a loop without a session": lambda: alone.loops(TAIL_REQUESTS),
+        "session alone": lambda: alone.requests(TAIL_REQUESTS),
+        "session and 0 ms call": lambda: served.requests(TAIL_REQUESTS, calls=True, helpers=helpers),
+    }
+    serving = psutil.Process().children(recursive=True)
+    cpus = sorted(os.sched_getaffinity(0))
+    with Side("leyden", Path(sys.executable), PEERS / "serving_training.py") as training:
+        training.ask("start", name="training", limits={})
+        rows = [row for what, run in kinds.items() for row in beside_training(what, run, training)]
+        bind(serving, cpus[:1])
+        for what, run in kinds.items():
+            rows += beside_training(f"on a CPU of its own, {what}", run, training)
+        bind(serving, cpus)
+    return rows
 
-    training.ask("start", name="training", limits={})
 
+def beside_training(what: str, run: Callable[[], Slice], training: Side) -> list[Row]:
+    """The p50 and p99 of slices with a training beside them, against slices without."""
     steps: list[int] = []
 
-    def beside(run: Callable[[], Slice]) -> Slice:
+    def beside() -> Slice:
         training.ask("resume", name="training")
         try:
             return run()
         finally:
             steps.append(training.ask("halt", name="training")["steps"])
 
-    kinds: dict[str, Callable[[], Slice]] = {
-        "as long a loop without a session": lambda: alone.loops(TAIL_REQUESTS),
-        "session alone": lambda: alone.requests(TAIL_REQUESTS),
-        "session and 0 ms call": lambda: served.requests(TAIL_REQUESTS, calls=True, helpers=helpers),
-    }
-    rows: list[Row] = []
-    for what, run in kinds.items():
-        without, busy = in_turn([run, lambda run=run: beside(run)])
-        for percent in (50, 99):
-            samples = ([one.time(percent) for one in each] for each in (busy, without))
-            name = f"serving: {what}, training beside it, p{percent}"
-            rows.append(row(name, "ms", *samples, "without training", higher_is_better=False))
+    without, busy = in_turn([run, beside])
     if sum(steps) < len(steps):
         raise RuntimeError(f"only {sum(steps)} steps were trained beside the requests, in {len(steps)} slices")
-    return rows
+    return [
+        row(
+            f"serving: {what}, training beside it, p{percent}",
+            "ms",
+            *([one.time(percent) for one in each] for each in (busy, without)),
+            "without training",
+            higher_is_better=False,
+        )
+        for percent in (50, 99)
+    ]
+
+
+def bind(processes: Sequence[psutil.Process], cpus: Sequence[int]) -> None:
+    """Let processes, with all their threads, run on these CPUs only."""
+    for process in processes:
+        for thread in Path(f"/proc/{process.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cpus)
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
