@@ -74,8 +74,9 @@ class IterativeAlgorithm(Algorithm):
         """Do step `iteration`, counted from 0, and return its metrics."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Before the first step of this process, and again when it is restarted after a failure:
-        begin as if nothing had been done.
+        """Prepare the first step of this process, as if nothing had been done before.
+
+        Called again when the algorithm is restarted after a failure.
         """
 
     async def validate(self, iteration: int) -> Metrics:
@@ -93,10 +94,10 @@ class IterativeAlgorithm(Algorithm):
         """Restore what `save` wrote."""
 
     async def finish(self) -> None:
-        """After the last step, when all of them were done."""
+        """Called after the last step, if all steps were done."""
 
     async def teardown(self) -> None:
-        """Always, at the end of this process's part."""
+        """Called at the end of this process's part in any case."""
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:
         """Return whether steps are left, for which a resumed run reads the rollouts that

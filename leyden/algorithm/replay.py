@@ -45,12 +45,14 @@ def count_recorded_calls(spans: Sequence[Span]) -> int:
 class Replay(Algorithm):
     """Run one recorded rollout again, and return a `ReplayResult`.
 
-    rollout: with the attempt that is repeated.
+    rollout: the recorded rollout, with the attempt to repeat.
     spans: the spans of the attempt.
-    resources: what the agent was given. Models are replaced by the gateway, under their names.
-    n_calls: how many calls are answered from the record; None: all of them.
-    backend: a model that is loaded here for the calls after that.
-    models: models that servers have, for these calls. Without a model such a call is refused.
+    resources: the resources that the agent was given. Models are replaced by the gateway, under
+        their names.
+    n_calls: the number of calls that are answered from the record; None: all of them.
+    backend: a model that is loaded here, for the calls after these.
+    models: models of servers, for the calls after these. Without a backend or a model for it, such
+        a call is refused.
     Raise ConfigError for a rollout without a recorded model call, and for more calls than it has.
     """
 

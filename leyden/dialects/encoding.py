@@ -15,7 +15,9 @@ DONE = b"[DONE]"
 
 
 def dump(value: object) -> bytes:
-    """Compact JSON in UTF-8, of what JSON can say: of anything else it makes something like it."""
+    """Return a value as compact JSON in UTF-8. A value that JSON lacks becomes the nearest that it
+    has.
+    """
     try:
         return to_json(value)
     except PydanticSerializationError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot; deep nesting

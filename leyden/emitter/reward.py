@@ -20,7 +20,7 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> Span:
-    """Say how well the agent did. An algorithm reads the last primary reward of an attempt.
+    """Record how well the agent did. An algorithm reads the last primary reward of an attempt.
 
     The span has it in Leyden's attributes, and for other backends in a `gen_ai.evaluation.result`
     event for each name.

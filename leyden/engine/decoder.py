@@ -126,8 +126,8 @@ class Decoder:
 
     @staticmethod
     def n_slots(max_batch_rows: int, deterministic: bool) -> int:
-        """Cache rows: twice the batch, so that the rows of conversations between two turns can
-        stay.
+        """Return the number of cache rows: twice the batch, so that the rows of conversations
+        between two turns can stay.
         """
         return 1 if deterministic else 2 * max_batch_rows
 

@@ -46,7 +46,7 @@ class GrammarConstraint:
         return mask
 
     def accept(self, token: int) -> None:
-        """Go on past a token that was sampled."""
+        """Advance past a token that was sampled."""
         self._matcher.consume_token(token)
 
 

@@ -171,7 +171,7 @@ class TorchLearner:
                 waiting.appendleft((batch, names - self._accumulated))
 
     def _lower_max_tokens(self, batch: Sequence[TrainedPart], failure: str) -> None:
-        """Halve the micro-batch for now and later.
+        """Halve the size of this micro-batch and of later ones.
 
         Raise EngineError if it is one sequence already.
         """
@@ -319,7 +319,7 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
 def _memory_failure(
     run: Callable[[Sequence[TrainedPart], Owed], None], batch: Sequence[TrainedPart], owed: Owed
 ) -> str | None:
-    """Run, and return the message of an allocation that failed; None if none did.
+    """Run a function. Return the message of an allocation that failed; None if none failed.
 
     The error is not returned, because its traceback would keep the failed pass's tensors alive.
     """

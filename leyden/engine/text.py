@@ -34,7 +34,9 @@ class Text:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids. special: add the tokens that the tokenizer puts around a plain text."""
+        """Return the token ids of a text. special: add the tokens that the tokenizer puts around a
+        plain text.
+        """
         if self._backend is not None:
             return self._backend.encode(text, add_special_tokens=special).ids
         return self.tokenizer.encode(text, add_special_tokens=special)
@@ -116,6 +118,6 @@ class StreamedText:
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """`text` up to the first of `stops`."""
+    """Return `text` up to the first of `stops`."""
     found = [at for stop in stops if (at := text.find(stop)) >= 0]
     return text[: min(found)] if found else text

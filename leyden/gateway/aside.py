@@ -75,7 +75,7 @@ class SetAside(Generic[T]):
             pause = min(max(2 * pause, _FIRST_SECONDS), _LONGEST_SECONDS)
 
     def close(self) -> None:
-        """Close the file. What is in one with a name stays there."""
+        """Close the file. Records in a file that has a name stay there."""
         self._records.close()
 
     async def _try_each(self) -> None:

@@ -87,7 +87,7 @@ class Patches(Instrumentation):
         """Return the patches to apply; called once in a process."""
 
     def install(self) -> None:
-        """Replace."""
+        """Apply all patches."""
         kind = type(self)
         if kind not in self._patches:
             self._patches[kind] = self.patches()
@@ -95,7 +95,7 @@ class Patches(Instrumentation):
             patch.apply()
 
     def remove(self) -> None:
-        """Put back, the last one first."""
+        """Undo all patches, the last one first."""
         for patch in reversed(self._patches[type(self)]):
             patch.undo()
 

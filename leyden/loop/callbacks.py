@@ -66,7 +66,7 @@ class Callback(NamedOptions):
         return type(self).__name__.lower()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Once, before anything else.
+        """Called once, before any stage.
 
         Counters and this callback's state are restored already; `loop.current_iter` is 0 on a fresh
         run.
@@ -224,7 +224,7 @@ class EarlyStopping(Callback):
             loop.stop()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Look at a training metric.
+        """Compare a training metric with the best value.
 
         The first time, warn of a validation metric that looks misspelt.
         """

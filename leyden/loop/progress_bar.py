@@ -80,7 +80,7 @@ class ProgressBar(Callback):
         self._display.update(loop.metrics)
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Off a terminal, print the iteration."""
+        """Print a line for the iteration if the output is not a terminal."""
         self._display.update(loop.metrics)
         self._display.end_iteration()
 

@@ -172,8 +172,8 @@ class _State:
         return [f"{figure(count / stage.seconds, _DIGITS)} {name}/s" for name, count in counts.items()]
 
     def seconds_left(self) -> float | None:
-        """Time left, from the mean duration of what this process has seen; None while it has seen
-        nothing.
+        """Return the time left, from the mean duration of what this process has seen; None while it
+        has seen nothing.
         """
         if not self.in_iterations:
             stage = self.stage

@@ -45,8 +45,8 @@ class StatefulVessel(Protocol):
 
 
 def save_vessel(vessel: Any, path: Path) -> Any:
-    """`vessel.save(path)`, which may have to be awaited; else its `state_dict()`, written into the
-    directory `path`.
+    """Call `vessel.save(path)` and return its awaitable, if any; else write its `state_dict()` into
+    the directory `path`.
     """
     if hasattr(vessel, "save"):
         return vessel.save(path)

@@ -28,7 +28,7 @@ def gae(
     discount: float,
     gae_lambda: float,
 ) -> Floats:
-    """Generalised advantage estimates (arXiv:1506.02438, eq. 16), shape (T, N), 0 where
+    """Return generalised advantage estimates (arXiv:1506.02438, eq. 16), shape (T, N), 0 where
     the mask is False.
 
     A_t = delta_t + discount * gae_lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t, where
@@ -68,8 +68,8 @@ def gae(
 def n_step(
     rewards_S: Floats, successor_S: Ints, starts_B: Ints, *, n: int, discount: float
 ) -> tuple[Floats, Ints, Floats]:
-    """Discounted rewards of up to `n` steps from each start (Sutton and Barto, 2nd ed., eq. 7.1,
-    without its bootstrap).
+    """Return discounted rewards of up to `n` steps from each start (Sutton and Barto, 2nd ed., eq.
+    7.1, without its bootstrap).
 
     successor_S: for each of the S stored steps the one that follows in its episode, -1 where the
         episode ends or is not known further.

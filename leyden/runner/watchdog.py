@@ -317,7 +317,7 @@ class LagWatchdog:
                 self._see_through(answered, asked)
 
     def _see_through(self, answered: threading.Event, asked: ThreadTimes) -> None:
-        """Until the loop responds: log why it does not, and protect the other attempts."""
+        """Log why the loop does not respond, and protect the other attempts, until it responds."""
         stalls = dict[Any, _Stall]()
         first = self._step()
         since = asked  # it has answered nothing from then on, whatever it was at

@@ -929,7 +929,7 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def set_endpoint(self, name: str, base_url: str, *, api_key: str | None = None) -> None:
-        """Say where the models behind a name listen from now on.
+        """Set the address at which the models behind a name listen from now on.
 
         A `ProxyLLM` or `LLM` whose endpoint is `gateway://NAME` gets this base URL and key each
         time it is read. So resources keep their content and their version when a gateway starts
@@ -952,7 +952,7 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """Workers that match. Raise ConfigError for a bad sort or page."""
+        """Return the workers that match every filter. Raise ConfigError for a bad sort or page."""
 
     @abstractmethod
     async def get_worker_by_id(self, worker_id: str) -> Worker:
@@ -964,8 +964,8 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def pause_worker(self, worker_id: str, paused: bool = True) -> Worker:
-        """Ask a worker not to claim, or to claim again. It learns this from the reply to its next
-        heartbeat.
+        """Request that a worker does not claim, or claims again. It learns this from the reply to
+        its next heartbeat.
 
         The store itself still serves a claim of a paused worker. Raise UnknownWorker. Safe to
         retry.

@@ -131,7 +131,9 @@ def _own(path: Path, url: str) -> LockFile:
 
 
 def _open(path: Path, url: str, durability: Durability) -> list[sqlite3.Connection]:
-    """Connections of the writer, the reader and the checkpointer to an up-to-date database."""
+    """Return connections for the writer, the reader and the checkpointer. Migrate the database
+    first.
+    """
     target = f"file:{quote(str(path))}"
     pragmas: dict[str, str | int] = {
         "synchronous": _SYNCHRONOUS[durability],

@@ -64,7 +64,7 @@ class Tracer(NamedOptions, ABC):
         self._worker_stores = {key: store for key, store in self._worker_stores.items() if key != worker_id}
 
     def teardown(self) -> None:
-        """Once, at the end.
+        """Release everything. Called once, at the end.
 
         What was recorded has arrived by then: each trace delivers as it closes.
         """

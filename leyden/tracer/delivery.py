@@ -115,8 +115,8 @@ class SpanOutbox:
             ) from self.error
 
     def close_blocking(self) -> None:
-        """`close`, from a thread where no loop can be awaited; the delivery must be the background
-        loop's.
+        """Call `close` from a thread where no loop can be awaited; the delivery must be the
+        background loop's.
         """
         asyncio.run_coroutine_threadsafe(self.close(), self._delivery.loop).result()
 
@@ -337,7 +337,7 @@ class _Background:
         self.loop.run_forever()
 
     def _finish(self) -> None:
-        """At the end of the process, give late spans a moment to arrive."""
+        """Give late spans a moment to arrive, at the end of the process."""
         if self.pid != os.getpid():
             return
         with contextlib.suppress(TimeoutError):

@@ -43,7 +43,7 @@ def pack_ints(values: list[int]) -> bytes:
 
 
 def pack_floats(values: list[float]) -> bytes:
-    """`values` as little-endian 32-bit floats."""
+    """Return `values` as little-endian 32-bit floats."""
     return _little_endian(array("f", values)).tobytes()
 
 

@@ -41,10 +41,10 @@ class _OldAgent(native.LitAgent[Any]):
         return self.tracer
 
     def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
-        """Deprecated there, and not called: use a Hook."""
+        """Never called, as in Agent Lightning, where it is deprecated. Use a Hook."""
 
     def on_rollout_end(self, task: Any, rollout: Any, runner: Any, tracer: Any) -> None:
-        """Deprecated there, and not called: use a Hook."""
+        """Never called, as in Agent Lightning, where it is deprecated. Use a Hook."""
 
     def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Run the agent, and record the steps that it returns as spans of the attempt."""

@@ -71,7 +71,9 @@ class MetricsBackend:
         self._register(name, _Metric("histogram", tuple(label_names or ()), limits, group_level))
 
     def inc_counter(self, name: str, amount: float = 1.0, labels: LabelDict | None = None) -> Awaitable[None]:
-        """Count. Raise ValueError for a name or a label that is not registered."""
+        """Add `amount` to a counter. Raise ValueError for a name or a label that is not
+        registered.
+        """
         return self._note("counter", name, amount, labels)
 
     def observe_histogram(self, name: str, value: float, labels: LabelDict | None = None) -> Awaitable[None]:

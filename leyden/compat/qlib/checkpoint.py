@@ -149,7 +149,7 @@ def convert_checkpoint(path: str | Path, output: str | Path) -> QlibCheckpoint:
 
 
 def _empty(*_: Any) -> dict[Any, Any]:
-    """Stands for `defaultdict`, whose items torch's reader does not set."""
+    """Return an empty dict in place of a `defaultdict`, whose items torch's reader does not set."""
     return {}
 
 

@@ -80,7 +80,9 @@ def stop_of(choice: Json, *, calls: bool) -> tuple[str | None, str | None]:
 
 
 def usage_of(usage: Any) -> Json:
-    """Chat's usage in Anthropic's words, where tokens from and for the cache are counted apart."""
+    """Convert chat's usage to Anthropic's, which counts tokens read from and written to the cache
+    apart.
+    """
     counted = an_object(usage or {}, "usage")
     prompt = an_object(counted.get("prompt_tokens_details") or {}, "usage")
     response = an_object(counted.get("completion_tokens_details") or {}, "usage")
@@ -138,7 +140,7 @@ def answer_to_chat(message: Json) -> Json:
 
 
 def finish_reason(stop_reason: Any) -> Any:
-    """Chat's word for a stop reason; one that it has no word for stays as it is."""
+    """Return chat's finish reason for a stop reason; one without a counterpart unchanged."""
     return _FINISH_REASONS.get(stop_reason, stop_reason)
 
 

@@ -212,7 +212,9 @@ def _chat_output(item: Json, field: str) -> Json:
 
 
 def _chat_reasoning(reasoning: Json) -> Json:
-    """Reasoning comes whole, so a wish for a summary of it (`summary`) is more than met."""
+    """Convert the reasoning options to chat's. `summary` is dropped, because chat returns reasoning
+    whole.
+    """
     if unknown := sorted(without(reasoning, ("effort", "summary", "generate_summary"))):
         raise Untranslatable(f"reasoning.{unknown[0]}", "has no counterpart in chat")
     return {"reasoning_effort": reasoning["effort"]} if reasoning.get("effort") is not None else {}

@@ -246,7 +246,7 @@ def _left_padded(tokens: Sequence[int], width: int) -> list[int]:
 
 
 def _right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids (B, S), and the mask (B, S) that is 1 on tokens."""
+    """Return token ids (B, S), and a mask (B, S) that is 1 on tokens."""
     width = max(map(len, sequences))
     ids = torch.tensor([[*sequence, *([0] * (width - len(sequence)))] for sequence in sequences])
     lengths = torch.tensor([len(sequence) for sequence in sequences])

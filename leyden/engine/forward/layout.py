@@ -141,7 +141,7 @@ class _Layer:
         self._gate, self._up, self._down, self._act = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries (..., H, D), rotated keys (..., K, D) and values (..., K, D)."""
+        """Return rotated queries (..., H, D), rotated keys (..., K, D) and values (..., K, D)."""
         h = _norm(self._input_norm, x)
         q = self._q(h).unflatten(-1, (-1, self._size))
         k = self._k(h).unflatten(-1, (-1, self._size))

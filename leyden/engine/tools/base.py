@@ -195,7 +195,7 @@ def call_of(value: Any, *names: str) -> ToolCall | None:
 
 
 def json_calls(arguments: Mapping[str, str], field: str) -> dict[str, str]:
-    """Lark rules for `call`: a JSON object with the name of a tool and, under `field`, its
+    """Return Lark rules for `call`: a JSON object with the name of a tool and, under `field`, its
     arguments.
     """
     rules = {"call": " | ".join(f"call_{index}" for index in range(len(arguments)))}

@@ -15,7 +15,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3Json(ToolParser):
-    """JSON objects and nothing else."""
+    """Reads Llama 3's tool calls: a response that consists of JSON objects alone."""
 
     name = "llama3_json"
     markers = (_PYTHON_TAG, "{")

@@ -149,7 +149,7 @@ class FoundServer:
         """Return at once: the first call says whether the server is there."""
 
     def check(self) -> None:
-        """Return: the end of the server shows in its calls."""
+        """Do nothing, because the end of the server shows in its calls."""
 
     def describe_end(self) -> str:
         """Return that the server cannot be reached."""

@@ -214,7 +214,9 @@ def read_config(path: str | Path) -> Json:
 
 
 def _read(path: Path, inside: tuple[Path, ...]) -> Json:
-    """inside: the files that have this one as a base, the outermost first."""
+    """Read a file and its bases. inside: the files that have this one as a base, the outermost
+    first.
+    """
     path = path.absolute()
     if path in inside:
         raise ConfigError(f"{path} is its own base, by way of {' -> '.join(each.name for each in inside)}")

@@ -154,7 +154,7 @@ class TorchPolicy(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from a value of `state_dict`.
+        """Restore exactly what `state_dict` returned.
 
         Raise CheckpointError, and change nothing, for another policy's state.
         """

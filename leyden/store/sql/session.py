@@ -21,7 +21,7 @@ added, and whether labels changed."""
 
 
 def _publish_nothing(claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> None:
-    """A reader changes nothing."""
+    """Do nothing, because a reader changes nothing."""
 
 
 class Work(Protocol):

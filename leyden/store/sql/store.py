@@ -190,7 +190,7 @@ class SqlLightningStore(WaitingStore):
         await self._driver.write(restoring.restore, (restored,), {})
 
     async def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> bytes:
-        """`app.InJson`: no object is made of a span that goes to another process."""
+        """See `app.InJson`. Spans that go to another process are never made into objects."""
         operation, write = self.answered_in_json[method]
         return write(await self._driver.read(operation, (), arguments), packed)
 

@@ -86,19 +86,23 @@ def _additive(draft: _Draft) -> PromptSetting:
 
 
 def _clustered(draft: _Draft) -> PromptSetting:
-    """Three clusters of tasks need three disjoint sets of rules."""
+    """Return a setting in which three clusters of tasks need three disjoint sets of rules."""
     pools = {name: range(place, _N_RULES, 3) for place, name in enumerate(("delivery", "payment", "account"))}
     return draft.setting(draft.kinds(**pools))
 
 
 def _deceptive(draft: _Draft) -> PromptSetting:
-    """Two rules harm if a prompt states one of them, and help if it states both."""
+    """Return a setting in which two rules harm if a prompt states one of them, and help if it
+    states both.
+    """
     pair = draft.pair(8, 11, alone=-1.5 - draft.difficulty, both=2.0)
     return draft.setting(draft.kinds(shop=_NEEDED), pairs=(pair,), gain=4.5)
 
 
 def _faulty_component(draft: _Draft) -> PromptSetting:
-    """Two of three prompts state all that is needed of them; the third states nothing."""
+    """Return a setting in which two of three prompts state all that is needed of them; the third
+    states nothing.
+    """
     setting = draft.setting(draft.kinds(shop=_NEEDED))
     faulty = draft.chance.choice(list(draft.components))
     needed = {draft.names[place] for place in _NEEDED}
@@ -116,7 +120,9 @@ def _flaky(draft: _Draft) -> PromptSetting:
 
 
 def _heavy_tailed(draft: _Draft) -> PromptSetting:
-    """Calls take 10 ms in the median, and one in a thousand a hundred times as long."""
+    """Return a setting in which calls take 10 ms in the median, and one in a thousand a hundred
+    times as long.
+    """
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, median_seconds=0.01, sigma=1.5))
 
@@ -128,7 +134,9 @@ def _scalar_only(draft: _Draft) -> PromptSetting:
 
 
 def _drifting(draft: _Draft) -> PromptSetting:
-    """From task 200 on, tasks need rules that conflict with those needed before."""
+    """Return a setting in which tasks from number 200 on need rules that conflict with those needed
+    before.
+    """
     before, after = range(0, _N_RULES, 2), range(1, _N_RULES, 2)
     conflicts = tuple(draft.pair(first, first + 1, both=-2.0) for first in before)
     later = draft.kinds(after=after)

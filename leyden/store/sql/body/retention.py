@@ -58,9 +58,9 @@ def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[
 
 
 def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: int, now: float) -> Sequence[Row]:
-    """Return the first of these rollouts (number, end, bytes, ...; the oldest first) that
-    `retention` does not keep.
+    """Return the rollouts at the beginning of `rows` that `retention` does not keep.
 
+    rows: finished rollouts, the oldest first, each with its number, end time, bytes, and so on.
     kept, kept_bytes: the number and the bytes of all finished rollouts.
     """
     for index, (_, end_time, size, *_) in enumerate(rows):

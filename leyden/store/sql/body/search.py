@@ -186,7 +186,9 @@ def _of_rollout(
     asked: Mapping[str, bytes],
     page: _Page,
 ) -> PaginatedResult[FoundSpan]:
-    """Spans of one rollout; by any attribute, because all of them may be read."""
+    """Return the spans of one rollout. Any attribute can be matched, because all spans may be
+    read.
+    """
     counters = tx.all("get_span_counters", rollout_id=rollout_id)
     if not counters:
         raise unknown_rollout(tx, rollout_id)
