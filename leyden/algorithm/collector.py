@@ -231,7 +231,7 @@ class RolloutCollector:
 
         A failed or cancelled rollout is a result too. Requests with one id have one rollout and a
         result each. A rollout stays pinned until the caller asks for the next result. If the caller
-        stops early, the others go on and stay pinned, until they are collected or cancelled.
+        stops early, the others continue and stay pinned, until they are collected or cancelled.
 
         requests: an iterator is read as rollouts are enqueued.
         keep_until: keep the rollouts pinned after that, until `release(iterations)` is

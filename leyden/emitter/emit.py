@@ -100,7 +100,7 @@ def emit_exception(
 ) -> Span:
     """Record an exception's type, message and stack trace, as a span with status ERROR.
 
-    The attempt goes on.
+    The attempt continues.
     Raise InvalidEmission for a value that is no exception, and NoActiveTrace outside a trace.
     """
     if not isinstance(exception, BaseException):

@@ -96,7 +96,7 @@ class LoRA:
     """Names of the linear layers that get an adapter, such as ("q_proj", "v_proj"), or
     "all-linear": all but the output head."""
     adapter: str | Path | None = None
-    """A folder with an adapter to go on with. It decides rank, alpha and modules itself."""
+    """A folder with an adapter to continue with. It decides rank, alpha and modules itself."""
 
     def __post_init__(self) -> None:
         check_number("rank", self.rank, at_least=1, whole=True)
@@ -243,7 +243,7 @@ class Learner(ABC):
         """
 
     async def snapshot_state(self, path: Path) -> bool:
-        """Copy what `save_state` writes, and write it while training goes on.
+        """Copy what `save_state` writes, and write it while training continues.
 
         Return whether the files are still being written: await `state_written(path)` then, which
         raises what went wrong. A backend that cannot copy writes at once.
@@ -315,7 +315,7 @@ class Sampler(ABC):
     async def publish_weights(self) -> int:
         """Let sampling use the learner's weights from now on, and return their version.
 
-        Responses under way go on between two tokens with the new weights; each token carries its
+        Responses under way continue between two tokens with the new weights; each token carries its
         version. A backend with `shared_weights` has published each step already. Safe to repeat.
         """
 

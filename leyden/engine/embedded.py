@@ -197,7 +197,7 @@ class EmbeddedBackend(PolicyBackend):
         return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
 
     def stop_serving(self) -> None:
-        """Close the endpoint, and end the companion in good order. Everything else goes on."""
+        """Close the endpoint, and end the companion in good order. Everything else continues."""
         if self._running is not None:
             self._running.server.stop()
 

@@ -76,7 +76,7 @@ class RunningPolicy:
         return OptimStepResult(policy_version=self.decoder.between_steps(swap).result(), grad_norm=norm)
 
     def save_state(self, path: Path) -> None:
-        """Write the state. Sampling goes on, because only this thread changes weights."""
+        """Write the state. Sampling continues, because only this thread changes weights."""
         self._state_files().write(path)
 
     def snapshot(self, path: Path) -> None:

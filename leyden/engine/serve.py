@@ -28,7 +28,7 @@ from leyden.utils.logs import setup_relayed_logging
 
 
 def main() -> None:
-    """Serve until the parent goes."""
+    """Serve until the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup_relayed_logging()
     config = json.loads(sys.stdin.readline())

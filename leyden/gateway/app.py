@@ -355,7 +355,7 @@ class GatewayApp:
 def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
     """Cancel a call whose client has left.
 
-    A call whose response is already complete goes on for `_REST_SECONDS`, because the rest of its
+    A call whose response is already complete continues for `_REST_SECONDS`, because the rest of its
     stream may hold what proves its tokens.
     """
     if not exchange.answered:

@@ -47,8 +47,9 @@ class SetAside(Generic[T]):
         return len(self._records)
 
     def append(self, records: Sequence[T], said: str, error: Exception) -> int:
-        """Add records, log it with `said`, and return how many fit.
+        """Add records, and return how many of them fit.
 
+        said: what happened to the records, for the log.
         error: the store's error on the first record.
         """
         try:

@@ -2,7 +2,7 @@
 
 The store is asked once for each attempt, so that later calls cost no store read. Attempts also
 follow the store's news: one whose rollout has ended is refused within a second, even if its runner
-never reported the end. An attempt that is older than this gateway (after a restart) goes on with
+never reported the end. An attempt that is older than this gateway (after a restart) continues with
 the numbers that its record ends with. The module knows no HTTP beyond the status of a refusal.
 """
 
@@ -34,7 +34,7 @@ AttemptKey = tuple[str, str]
 _CLAIM_SECONDS = 86_400.0
 """How long after its beginning a live rollout may make its first call here."""
 _RECHECK_SECONDS = 30.0
-"""How long an attempt that a sweep ended can still call while its rollout goes on.
+"""How long an attempt that a sweep ended can still call while its rollout continues.
 
 The store reports no news of such an attempt.
 """
@@ -181,7 +181,9 @@ class Attempts:
         return live
 
     async def _check_if_possible(self, key: AttemptKey, live: _Live, claim: LiveClaim | None = None) -> None:
-        """Check a known attempt. If the store is away, the attempt goes on and its records wait."""
+        """Check a known attempt. If the store is away, the attempt continues and its records
+        wait.
+        """
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._check(key, live)

@@ -154,7 +154,7 @@ class Control:
         await self.gate.drain()
 
     async def resume(self, body: bytes) -> None:
-        """Let the waiting calls go on."""
+        """Let the waiting calls continue."""
         await self.gate.open()
 
     async def update_models(self, body: bytes) -> None:
@@ -211,7 +211,7 @@ class RemoteGateway:
         return await self._ask("GET", "state")
 
     async def pause(self) -> GatewayState:
-        """Hold up new calls until `resume`; calls at a model go on."""
+        """Hold up new calls until `resume`; calls at a model continue."""
         return await self._ask("POST", "pause")
 
     async def drain(self) -> GatewayState:
@@ -219,7 +219,7 @@ class RemoteGateway:
         return await self._ask("POST", "drain")
 
     async def resume(self) -> GatewayState:
-        """Let the waiting calls go on."""
+        """Let the waiting calls continue."""
         return await self._ask("POST", "resume")
 
     async def update_model_list(self, models: Sequence[Mapping[str, Any]]) -> GatewayState:

@@ -402,7 +402,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
     # ---- updates of the weights ------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Hold up new calls until `resume`. Calls that a model is answering go on.
+        """Hold up new calls until `resume`. Calls that a model is answering continue.
 
         Raise GatewayError if the gateway is not running.
         """
@@ -416,7 +416,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await self._at_the_gate("drain")
 
     async def resume(self) -> None:
-        """Let the waiting calls go on. Raise GatewayError if the gateway is not running."""
+        """Let the waiting calls continue. Raise GatewayError if the gateway is not running."""
         await self._at_the_gate("resume")
 
     async def _at_the_gate(self, command: str) -> None:

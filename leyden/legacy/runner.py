@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
     """Requests tasks from a client, runs the agent on one at a time, and reports.
 
-    An agent's error is logged and reported as an empty result, and the worker goes on.
+    An agent's error is logged and reported as an empty result, and the worker continues.
 
     agent: may have the signatures and results of Agent Lightning 0.1 (see `LegacyAgent`).
     tracer: records what the agent does. Default: `OtelTracer`.

@@ -148,7 +148,8 @@ class Callback(NamedOptions):
     def load(self, path: Path) -> None:
         """Restore the files that `save` wrote.
 
-        Called after `load_state_dict`; the files may be gone when this returns and the fit goes on.
+        Called after `load_state_dict`; the files may be gone when this returns and the fit
+        continues.
         """
 
 
@@ -163,7 +164,7 @@ class EarlyStopping(Callback):
         best all the same).
     restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it
         had at the best look. The last checkpoint holds the last state, so a run that is resumed
-        goes on from there; the best one is beside it in the checkpoint.
+        continues from there; the best one is beside it in the checkpoint.
     compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default, it
         looks at validations for any monitor, and each look counts before it is judged, so that
         patience 0 stops at the second iteration even if it improved. A missing metric is a warning.
@@ -337,7 +338,7 @@ class MetricsWriter(Callback):
         self._seen: dict[str, set[str]] = {}
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Begin the files, or go on after the rows that the checkpoint counts."""
+        """Begin the files, or continue after the rows that the checkpoint counts."""
         if loop.current_iter == 0:
             self._seen = {}
         self._train.open()

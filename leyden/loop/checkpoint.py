@@ -84,7 +84,7 @@ class CheckpointStore:
 
     keep: how many to keep, the newest; at least 1. Two, so that a damaged newest one costs a step
         and not the run. None: all.
-    link_latest: keep a relative link `latest` to the newest, which goes on to work when the
+    link_latest: keep a relative link `latest` to the newest, which still works when the
         directory is moved.
     config: what must be the same for a run to be continued, as JSON; a difference is refused by
         name.

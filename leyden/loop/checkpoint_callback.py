@@ -62,7 +62,7 @@ class Checkpoint(Callback):
         callbacks=[checkpoint]) await loop.arun(vessel, resume=checkpoint.latest())
 
     A vessel whose asynchronous `save` returns a function, such as the method that waits for a state
-    to be written, has copied its state: the checkpoint is completed while training goes on, and
+    to be written, has copied its state: the checkpoint is completed while training continues, and
     before the next one begins. If writing it fails (a full disk), the log says so and the run goes
     on with the older checkpoints. The save at the end of the fit is waited for, and its failure is
     raised.
@@ -121,7 +121,7 @@ class Checkpoint(Callback):
         self._n_bytes = 0
         """Bytes of the newest checkpoint, which are compared with `small_bytes`."""
         self._writing: asyncio.Task[None] | None = None
-        """The checkpoint that is being written while training goes on."""
+        """The checkpoint that is being written while training continues."""
         self._name_checked = False
         self._reset()
 

@@ -417,7 +417,7 @@ class MetricsAggregator:
         return {name: REDUCERS[self._reducers.get(name, "mean")](values) for name, values in self._values.items()}
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Drop all values."""
         self._values.clear()
 
 

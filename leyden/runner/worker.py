@@ -52,5 +52,5 @@ class WorkerBundle:
             runner.teardown_worker(worker_id)
 
     def teardown(self) -> None:
-        """Let the agent go."""
+        """Release the runner's tracer and agent."""
         self.runner.teardown()

@@ -33,8 +33,8 @@ class FolderWriter(LogWriter):
 
 
 class FolderCallback(Callback):
-    """Removes the rows after the checkpoint at which the loop goes on, because the loop makes them
-    again.
+    """Removes the rows after the checkpoint at which the loop continues, because the loop makes
+    them again.
     """
 
     def __init__(self, folder: FolderRecorder) -> None:

@@ -139,7 +139,7 @@ class _ReleasedFile:
         self._path = path
 
     def write(self, released: Released) -> None:
-        """Replace the file. A failure is logged: serving goes on without it."""
+        """Replace the file. A failure is logged: serving continues without it."""
         if self._path is None:
             return
         versions = [

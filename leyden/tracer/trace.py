@@ -134,9 +134,9 @@ class Trace:
         self._lock = threading.Lock()
 
     def add(self, span: Span) -> None:
-        """Keep a finished span and have it delivered.
+        """Keep a finished span, and queue it for delivery.
 
-        From any thread; a span after the trace was closed still arrives.
+        Safe in any thread. A span that is added after the trace was closed is still delivered.
         """
         if span.parent_id == self._root_id:
             span.parent_id = None
@@ -179,7 +179,7 @@ class Trace:
         """Record the block as one step, with all that is recorded within it, by OpenTelemetry too,
         below it.
 
-        An exception is recorded and goes on. Raise InvalidEmission as `create_span` does.
+        An exception is recorded and propagates. Raise InvalidEmission as `create_span` does.
         """
         step = OpenSpan(name, checked_attributes(attributes or {}))
         span_id, start, parent = ids.span_id(), time.time(), self._parent()

@@ -1,6 +1,6 @@
 """End an algorithm whose runners have all ended because each had done its `max_rollouts`.
 
-The algorithm goes on as long as it needs no runner. If a rollout is left that no runner will run,
+The algorithm continues as long as it needs no runner. If a rollout is left that no runner will run,
 it would wait for ever, so its work is cancelled.
 """
 
@@ -13,7 +13,7 @@ from leyden.store.base import LightningStore
 from leyden.types.rollout import ROLLOUT_FINISHED
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks of an algorithm that goes on without runners."""
+"""Seconds between two checks of an algorithm that continues without runners."""
 
 
 async def until_done_or_deserted(work: asyncio.Task[None], event: StopSignal, store: LightningStore) -> int:

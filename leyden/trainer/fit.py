@@ -407,7 +407,7 @@ class Fit:
         return self._worker_names() if self._store.capabilities["zero_copy"] else None
 
     async def _requeue(self) -> None:
-        """Requeue what the process before left under way.
+        """Requeue the rollouts that an earlier process of the run left under way.
 
         Calls that the algorithm itself was making are cancelled, because they are no agent's work.
         """

@@ -20,7 +20,7 @@ class ServedTasks(FastAlgorithm):
     """Runs what a client of Agent Lightning 0.1 is given.
 
     in_flight: tasks that are requested and not reported at a time.
-    max_tasks: end after this many tasks; None: go on until the run is stopped.
+    max_tasks: end after this many tasks; None: continue until the run is stopped.
     """
 
     def __init__(

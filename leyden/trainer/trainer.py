@@ -71,8 +71,8 @@ class Trainer(TrainerLegacy):
     n_runners: the number of runners. Default: 1, or the strategy's own number.
     concurrency: rollouts in flight in each runner. Default: 64, or the runner's own number.
     max_rollouts: the number of rollouts after which each runner ends. If rollouts are left when all
-        have ended, the run ends too, with the reason in `RunSummary.stopped`. It goes on if others
-        work on its store.
+        have ended, the run ends too, with the reason in `RunSummary.stopped`. It continues if
+        others work on its store.
     initial_resources: the resources of agents until the algorithm publishes its own.
     tracer: records what agents do. Default: `OtelTracer`.
     adapter: turns spans into training data. Default: `TraceToTriplet`.

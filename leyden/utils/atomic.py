@@ -52,7 +52,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def commit_directory(aside: Path, path: Path) -> None:
-    """Make everything under `aside` durable, then let it be `path`, which must not exist.
+    """Make everything under `aside` durable, then rename it to `path`, which must not exist.
 
     Both lie in the same directory.
     """

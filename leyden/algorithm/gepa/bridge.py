@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Stopped(BaseException):
-    """Ends the thread. It is no Exception, because the package catches those and goes on."""
+    """Ends the thread. It is no Exception, because the package catches those and continues."""
 
 
 class Bridge:

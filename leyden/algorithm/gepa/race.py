@@ -4,9 +4,9 @@ It is stopped after a stage if a sequential test refutes, wrongly with a probabi
 `error`, that its mean over the whole validation set reaches that of the best candidate.
 
 If candidates compete for a Pareto front, each runs the tasks in a random order of its own, and one
-that a task so far shows above the front goes on. So a specialist, which is better on some tasks, is
-not stopped. If they compete with a leader, all run the tasks in one order, and one that is ahead of
-the leader is not measured further.
+that a task so far shows above the front continues. So a specialist, which is better on some tasks,
+is not stopped. If they compete with a leader, all run the tasks in one order, and one that is ahead
+of the leader is not measured further.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`PolicyGradient`: sample groups of rollouts, compare within each, step the policy.
 
 One step, from the store's point of view: groups of rollouts whose ids are derived from the run and
-the group's number are enqueued (a repeat is not a second rollout, so a killed step goes on where it
-was), waited for by event, read back as spans, and trained on. From the policy's: every token keeps
-the log-probability and the version it was sampled with.
+the group's number are enqueued (a repeat is not a second rollout, so a killed step continues where
+it was), waited for by event, read back as spans, and trained on. From the policy's: every token
+keeps the log-probability and the version it was sampled with.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
     n_steps: steps in all.
     optim: parameters of the optimizer; None: `OptimParams()`.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
-    schedule: how the learning rate goes on: "constant", "linear" or "cosine", down to
+    schedule: how the learning rate continues: "constant", "linear" or "cosine", down to
         `final_fraction` of itself in the last step.
     temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
     timeout_seconds, max_attempts: limits of each rollout.
@@ -175,8 +175,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     async def teardown(self) -> None:
         """Stop the policy.
 
-        If the policy's process runs the gateway, too, it goes on until the gateway stops, after the
-        last runner.
+        If the policy's process runs the gateway, too, it continues until the gateway stops, after
+        the last runner.
         """
         proxy = self.get_llm_proxy()
         if proxy is None or not (proxy.is_reserved and proxy.is_running()):
@@ -215,7 +215,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
         """Copy the policy's weights, optimizer and random state.
 
-        Training goes on while they are written. The function that is returned waits for it.
+        Training continues while they are written. The function that is returned waits for it.
         """
         if await self.backend.snapshot_state(path):
             return partial(self.backend.state_written, path)

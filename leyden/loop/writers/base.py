@@ -142,7 +142,7 @@ class LogWriter(NamedOptions):
     # ---- the record ------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin a new record, or go on from the state that was loaded since the last `open`."""
+        """Begin a new record, or continue from the state that was loaded since the last `open`."""
 
     def write(self, row: Row) -> None:
         """Take a row of the writer's kind; the base class drops it.
@@ -170,7 +170,7 @@ class LogWriter(NamedOptions):
     def clear(self) -> None:
         """Begin to count anew: `episode_count` and `step_count` are 0, and what ran is forgotten.
 
-        The global ones go on.
+        The global ones continue.
         """
         self.episode_count = self.step_count = 0
         self._running, self._ended = {}, []

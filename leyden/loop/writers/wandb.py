@@ -18,12 +18,11 @@ class WandbWriter(LogWriter):
 
     project, name, config: of the run, see `wandb.init`.
     mode: "online", "offline" (files under `dir`, to be uploaded by `wandb sync`), "disabled"; None:
-        what `WANDB_MODE` says.
-    A new fit is a new run. A resumed one goes on with the same run id. W&B orders a history by step
-    and refuses what is not newer, so online no row is doubled; offline a resumed run has a folder
-    of its own, and what the killed process wrote after its checkpoint is in both. wandb's own
-    process writes: rows of the last moment can be lost by a kill. Strings and arrays are left out.
-    Raise ConfigError without `wandb` (extra `wandb`).
+        what `WANDB_MODE` says. A new fit is a new run. A resumed one continues with the same run
+        id. W&B orders a history by step and refuses what is not newer, so online no row is doubled;
+        offline a resumed run has a folder of its own, and what the killed process wrote after its
+        checkpoint is in both. wandb's own process writes: rows of the last moment can be lost by a
+        kill. Strings and arrays are left out. Raise ConfigError without `wandb` (extra `wandb`).
     """
 
     def __init__(

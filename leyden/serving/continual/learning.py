@@ -1,4 +1,4 @@
-"""`ContinualLearning`: agents that go on learning from the requests that they serve.
+"""`ContinualLearning`: agents that keep learning from the requests that they serve.
 
 One cycle is: a trigger, training on recorded requests, a check on held-out tasks, optionally
 answers in the shadow, a canary, and its promotion or rollback. Where a cycle is stands in the
@@ -199,7 +199,7 @@ class ContinualLearning:
     async def run(self) -> None:
         """Learn until cancelled.
 
-        While the store is away, it waits; a training under way goes on.
+        While the store is away, it waits; a training under way continues.
         """
         if self._lock is None:
             async with self:
@@ -388,7 +388,7 @@ class ContinualLearning:
         return _status(release, why)
 
     async def _end_if_due(self, row: Release) -> CycleStatus | None:
-        """End a row whose time is over, or all if the kill switch is on. None if it goes on."""
+        """End a row whose time is over, or all if the kill switch is on. None if it continues."""
         if await is_stopped(self._store):
             return await self._advance(row, "stop", "learning is stopped")
         if row.deadline is not None and time.time() >= row.deadline:
