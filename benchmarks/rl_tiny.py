@@ -8,6 +8,10 @@ batch, float32. Before anything is timed, both must find the same gradient norm.
 Two workloads. `games`: the demo's model (117,440 parameters) playing the demo's game, short and nearly even. `turns`: a Qwen2 of 829,568
 parameters and random tokens, 2 to 6 turns long, as agents that finish early or late leave them. The rollouts of a group share their prompt.
 
+In float32, then in bfloat16: there the peer keeps float32 weights and runs under torch's autocast, Leyden's weights are bfloat16 with
+float32 copies in the optimizer. A table puts the bare matrix products of a step beside both: the forward and backward products of every
+linear layer over each distinct token of the batch, where a token that rollouts share with all that stands before it counts once.
+
 The last two rows compare Leyden with itself: six-turn rollouts merged into one sequence each, and one row for each call.
 """
 
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import MINIMUM_RUNS, Peer, PeerFailed, Row, Sample, summary
+from benchmarks.report import Table
 from leyden.adapter import merge_triplets
 from leyden.algorithm.policy_gradient.batch import (
     Group,
@@ -86,32 +91,83 @@ class Measured:
     """Of the first step, before clipping."""
 
 
-def main(peer: Peer | None) -> list[Row]:
+def main(peer: Peer | None) -> list[Row | Table]:
     import torch
     from transformers.utils import logging
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     rows: list[Row] = []
+    floors: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         games = asyncio.run(recorded_games(n_groups=8))
         turns = recorded_turns(Path(folder) / "qwen2", n_groups=4, turns=(2, 6))
-        for workload, title in ((games, "short games, 117k model"), (turns, "2 to 6 turns, 830k model")):
-            rows += against_peer(workload, title, peer, Path(folder))
+        for dtype in ("float32", "bfloat16"):
+            for workload, title in ((games, "short games, 117k model"), (turns, "2 to 6 turns, 830k model")):
+                title = title if dtype == "float32" else f"{title}, {dtype}"
+                step, gradient = against_peer(workload, title, peer, Path(folder), dtype=dtype)
+                rows += [step, gradient]
+                floors.append(floor_line(workload, title, gradient, dtype=dtype))
+                print(step, gradient, floors[-1], sep="\n", flush=True)
         rows += merged_against_calls(turns.model)
-    return rows
+    columns = ["gradient of", "tokens, distinct ones", "bare products, CPU ms", "Leyden's share", "the peer's share"]
+    return [*rows, Table("Bare matrix products, as a share of the whole gradient", columns, floors)]
+
+
+# ---- the floor -------------------------------------------------------------------------------------------------------------
+
+
+def floor_line(workload: Workload, title: str, gradient: Row, *, dtype: str) -> list[str]:
+    """A workload's line: its tokens, its bare matrix products, and their share of both sides' gradients."""
+    batch = training_batch(workload.episodes)
+    ids = [tuple(sequence.token_ids) for sequence in batch]
+    distinct = len({row[: end + 1] for row in ids for end in range(len(row))})
+    seconds = product_seconds(workload.model, distinct, dtype=dtype)
+    shares = [
+        "" if rate is None else f"{seconds * rate / workload.n_trained:.0%}"
+        for rate in (gradient.leyden, gradient.peer)
+    ]
+    return [title, f"{sum(map(len, ids)):,}, {distinct:,}", f"{1000 * seconds:.0f}", *shares]
+
+
+def product_seconds(folder: Path, n_tokens: int, *, dtype: str) -> float:
+    """CPU seconds of the forward and backward products of every linear layer, the head included, in slices of 2,048 tokens.
+
+    Each product is by the faster of torch's two libraries.
+    """
+    import torch
+
+    from leyden.engine.forward.products import linear
+
+    model: Any = load_model(folder)
+    shapes = [module.weight.shape for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    kind = getattr(torch, dtype)
+    seconds: list[float] = []
+    for _ in range(MINIMUM_RUNS):
+        total = 0.0
+        for n_out, n_in in shapes:
+            weight, x, g = (torch.randn(*shape).to(kind) for shape in ((n_out, n_in), (2048, n_in), (2048, n_out)))
+            for _ in range(2):  # the first warms up
+                began = time.process_time()
+                linear(x, weight)
+                linear(g, weight.T)
+                linear(g.T, x.T)
+                last = time.process_time() - began
+            total += last
+        seconds.append(total * n_tokens / 2048)
+    return statistics.median(seconds)
 
 
 # ---- against the peer ------------------------------------------------------------------------------------------------------
 
 
-def against_peer(workload: Workload, title: str, peer: Peer | None, folder: Path) -> list[Row]:
+def against_peer(workload: Workload, title: str, peer: Peer | None, folder: Path, *, dtype: str) -> tuple[Row, Row]:
     """Two rows: the whole step, and the gradient alone."""
-    job = write_job(workload, folder / f"{workload.name}.json")
+    job = write_job(workload, folder / f"{workload.name}-{dtype}.json", dtype=dtype)
     ours: list[Measured] = []
     theirs: list[Measured] = []
     for _ in range(MINIMUM_RUNS):
-        ours.append(asyncio.run(train(workload)))
+        ours.append(asyncio.run(train(workload, dtype=dtype)))
         if peer is None:
             continue
         try:
@@ -120,13 +176,14 @@ def against_peer(workload: Workload, title: str, peer: Peer | None, folder: Path
             print(f"{title}: without {peer.name}, {failure}", flush=True)
             peer, theirs = None, []
     if theirs:
-        require_equal(ours[0].grad_norm, theirs[0].grad_norm, "gradient norm")
+        tolerance = 1e-3 if dtype == "float32" else 0.05
+        require_equal(ours[0].grad_norm, theirs[0].grad_norm, "gradient norm", tolerance=tolerance)
 
     def row(name: str, of: Callable[[Measured], Sample]) -> Row:
         samples = [of(run) for run in ours], [of(run) for run in theirs]
         return summary(f"{name}: {title}", UNIT, *samples, peer.name if peer else None, higher_is_better=True)
 
-    return [row("RL step", lambda run: run.step), row("RL gradient alone", lambda run: run.gradient)]
+    return row("RL step", lambda run: run.step), row("RL gradient alone", lambda run: run.gradient)
 
 
 def require_equal(ours: float, theirs: float, what: str, *, tolerance: float = 1e-3) -> None:
@@ -135,12 +192,12 @@ def require_equal(ours: float, theirs: float, what: str, *, tolerance: float = 1
         raise RuntimeError(f"the {what} is {ours:.7g} here and {theirs:.7g} there; the two do not do the same work")
 
 
-async def train(workload: Workload) -> Measured:
+async def train(workload: Workload, *, dtype: str) -> Measured:
     """Leyden's side: `PolicyGradient`'s own functions on the recorded calls, and the embedded backend."""
     steps: list[float] = []
     gradients: list[float] = []
     norms: list[float] = []
-    async with EmbeddedBackend(workload.model, device="cpu") as backend:
+    async with EmbeddedBackend(workload.model, device="cpu", dtype=dtype) as backend:
         for _ in range(WARM_UP_STEPS + STEPS):
             began = time.process_time()
             batch = training_batch(workload.episodes)
@@ -186,7 +243,7 @@ def measured(workload: Workload, steps: list[float], gradients: list[float], gra
     return Measured(sample(steps), sample(gradients), grad_norm)
 
 
-def write_job(workload: Workload, path: Path) -> Path:
+def write_job(workload: Workload, path: Path, *, dtype: str) -> Path:
     """What the peer needs, with each rollout as the one sequence that it takes."""
     episodes: list[dict[str, Any]] = []
     for episode in workload.episodes:
@@ -203,6 +260,7 @@ def write_job(workload: Workload, path: Path) -> Path:
         )
     job = {
         "model": str(workload.model),
+        "dtype": dtype,
         "group_size": GROUP_SIZE,
         "warm_up_steps": WARM_UP_STEPS,
         "steps": STEPS,

@@ -94,7 +94,7 @@ def make_trainer(job: dict[str, Any], clock: Clock, folder: str, micro_batch: in
     config = GRPOConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=False,
+        bf16=job["dtype"] == "bfloat16",
         gradient_checkpointing=False,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=len(episodes) // micro_batch,
