@@ -237,11 +237,11 @@ class Budget:
         return True
 
     def release(self, key: str) -> None:
-        """Give a whole reservation back, because nothing has started. Safe to repeat."""
+        """Release a whole reservation, because no attempt has started. Safe to repeat."""
         self._reserved.pop(key, None)
 
     def settle(self, key: str, attempts: Iterable[Attempt]) -> str | None:
-        """Give a reservation back, and count what its attempts have used.
+        """Release a reservation, and count what its attempts have used.
 
         Do nothing without a reservation.
 
@@ -250,7 +250,9 @@ class Budget:
         return None if self._reserved.pop(key, None) is None else self.spend(attempts)
 
     def spend(self, attempts: Iterable[Attempt]) -> str | None:
-        """Count what the attempts of a finished rollout have used. Return as `settle` does.
+        """Count what the attempts of a finished rollout have used.
+
+        Return what is wrong with the record of an attempt, or None.
 
         An attempt that was cut off counts with its limit if it has recorded less, because a call
         that it was making may be billed. So does one whose calls have no price, if cost is limited.

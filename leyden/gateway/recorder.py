@@ -112,7 +112,7 @@ class Recorder:
     async def put(self, call: ModelCall) -> None:
         """Queue a call that was begun, and wait while the queue is full.
 
-        The call is queued even if the wait is cancelled, as `stop` does.
+        The call is queued even if the wait is cancelled, which `stop` does.
         """
         try:
             while len(self._queue) >= _QUEUE_LIMIT:

@@ -72,7 +72,9 @@ class Binder:
                 raise MissingResource(self._missing(parameter, kind, resources))
 
     def arguments(self, task: Any, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
-        """Return the keyword arguments of one call. Raise MissingResource as `check` does."""
+        """Return the keyword arguments of one call.
+
+        Raise MissingResource if `resources` lacks a kind that the function needs."""
         self.check(resources)
         plain = {"task": task, "resources": resources, "rollout": rollout}
         arguments: dict[str, Any] = {}

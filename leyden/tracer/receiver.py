@@ -58,7 +58,7 @@ class Receiver:
     def __init__(self, trace: Trace, handlers: Mapping[str, Handler] | None = None) -> None:
         """Receive spans for `trace`.
 
-        handlers: handlers of further paths below the secret one, for POST.
+        handlers: handlers of POST for further paths, below the trace's secret path.
         """
         self.trace = trace
         self.handlers: Mapping[str, Handler] = {
@@ -66,7 +66,7 @@ class Receiver:
             SPANS: self._take_spans,
             **(handlers or {}),
         }
-        """The handlers by path below the secret one."""
+        """The handlers by path below the trace's secret path."""
         self._seen: set[str] = set()
         self._server = _ReceiverServer.of_this_process()
         self._secret = secrets.token_urlsafe(24)

@@ -20,12 +20,12 @@ def nullable_str(value: str) -> str | None:
 
 
 def nullable_int(value: str) -> int | None:
-    """Return a whole number, or None as `nullable_str` does."""
+    """Return a whole number; None for `none`, `null`, `~` and `nil`."""
     return _nullable(value, int)
 
 
 def nullable_float(value: str) -> float | None:
-    """Return a number, or None as `nullable_str` does."""
+    """Return a number; None for `none`, `null`, `~` and `nil`."""
     return _nullable(value, float)
 
 

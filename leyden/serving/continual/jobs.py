@@ -220,9 +220,9 @@ def _outcome(result: CollectedRollout) -> TaskOutcome:
 
 
 def _named(algorithm: FunctionalAlgorithm, train: Any, validation: Any) -> tuple[Any, Any]:
-    """Return the data sets that a function names.
+    """Return the data sets that the algorithm's function has parameters for.
 
-    One that names no `val_dataset` is trained on all.
+    A function without `val_dataset` is trained on both.
     """
     named = inspect.signature(algorithm.function).parameters
     if "val_dataset" not in named and isinstance(train, RecordedTasks) and isinstance(validation, RecordedTasks):
