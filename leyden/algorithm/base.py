@@ -31,7 +31,7 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=LLM)
 
 _CANCEL_SECONDS = 5.0
-"""How long an algorithm that has ended may take to cancel its rollouts; the store
+"""The seconds that an algorithm that has ended may take to cancel its rollouts; the store
 may be what failed."""
 
 Dataset = Sequence[T]

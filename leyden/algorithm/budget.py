@@ -37,8 +37,9 @@ class Budget:
     rollouts: int | None = None
     """The most rollouts that may be requested. None: no limit."""
     seconds: float | None = None
-    """How long rollouts may be requested and may run, from the first request on. The `Evaluator`
-    cancels at this time what has not finished, and raises BudgetExceeded. None: no limit."""
+    """The seconds for which rollouts may be requested and may run, from the first request on. The
+    `Evaluator` cancels at this time what has not finished, and raises BudgetExceeded. None: no
+    limit."""
     tokens: int | None = None
     """Tokens of prompts and answers that all attempts may take together. None: no limit."""
     cost: float | None = None
@@ -291,7 +292,9 @@ class Budget:
         return None
 
     def exceeded(self, attempts: int) -> BudgetExceeded:
-        """Return the error for attempts that have no room, when nothing more will be given back."""
+        """Return the error for attempts that exceed the budget, when no reservation is left to
+        release.
+        """
         lacking = [
             f"{figure(left)} of Budget({name}={total:g}), with {each:g} reserved for each attempt"
             for name, left, total, each in (

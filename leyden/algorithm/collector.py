@@ -227,7 +227,7 @@ class RolloutCollector:
         check: Callable[[], None] | None = None,
         check_seconds: float = 0.5,
     ) -> AsyncGenerator[CollectedRollout]:
-        """Enqueue requests, and yield each one's result as soon as it has finished, in that order.
+        """Enqueue requests, and yield each result as soon as its rollout has finished.
 
         A failed or cancelled rollout is a result too. Requests with one id have one rollout and a
         result each. A rollout stays pinned until the caller asks for the next result. If the caller

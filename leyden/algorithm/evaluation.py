@@ -50,7 +50,7 @@ class Estimate:
     """Lower end of the interval; None for a single task, which shows no spread."""
     high: float | None
     method: str
-    """How the interval was computed: `Wilson`, `bootstrap`, or `none`."""
+    """The method by which the interval was computed: `Wilson`, `bootstrap`, or `none`."""
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -98,7 +98,7 @@ class EvaluationResult:
 
     @property
     def failed(self) -> int:
-        """How many rollouts have no reward."""
+        """The number of rollouts without a reward."""
         return sum(each.reward is None for each in self.rollouts)
 
     @property

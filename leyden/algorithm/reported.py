@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 AGENT_VERSION = "agent_version"
 """The key of a worker's heartbeat statistics (`LitAgentRunner` writes it)."""
 _WAIT_SECONDS = 5.0
-"""How long to wait for the first worker, which reports as soon as it starts."""
+"""Seconds to wait for the first worker, which reports as soon as it starts."""
 _POLL_SECONDS = 0.05
 
 

@@ -24,7 +24,7 @@ from leyden.utils.arguments import KeepsArguments
 @named_options
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. Refuses values that no backend can honour (ConfigError)."""
+    """Sampling parameters. Refuses values that no backend can honour (ConfigError)."""
 
     max_tokens: int = 16
     """At most this many response tokens, the end-of-turn token included."""

@@ -60,7 +60,7 @@ from leyden.utils.logs import relay_line
 logger = logging.getLogger("leyden.engine")
 
 _VISITOR_SECONDS = 10.0
-"""How long a visitor may take to end."""
+"""The seconds that a visitor may take to end."""
 _OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if name not in ("control_key", "companion")]
 """The options of an EmbeddedBackend that a user sets; the others are chosen for each child."""
 

@@ -38,12 +38,12 @@ class LoadedPolicy:
     """The tokenizer; None if a model object was given without one."""
     eos_ids: frozenset[int]
     context: int
-    """How many positions the model has."""
+    """The number of positions of the model."""
     n_vocabulary: int
 
     @property
     def n_parameters(self) -> int:
-        """How many numbers the model has, trained or not."""
+        """The number of the model's parameters, trained or not."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property

@@ -26,7 +26,7 @@ class SlotTable:
         """Row to the bytes of its tokens, the longest unused first."""
         self._rows_of: dict[bytes, list[int]] = {}
         self._lengths: defaultdict[int, int] = defaultdict(int)
-        """How many kept rows have this many tokens."""
+        """The number of kept rows by their number of tokens."""
         self.reused_tokens = 0
 
     def acquire(self, prompt: Sequence[int]) -> tuple[int, int] | None:

@@ -39,7 +39,8 @@ _AT_ONCE_SECONDS = 1.0
 """A process that worked for less than this time counts as dead at once."""
 _CANCEL_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
-"""How long a process may take to end after it reported that its work is over. Then it is killed."""
+"""The seconds that a process may take to end after it reported that its work is over. Then it is
+killed."""
 _DEATHS_IN_A_ROW = 5
 
 

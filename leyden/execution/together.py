@@ -15,8 +15,8 @@ from leyden.execution.events import StopSignal
 from leyden.utils.latch import Latch
 
 _CANCEL_SECONDS = 1.5
-"""How long cancelled runners may take to end: more than an agent that swallows its cancellation is
-given."""
+"""The seconds that cancelled runners may take to end: more than an agent that swallows its
+cancellation is given."""
 
 
 class Runners(Protocol):

@@ -49,7 +49,8 @@ from leyden.types import LIVE_KEY_PREFIX, LiveClaim, read_claim
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
-"""How long the end of a stream may take after its finish reason, once its client has left."""
+"""The seconds that the end of a stream may take after its finish reason, once its client has left.
+"""
 
 
 @dataclass(frozen=True, slots=True)

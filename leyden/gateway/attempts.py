@@ -34,7 +34,7 @@ AttemptKey = tuple[str, str]
 _CLAIM_SECONDS = 86_400.0
 """How long after its beginning a live rollout may make its first call here."""
 _RECHECK_SECONDS = 30.0
-"""How long an attempt that a sweep ended can still call while its rollout continues.
+"""The seconds for which an attempt that a sweep ended can still call while its rollout continues.
 
 The store reports no news of such an attempt.
 """
@@ -45,9 +45,10 @@ _REST_SECONDS = 0.2
 _AWAY_SECONDS = 2.0
 """The pause between two tries while the store cannot be reached."""
 _PATIENCE_SECONDS = 2.0
-"""How long a call of a known attempt waits for the store to say whether the attempt is over."""
+"""The seconds for which a call of a known attempt waits for the store to say whether the attempt is
+over."""
 _LIVE_KEPT = 65_536
-"""How many unfinished attempts are remembered. The one that was silent longest is dropped first."""
+"""The most unfinished attempts in memory. The one that was silent longest is dropped first."""
 _RECORD_LOOKED_AT = 256
 """How many of an attempt's newest calls are searched for the highest number.
 
@@ -56,7 +57,7 @@ It exceeds the number of calls that one attempt has under way.
 _CLOCK_SKEW_SECONDS = 1.0
 """Seconds by which the store's clock may be ahead of this machine's."""
 _ENDED_KEPT = 65_536
-"""How many ended attempts are remembered. For older ones the store is asked."""
+"""The most ended attempts in memory. Older ones are looked up in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Admission:
     replay: CallReplay | None
     """The recorded calls that the attempt repeats; None if it repeats none."""
     spent: Spent
-    """What the attempt has spent so far."""
+    """The tokens and the cost that the attempt has spent so far."""
 
 
 @dataclass(slots=True)

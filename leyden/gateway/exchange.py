@@ -40,7 +40,7 @@ class Exchange:
     replay: CallReplay | None = None
     """The recorded calls that the attempt repeats; None if it repeats none."""
     spent: Spent = field(default_factory=Spent)
-    """What the attempt has spent so far."""
+    """The tokens and the cost that the attempt has spent so far."""
     tried: Try | None = None
     """The entry by which a retry is recognised; None if the client does not mark retries."""
     request: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -64,7 +64,7 @@ class Exchange:
     """Whether the agent has disconnected."""
     attempt_over: bool = False
     said_at: float = 0.0
-    """When something was last sent to the agent, in the event loop's time."""
+    """The time at which something was last sent to the agent, in the event loop's time."""
     _saying: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

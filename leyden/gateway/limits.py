@@ -46,7 +46,7 @@ class AttemptLimits:
 
 @dataclass(slots=True)
 class Spent:
-    """What the answered calls of one attempt have spent."""
+    """The tokens and the cost that the answered calls of one attempt have spent."""
 
     tokens: int = 0
     cost: float = 0.0

@@ -59,13 +59,13 @@ ModelList = Sequence[UpstreamModel | LLM | Mapping[str, Any]]
 _STOP_GRACE_SECONDS = 1.0
 """Seconds that calls under way may take after `stop`."""
 _CLIENT_KEEP_ALIVE_SECONDS = 75
-"""How long the gateway keeps a client's idle connection.
+"""The seconds for which the gateway keeps a client's idle connection.
 
 It is longer than clients keep one (OpenAI's: 5 s). If both ends waited equally long, the gateway
 could close a connection on which a client is just sending.
 """
 _UPSTREAM_KEEP_ALIVE_SECONDS = 3.0
-"""How long the gateway keeps an idle connection to a server.
+"""The seconds for which the gateway keeps an idle connection to a server.
 
 It is shorter than servers keep one (uvicorn and vLLM: 5 s), so that a server never closes a
 connection on which the gateway is just sending.

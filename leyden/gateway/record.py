@@ -70,7 +70,7 @@ class ModelCall:
     replayed: Span | None = None
     """The recorded call that answers this one; None if the model answers it."""
     replay_diverged: str | None = None
-    """What differs from the recorded request at the end of a replay, in one line."""
+    """The difference from the recorded request that ended a replay, in one line."""
     span_id: str = field(default_factory=ids.span_id)
 
 

@@ -38,13 +38,13 @@ Failures = dict[AttemptKey, StoreError]
 _BATCH = 256
 _QUEUE_LIMIT = 4096
 _LINGER_SECONDS = 0.01
-"""How long the first call of a batch waits for others, unless someone waits for a flush."""
+"""The seconds that the first call of a batch waits for others, unless someone waits for a flush."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _PROBE_SECONDS = 2.0
 """Seconds that the store may take to reply to a probe."""
 _SLOW_SECONDS = 1.0
-"""How long a write may take before the recorder probes whether the store is there."""
+"""The seconds that a write may take before the recorder probes whether the store is there."""
 _PATIENCE_SECONDS = 30.0
 """Seconds that the store may be away before `flush` raises."""
 _REPORTED_KEPT = 65_536
@@ -71,7 +71,8 @@ class Recorder:
         """Records on which the store fails. Whoever closes the spool closes it, too."""
         self._delivering: asyncio.Task[None] | None = None
         self._away_since: float | None = None
-        """When the store began to refuse records, by the monotonic clock; None if it takes them."""
+        """The time at which the store began to refuse records, by the monotonic clock; None if it
+        takes them."""
         self._trouble = ""
         """Why records wait: the store is away, or the error in which it says that it is full."""
         self._failures = failures

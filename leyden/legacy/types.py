@@ -27,9 +27,9 @@ class Task(BaseModel):
     resources_id: str | None = None
     """The resources to use. None: the latest."""
     create_time: float | None = None
-    """When it was queued, in Unix seconds."""
+    """The time at which it was queued, in Unix seconds."""
     last_claim_time: float | None = None
-    """When it was last given to a worker, in Unix seconds."""
+    """The time at which it was last given to a worker, in Unix seconds."""
     num_claims: int | None = None
     """How often it was given to a worker, this time included."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])

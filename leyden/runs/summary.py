@@ -44,7 +44,7 @@ class RunSummary:
     result: Any = None
     """The value that the algorithm's `run` returned."""
     seconds: float = 0.0
-    """How long this `fit` took."""
+    """The seconds that this `fit` took."""
     run_id: str = ""
 
     def __str__(self) -> str:

@@ -33,7 +33,9 @@ _LINGER_SECONDS = 0.05
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _UNKNOWN_SECONDS = 900.0
-"""How long feedback waits for its rollout, which another process may still have to report."""
+"""The seconds for which feedback waits for its rollout, which another process may still have to
+report.
+"""
 _TRIES = 5
 """How often a batch is tried again if the store fails on all of it. The pauses double."""
 _PROBE_SECONDS = 2.0

@@ -27,7 +27,7 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 _CANARY_STATE = "canary"
 """The state of releases whose candidate serves users."""
 _NEWS_SECONDS = 2.0
-"""How long one wait for news lasts. A store that is cut off is noticed after at
+"""The seconds that one wait for news lasts. A store that is cut off is noticed after at
 most twice that time."""
 
 

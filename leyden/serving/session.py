@@ -44,7 +44,7 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 5.0
-"""How long `start` waits for the store before it begins with what was released last."""
+"""The seconds that `start` waits for the store before it begins with what was released last."""
 
 
 @dataclass(frozen=True)

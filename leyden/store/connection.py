@@ -32,8 +32,8 @@ _COMPRESS_FROM: Final = 16 * 1024
 _LARGE: Final = 2**20
 """Bytes of a body from which the server is asked whether it takes so much before it is sent."""
 _KEEP_ALIVE_SECONDS: Final = 15.0
-"""How long an idle connection is kept. Servers keep it longer, so that both ends never close it at
-once."""
+"""The seconds for which an idle connection is kept. Servers keep it longer, so that both ends never
+close it at once."""
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 60.0
 """A server that sends nothing for this long counts as dead."""

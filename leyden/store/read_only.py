@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 0.05
 _OPENING_SECONDS = 0.5
-"""How long an owner may take between creating its log and creating the log's index."""
+"""The seconds that an owner may take between creating its log and creating the log's index."""
 
 
 _Stamp = tuple[int, int] | None

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from leyden.store.client import LightningStoreClient
 
 _GRACE_SECONDS = 2.0
-"""How long requests under way may take after `stop`. Waiting requests get their reply at once."""
+"""The seconds that requests under way may take after `stop`. Waiting requests get their reply at
+once."""
 
 
 class LightningStoreServer(NamedOptions):

@@ -34,9 +34,9 @@ class Feedback(BaseModel):
     value: Any
     """A finite number, a text or any JSON value, as `kind` says."""
     given_time: float | None = None
-    """When it was given, by the caller's clock, in Unix seconds."""
+    """The time at which it was given, by the caller's clock, in Unix seconds."""
     received_time: float | None = None
-    """When it reached the store, by the store's clock. The store sets it."""
+    """The time at which it reached the store, by the store's clock. The store sets it."""
     sequence_id: int | None = None
     """The order of arrival, from 1. The store sets it."""
     resources_id: str | None = None

@@ -21,7 +21,7 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptStatus, frozenset[AttemptStatus]] = {
     "timeout": frozenset(),
     "cancelled": frozenset(),
 }
-"""Which status may follow which. Staying where one is, is always allowed and changes nothing."""
+"""The statuses that may follow each status. Keeping the status is always allowed."""
 
 ROLLOUT_TRANSITIONS: Mapping[RolloutStatus, frozenset[RolloutStatus]] = {
     "queuing": frozenset({"preparing", "cancelled", "failed"}),

@@ -17,7 +17,7 @@ from leyden.errors import ConfigError
 
 
 class ReplayFrom(BaseModel):
-    """Which attempt a rollout repeats, and how far."""
+    """The attempt that a rollout repeats, and the number of its calls that are repeated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -21,9 +21,9 @@ class Retention(NamedFields):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_rollouts: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """How many finished rollouts are kept, pinned ones included."""
+    """The most finished rollouts that are kept, pinned ones included."""
     max_age_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
-    """How long a rollout is kept after it finished."""
+    """The seconds for which a rollout is kept after it finished."""
     max_bytes: Annotated[int, Field(ge=0, strict=True)] | None = None
     """About how many bytes of the database finished rollouts may take together, with their attempts
     and spans."""

@@ -60,9 +60,9 @@ class Rollout(BaseModel):
     """`ro-` and 24 hexadecimal digits, or any id of the caller's choice."""
     input: TaskInput
     start_time: float
-    """When it was enqueued."""
+    """The time at which it was enqueued."""
     end_time: float | None = None
-    """When it reached a final status."""
+    """The time at which it reached a final status."""
     mode: RolloutMode | None = None
     resources_id: str | None = None
     resources_version: int | None = None

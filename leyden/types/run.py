@@ -65,4 +65,4 @@ class MetricPoint(BaseModel):
     value: float | None
     """None: the value was NaN or infinite, which JSON lacks."""
     time: float
-    """When it was reported, in Unix seconds."""
+    """The time at which it was reported, in Unix seconds."""

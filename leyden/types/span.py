@@ -40,7 +40,7 @@ SpanKind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
 
 
 class SpanStatus(BaseModel):
-    """How the step ended. It never changes, so that spans may share one."""
+    """The status with which the step ended. It never changes, so that spans may share one."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LEFTOVER_SECONDS = 1.0
-"""How long the tasks that are left over may take to end when they are cancelled."""
+"""The seconds that the tasks that are left over may take to end when they are cancelled."""
 
 
 def new_own_loop() -> asyncio.AbstractEventLoop:

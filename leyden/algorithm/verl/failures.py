@@ -26,7 +26,7 @@ from leyden.utils.text import describe_error
 
 _LAST_LINES = 20
 _PING_SECONDS = 5.0
-"""How long a server may take to show that it lives; a busy one is not dead."""
+"""The seconds that a server may take to show that it lives; a busy one is not dead."""
 _UNNAMED = "a process of Ray"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"ray::(?P<name>\S+?)\(\) \(pid=(?P<pid>\d+), ip=(?P<ip>[^,)]+)")

@@ -40,7 +40,7 @@ class Found:
 
     calls: tuple[ToolCall, ...]
     length: int
-    """How many characters they take, the marker included."""
+    """The number of characters that the calls take, the marker included."""
 
 
 Outcome = Found | Literal["unfinished", "not a call"]

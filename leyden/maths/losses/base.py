@@ -42,7 +42,7 @@ class Loss:
 
 
 class TokenBatch(NamedTuple):
-    """What a loss is computed from: the trained tokens of several sequences, one after the
+    """The input of a loss: the trained tokens of several sequences, one after the
     other.
     """
 

@@ -39,8 +39,8 @@ _MEMORY_SECONDS = 0.1
 """Seconds between two checks of the memory."""
 _KILL_AGAIN_SECONDS = 0.02
 _UNKILLABLE_SECONDS = 5.0
-"""How long killed processes may take to end. One that hangs in the kernel is named in the report
-and left."""
+"""The seconds that killed processes may take to end. One that hangs in the kernel is named in the
+report and left."""
 _READ_BYTES = 64 * 2**10
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
