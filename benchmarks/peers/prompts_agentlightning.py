@@ -1,9 +1,10 @@
 """The APO of agentlightning 0.3.0 on a world of `PromptSim`: a peer's half of `benchmarks/prompts.py`.
 
 The package's algorithm and store run unchanged on an event loop whose time is simulated, so that its waiting and polling count and
-cost nothing. Sixteen workers take rollouts from the store as soon as one is enqueued. Two things are replaced: its clock, and the
-renderer of its requests, which starts a Node process for each. Each request is rendered by it once, with marks, which are then
-filled in; `check()` compares the results.
+cost nothing. Sixteen workers take rollouts from the store as soon as one is enqueued. Three things are replaced: its clock, the
+renderer of its requests, which starts a Node process for each, and the validator of messages, which the package makes anew for each
+message and which is made once here. Each request is rendered by it once, with marks, which are then filled in; `check()` compares
+the results.
 
 Runs in the environment `bench-prompts`. Takes `{"family": ..., "seed": ...}` a line and prints the run as JSON.
 """
@@ -14,13 +15,14 @@ Runs in the environment `bench-prompts`. Takes `{"family": ..., "seed": ...}` a 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import os
 import random
 import selectors
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,12 +31,24 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise each start asks
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import agentlightning as agl
+import agentlightning.adapter.messages as messages
 import agentlightning.algorithm.apo.apo as apo
 import poml
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import Span
 
-from benchmarks.peers.prompts_world import BUDGET, N_TRAIN, N_VAL, REFLECTION_SECONDS, SLOTS, Trace, measure
+from benchmarks.peers.prompts_world import (
+    BUDGET,
+    LIMIT,
+    N_TRAIN,
+    N_VAL,
+    REFLECTION_SECONDS,
+    SHARE,
+    SLOTS,
+    Spent,
+    Trace,
+    measure,
+)
 
 BEAM_WIDTH, BRANCH_FACTOR = 1, 2
 """As for Leyden's APO. With the package's defaults, 4 and 4, a round takes half of the budget."""
@@ -122,21 +136,27 @@ def _number(value: float | None) -> str:
 # ---- the optimiser -------------------------------------------------------------------------------------------------------
 
 
-class _Spent(Exception):
-    """All rollouts of the budget were requested."""
+class _Over(Exception):
+    """The run is over."""
 
 
 class _Store(InMemoryLightningStore):
-    """Counts rollouts, and tells the workers of each."""
+    """Counts rollouts, and tells the workers of each.
 
-    def __init__(self) -> None:
+    at_budget: called when the rollouts of the budget were requested. is_over: asked before each one after those.
+    """
+
+    def __init__(self, at_budget: Callable[[], None], is_over: Callable[[], bool]) -> None:
         super().__init__()
         self.queued: asyncio.Queue[None] = asyncio.Queue()
         self.requested = 0
+        self._at_budget, self._is_over = at_budget, is_over
 
     async def enqueue_rollout(self, *args: Any, **kwargs: Any) -> Any:
         if self.requested == BUDGET:
-            raise _Spent
+            self._at_budget()
+        if self.requested >= BUDGET and (self.requested == LIMIT or self._is_over()):
+            raise _Over
         self.requested += 1
         rollout = await super().enqueue_rollout(*args, **kwargs)
         self.queued.put_nowait(None)
@@ -148,13 +168,27 @@ class _APO(apo.APO[Any]):
     name: str
     _noted: str | None = None
 
+    def best(self) -> dict[str, str]:
+        """Return the best prompts so far."""
+        return {**self.trace.sim.initial_prompts, self.name: self.get_best_prompt().template}
+
     def note(self) -> None:
-        """Note the best prompt, if it is a new one."""
+        """Note the best prompts, if they are new ones."""
         self.trace.clock.end = asyncio.get_running_loop().time()
-        best = self.get_best_prompt().template
-        if best != self._noted:
-            self._noted = best
-            self.trace.best({**self.trace.sim.initial_prompts, self.name: best})
+        best = self.best()
+        if best[self.name] != self._noted:
+            self._noted = best[self.name]
+            self.trace.best(best)
+
+    def note_budget(self) -> None:
+        """Note what was found when the budget was spent."""
+        self.note()
+        trace = self.trace
+        trace.spent = Spent(trace.rollouts, trace.reflections, trace.clock.end, self.best(), self._history_best_score)
+
+    def is_there(self) -> bool:
+        """Return whether any best prompts so far came to the wanted share of the optimum."""
+        return any(truth >= SHARE for _, _, truth in self.trace.curve)
 
     def _sample_parent_prompts(self, beam: Any, round_num: int) -> Any:
         self.note()
@@ -218,13 +252,13 @@ def _chat(prompt: str, task: Any, answer: str) -> dict[str, Any]:
 
 async def _optimise(trace: Trace, seed: int) -> tuple[dict[str, str], float]:
     random.seed(seed)
-    store = _Store()
-    algorithm: Any = _APO(_Client(trace), beam_width=BEAM_WIDTH, branch_factor=BRANCH_FACTOR, beam_rounds=100)
+    algorithm: Any = _APO(_Client(trace), beam_width=BEAM_WIDTH, branch_factor=BRANCH_FACTOR, beam_rounds=1000)
     algorithm.trace, algorithm.name = trace, next(iter(trace.sim.initial_prompts))
     prompts = {
         name: agl.PromptTemplate(template=text, engine="f-string") for name, text in trace.sim.initial_prompts.items()
     }
     adapter = agl.TraceToMessages()
+    store = _Store(algorithm.note_budget, algorithm.is_there)
     algorithm.set_store(store)
     algorithm.set_adapter(adapter)
     algorithm.set_initial_resources(prompts)
@@ -234,17 +268,17 @@ async def _optimise(trace: Trace, seed: int) -> tuple[dict[str, str], float]:
     for each in (running, *workers):
         if not each.done():
             each.cancel()
-        elif not isinstance(each.exception(), _Spent):
+        elif not isinstance(each.exception(), _Over):
             each.result()
     algorithm.note()
-    return {
-        **trace.sim.initial_prompts,
-        algorithm.name: algorithm.get_best_prompt().template,
-    }, algorithm._history_best_score
+    return algorithm.best(), algorithm._history_best_score
 
 
 def optimise(trace: Trace, seed: int) -> tuple[dict[str, str], float]:
-    """Run the package's APO until its budget is spent, and return its best prompts and their mean reward on the validation set."""
+    """Run the package's APO until it comes to 95 % of the optimum or to `LIMIT`, at least until its budget is spent.
+
+    Return its best prompts and their mean reward on the validation set.
+    """
     loop = VirtualLoop()
     apo.time = SimpleNamespace(time=loop.time)
     try:
@@ -274,6 +308,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the packages print is no answer
     apo.poml = Requests()
+    messages.TypeAdapter = functools.cache(messages.TypeAdapter)
     for line in sys.stdin:
         asked = json.loads(line)
         run = measure("agentlightning 0.3.0 APO", optimise, asked["family"], asked["seed"])

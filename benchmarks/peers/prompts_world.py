@@ -19,7 +19,8 @@ from leyden.testing.promptsim import Kind, PromptSetting, World
 from leyden.testing.promptsim.vocabulary import RULES, SEED_PROMPT
 
 N_TRAIN, N_VAL = 60, 40
-BUDGET = 800
+BUDGET, LIMIT = 800, 4000
+"""Rollouts of a run, and how far one is continued that has not come to `SHARE` of the optimum by then."""
 SLOTS, ROLLOUT_SECONDS, REFLECTION_SECONDS, TIMEOUT_SECONDS = 16, 1.0, 5.0, 60.0
 SHARE = 0.95
 
@@ -94,6 +95,18 @@ class Clock:
         self.end = max(self.end, now)
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What a run had done and found when its budget was spent."""
+
+    rollouts: int
+    reflections: int
+    seconds: float
+    prompts: dict[str, str]
+    believed: float
+    """The reward that the optimiser believes its prompts to have."""
+
+
 @dataclass
 class Trace:
     """What a run did."""
@@ -104,6 +117,10 @@ class Trace:
     reflections: int = 0
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """Rollouts, seconds and normalised truth each time that the best prompts changed."""
+    expected: float | None = None
+    """The reward that the optimiser expects of its final prompts on new tasks; None if it says none."""
+    spent: Spent | None = None
+    """The state when the budget was spent, of a run that went on."""
 
     def seconds(self, prompts: dict[str, str], task: Any) -> float:
         """Return the simulated duration of a rollout."""
@@ -133,27 +150,35 @@ class Run:
     """What the optimiser believes of its prompts, minus the truth."""
     curve: list[tuple[int, float, float]]
     wall_s: float
+    expected_gap: float | None = None
+    """The reward that the optimiser expects on new tasks, if it says one, minus the truth."""
+    followed: tuple[int, float] | None = None
+    """Rollouts and seconds at which the run was given up, if it went on after its budget."""
 
-    def reached(self, share: float = SHARE) -> tuple[float, float] | None:
+    def reached(self, share: float = SHARE, *, within: int = BUDGET) -> tuple[float, float] | None:
         """Return rollouts and seconds until the truth was first at this share of the optimum; None if never."""
-        return next(((rollouts, seconds) for rollouts, seconds, truth in self.curve if truth >= share), None)
+        points = ((rollouts, seconds) for rollouts, seconds, truth in self.curve if truth >= share)
+        return next((point for point in points if point[0] <= within), None)
 
 
 def measure(side: str, optimise: Callable[[Trace, int], tuple[dict[str, str], float]], family: str, seed: int) -> Run:
     """Run one optimiser on one world. It returns its prompts, and the reward that it believes them to have."""
     trace, began = Trace(world(family, seed)), time.perf_counter()
     prompts, believed = optimise(trace, seed)
-    sim = trace.sim
+    end = Spent(trace.rollouts, trace.reflections, trace.clock.end, prompts, believed)
+    spent, sim = trace.spent or end, trace.sim
     return Run(
         side=side,
         family=family,
         seed=seed,
         budget=BUDGET,
-        rollouts=trace.rollouts,
-        reflections=trace.reflections,
-        seconds=trace.clock.end,
-        truth=sim.normalised_score(prompts),
-        gap=believed - sim.expected_reward(prompts),
+        rollouts=spent.rollouts,
+        reflections=spent.reflections,
+        seconds=spent.seconds,
+        truth=sim.normalised_score(spent.prompts),
+        gap=spent.believed - sim.expected_reward(spent.prompts),
         curve=trace.curve,
+        expected_gap=None if trace.expected is None else trace.expected - sim.expected_reward(spent.prompts),
         wall_s=round(time.perf_counter() - began, 2),
+        followed=(end.rollouts, end.seconds) if trace.spent else None,
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("openai")
 pytest.importorskip("gepa")
 
 from benchmarks import prompts
-from benchmarks.peers.prompts_world import BUDGET, REFLECTION_SECONDS, SLOTS, Clock, Run
+from benchmarks.peers.prompts_world import BUDGET, LIMIT, REFLECTION_SECONDS, SLOTS, Clock, Run
 
 
 def run(*curve: tuple[int, float, float], side: str = "ours", seed: int = 0) -> Run:
@@ -21,6 +23,15 @@ def test_a_run_that_never_reached_the_goal_counts_with_its_whole_budget() -> Non
     assert [prompts.rollouts_needed(each) for each in (reached, ended)] == [200, BUDGET]
     assert [prompts.rollouts_needed(each, 0.8) for each in (reached, ended)] == [200, 200]
     assert [prompts.seconds_needed(each) for each in (reached, ended)] == [5.0, 100.0]
+
+
+def test_a_run_that_went_on_after_its_budget_counts_with_where_it_came_to_the_goal_or_was_given_up() -> None:
+    late = replace(run((40, 1.0, 0.0), (900, 120.0, 0.96)), followed=(900, 120.0))
+    given_up = replace(run((40, 1.0, 0.0), (900, 120.0, 0.94)), followed=(LIMIT, 450.0))
+    ended, soon = run((40, 1.0, 0.0)), run((40, 1.0, 0.0), (200, 5.0, 0.96))
+    assert [prompts.rollouts_needed(each) for each in (late, given_up, ended, soon)] == [BUDGET, BUDGET, BUDGET, 200]
+    found = [prompts.followed_to_share(each) for each in (late, given_up, ended, soon)]
+    assert found == [(900, 120.0), (LIMIT, 450.0), (LIMIT, 100.0 * LIMIT / BUDGET), (200, 5.0)]
 
 
 def test_the_mean_truth_weighs_each_prompt_by_the_rollouts_for_which_it_was_the_best() -> None:
