@@ -230,9 +230,10 @@ async def test_a_gateway_obeys_its_control_key_alone(
 ) -> None:
     async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
         proxy.share_control("secret")
+        refused, admitted = RemoteGateway(proxy.endpoint, secret), RemoteGateway(proxy.endpoint, "secret")
         with pytest.raises(GatewayError, match="operator"):
-            await RemoteGateway(proxy.endpoint, secret).pause()
-        assert not (await RemoteGateway(proxy.endpoint, "secret").state())["paused"]
+            await refused.pause()
+        assert not (await admitted.state())["paused"]
 
 
 async def test_a_wrong_command_is_refused_and_changes_nothing(
