@@ -220,7 +220,17 @@ class QuitDebugging(Exception):
 
 async def call_here(agent: Callable[[], Any]) -> Any:
     """Call the sync agent on the thread of the running loop, which waits for it."""
-    return agent()
+    return _call_beside_loop(agent)
+
+
+def _call_beside_loop(agent: Callable[[], Any]) -> Any:
+    """Call a function that may run an event loop of its own, on a thread whose loop is running."""
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return agent()
+    finally:
+        asyncio._set_running_loop(loop)
 
 
 class CallingThread:
@@ -239,7 +249,7 @@ class CallingThread:
 
         def call() -> None:
             try:
-                result, failure = context.run(agent), None
+                result, failure = context.run(_call_beside_loop, agent), None
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 -- handed to the awaiting runner

@@ -153,9 +153,9 @@ def _has_body_twin(route: Route) -> bool:
 
 
 def _doc(route: Route) -> tuple[str, str]:
-    """Return the first line of the method's docstring, and the whole."""
+    """Return the first paragraph of the method's docstring, and the whole."""
     text = inspect.getdoc(getattr(LightningStore, route.method)) or ""
-    return text.partition("\n")[0], text
+    return " ".join(text.partition("\n\n")[0].split()), text
 
 
 def _parameter(route: Route, name: str, schemas: Mapping[Key, Schema]) -> Schema:

@@ -69,6 +69,21 @@ async def test_under_a_running_loop_a_sync_agent_still_runs_on_the_calling_threa
     assert (threads, summary.rollouts["succeeded"]) == ({threading.current_thread()}, 1)
 
 
+@pytest.mark.parametrize("kind", ["plain", "notebook"])
+def test_a_sync_agent_may_run_a_loop_of_its_own(kind: str) -> None:
+    @ly.rollout
+    def agent(task: int) -> float:
+        return asyncio.run(asyncio.sleep(0.01, result=1.0))
+
+    async def notebook() -> ly.RunSummary:
+        summary = ly.Trainer().dev(agent, [1, 2])
+        await asyncio.sleep(0)  # its loop still runs
+        return summary
+
+    summary = ly.Trainer().dev(agent, [1, 2]) if kind == "plain" else asyncio.run(notebook())
+    assert summary.rollouts["succeeded"] == 2
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_time_at_a_breakpoint_is_nobodys_limit(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def agent_async(task: int) -> float:
