@@ -54,11 +54,35 @@ def of_run(folder: Path, *, scored: str = "reward") -> Found:
 
 
 def guess_the_number(seed: int, folder: Path) -> Found:
-    """The demo as it is, for 29 of its 40 steps."""
-    from leyden.demo.run import DemoOptions, run_demo, start_run
+    """The demo's game and policy, 29 steps of 120 games, with a third pass over them and a bound on large ratios."""
+    from leyden.demo.agent import play
+    from leyden.maths.losses import PPOLoss
 
-    start_run(folder / "run", DemoOptions(seed=seed, steps=29, games=500))
-    run_demo(folder / "run")
+    secrets = random.Random(f"demo/{seed}")
+    games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(500)]
+    algorithm = ly.PolicyGradient(
+        ly.IsolatedBackend(WEIGHTS, seed=seed, device="cpu", max_length=128),
+        n_steps=29,
+        tasks_per_step=10,
+        rollouts_per_task=12,
+        minibatch_size=16,
+        epochs=3,
+        loss=PPOLoss(dual_clip=3.0),
+        optim=ly.OptimParams(learning_rate=1e-3, betas=(0.9, 0.99)),
+        max_tokens=4,
+        timeout_seconds=120.0,
+        val_every_n_steps=29,
+        validate_first=True,
+        seed=seed,
+    )
+    trainer = ly.Trainer(
+        algorithm=algorithm,
+        llm_proxy=ly.LLMProxy(launch_mode="engine"),
+        run_dir=folder / "run",
+        concurrency=48,
+        progress=False,
+    )
+    trainer.fit(play, [{"secret": secret} for secret in range(NUMBERS)], val_dataset=games)
     return of_run(folder / "run")
 
 
