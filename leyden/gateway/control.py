@@ -147,7 +147,7 @@ class Control:
 
     async def pause(self, body: bytes) -> None:
         """Hold up new calls."""
-        await self.gate.close()
+        self.gate.close()
 
     async def drain(self, body: bytes) -> None:
         """Hold up new calls, and wait until no model is answering one."""
@@ -155,7 +155,7 @@ class Control:
 
     async def resume(self, body: bytes) -> None:
         """Let the waiting calls continue."""
-        await self.gate.open()
+        self.gate.open()
 
     async def update_models(self, body: bytes) -> None:
         """Replace the list of models from the next call on."""

@@ -15,11 +15,12 @@ _RETRY_AFTER_SECONDS = 1
 class Gate:
     """A gate that is open, or closed with calls waiting before it."""
 
-    def __init__(self, wait_seconds: float) -> None:
+    def __init__(self, wait_seconds: float, *, closed: bool = False) -> None:
         """wait_seconds: the longest time that a call waits."""
         self._wait_seconds = wait_seconds
         self._open, self._empty = asyncio.Event(), asyncio.Event()
-        self._open.set()
+        if not closed:
+            self._open.set()
         self._empty.set()
         self.inside = 0
         """The number of calls that have entered and not left."""
@@ -59,11 +60,11 @@ class Gate:
         if not self.inside:
             self._empty.set()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Hold up new calls."""
         self._open.clear()
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Let the waiting calls enter."""
         self._open.set()
 

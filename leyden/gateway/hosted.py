@@ -27,7 +27,8 @@ from pydantic_core import from_json, to_json
 
 from leyden.errors import GatewayError
 from leyden.gateway.control import PREFIX
-from leyden.gateway.proxy import LLMProxy, RunningGateway
+from leyden.gateway.gate import Gate
+from leyden.gateway.proxy import LLMProxy, ModelList, RunningGateway
 from leyden.gateway.remote import RemoteRecorder
 from leyden.gateway.transport import AppTransport, Transport
 from leyden.gateway.upstream import UpstreamModel
@@ -188,7 +189,11 @@ async def serve(settings: Settings, descriptor: int, app: Any, url: str) -> Asyn
 
 
 class _HostedProxy(LLMProxy):
-    """A gateway in the running event loop, on a socket that is open already."""
+    """A gateway in the running event loop, on a socket that is open already.
+
+    Calls wait until the main process has set the models: before, the policy is missing, or has the
+    address that it had in an earlier process.
+    """
 
     def __init__(self, listener: socket.socket, transports: Mapping[str, Transport], settings: Settings) -> None:
         """transports: how to reach servers of this process, by endpoint."""
@@ -197,6 +202,17 @@ class _HostedProxy(LLMProxy):
         self._transports = transports
         self._control_key = settings.control_key
         self._policy_versions.update(settings.policy_versions)
+        self._first_gate: Gate | None = None
+
+    def update_model_list(self, model_list: ModelList) -> None:
+        super().update_model_list(model_list)
+        if self._first_gate is not None:
+            self._first_gate.open()
+            self._first_gate = None
+
+    def _new_gate(self) -> Gate:
+        self._first_gate = Gate(self._pause_wait_seconds, closed=True)
+        return self._first_gate
 
     def _listen(self) -> socket.socket:
         return self._listener

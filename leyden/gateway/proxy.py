@@ -546,6 +546,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         """Yield each application to serve with its listening socket."""
         yield [(app, listener)]
 
+    def _new_gate(self) -> Gate:
+        return Gate(self._pause_wait_seconds)
+
     async def _serve(
         self,
         store: LightningStore,
@@ -555,7 +558,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
     ) -> None:
         """Run the gateway in the running loop, until the `RunningGateway` in `ready` is stopped."""
         attempts = Attempts(store)
-        gate = Gate(self._pause_wait_seconds)
+        gate = self._new_gate()
         async with _upstream_session(self._relay_options.timeout_seconds) as session, AsyncExitStack() as stack:
             spool = None
             if not self._relay_options.durable:

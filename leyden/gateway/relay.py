@@ -160,10 +160,9 @@ class Relay:
         if overrides and call.operation != "embeddings":
             call.request = exchange.request = {**exchange.request, **overrides}
             exchange.raw = dump(exchange.request)
-        servers = self._servers(exchange.request)
         await self._gate.enter()
         try:
-            await self._ask_until_answered(exchange, servers)
+            await self._ask_until_answered(exchange, self._servers(exchange.request))
         except _EngineLost as lost:
             refusal = lost.refusal
         else:

@@ -192,6 +192,25 @@ async def test_calls_wait_while_no_process_runs_it_and_attempts_end_late(
     assert len(await store.query_spans(*ids)) == 2
 
 
+async def test_calls_wait_for_the_models_of_a_new_process(
+    proxy: LLMProxy, store: InMemoryLightningStore, model: Model
+) -> None:
+    rollout = await store.start_rollout({"task": 1})
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    base = ProxyLLM(endpoint=proxy.endpoint, model="policy", api_key="none").with_attempted_rollout(*ids)
+    settings, listener = proxy.for_process()
+    async with AsyncExitStack() as there:
+        given = pickle.loads(pickle.dumps(settings))
+        await there.enter_async_context(hosted.serve(given, os.dup(listener.fileno()), model, URL))
+        proxy.run_by(there.aclose)
+        async with openai.AsyncOpenAI(base_url=base.endpoint, api_key="none", max_retries=0) as client:
+            call = asyncio.create_task(client.chat.completions.create(model="policy", messages=say("hello")))
+            done, _ = await asyncio.wait({call}, timeout=0.3)
+            assert not done, "the process has no model yet"
+            await asyncio.to_thread(proxy.update_model_list, [UpstreamModel("policy", URL, api_key="secret")])
+            assert (await call).choices
+
+
 async def test_a_gateway_that_cannot_be_reached_is_named(caller: Caller) -> None:
     await caller.proxy.leave()
     caller.proxy.run_by(asyncio.Event().wait)  # type: ignore[arg-type]
