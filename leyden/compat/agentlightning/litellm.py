@@ -1,4 +1,4 @@
-"""What a program finds of Agent Lightning's proxy, which is LiteLLM, in Leyden's gateway.
+"""LiteLLM's spans and response fields in Leyden's gateway, for programs that read them.
 
 Two things are imitated: the span `raw_gen_ai_request` of each call, and the token ids in an answer.
 The gateway and its record stay as they are: spans are made as they are read from a store, and the

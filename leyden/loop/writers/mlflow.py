@@ -20,7 +20,7 @@ class MlflowWriter(LogWriter):
     tracking_uri: `sqlite:///runs.db` or a server's address; None: MLflow's own choice
         (`MLFLOW_TRACKING_URI`, or a database here).
     run_name, tags: of the run. A new fit is a new run. A resumed one continues with its run; MLflow
-    takes no point back, so those that were written after the checkpoint stay, and none is written
+    takes no point back, so points written after the checkpoint stay, and none is written
     twice for the same metric and step. Strings and arrays are left out. Closed, a run is FINISHED.
     Raise ConfigError without `mlflow-skinny` (extra `mlflow`), and CheckpointError when the run to
     continue with is not in the store.
