@@ -52,7 +52,8 @@ class _Above(io.TextIOBase):
         be redrawn.
         """
         if self.is_over:
-            self.stream.flush()
+            if not self.stream.closed:  # since Python 3.13 an error in a stream's finaliser is printed
+                self.stream.flush()
             return
         with self._lock:
             thread = threading.get_ident()

@@ -32,7 +32,7 @@ def looks_during(n_objects: int) -> int:
 
 def test_twenty_answers_are_made_without_a_look():
     gc.collect()
-    assert looks_during(10_000) >= 10
+    assert looks_during(10_000) >= 4  # Python 3.13 looks after 2,000 objects, earlier ones after 700
     look_for_cycles_rarely()
     gc.collect()
     assert looks_during(10_000) == 0
