@@ -48,6 +48,12 @@ class StoreClosed(StoreError):
     """The store was used after `close()`."""
 
 
+class StoreAway(StoreError):
+    """The store's server could not be reached, so the call has changed nothing. Repeat it when the
+    server is back.
+    """
+
+
 class StoreFull(StoreError):
     """The store has no room for the write. Repeat the call when there is room again."""
 

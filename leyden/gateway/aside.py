@@ -59,7 +59,7 @@ class SetAside(Generic[T]):
             return 0
         if kept:
             where = self._records.path or "a temporary file"
-            logger.error("%s, which are set aside in %s and tried again: %s", said, where, error)
+            logger.error("%s; set aside in %s and tried again: %s", said, where, error)
             self._any.set()
         return kept
 

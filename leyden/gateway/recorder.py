@@ -20,7 +20,7 @@ import time
 from collections import deque
 
 from leyden import semconv
-from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError, StoreFull
+from leyden.errors import ConfigError, GatewayError, StoreAway, StoreClosed, StoreError, StoreFull
 from leyden.gateway.aside import SetAside, is_refusal
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.prefixes import Prefixes
@@ -270,6 +270,8 @@ class Recorder:
             self._trouble = str(error)
             return True
         self._trouble = f"{self._store.url} is away"
+        if isinstance(error, StoreAway):  # even if it is back by now
+            return True
         return isinstance(error, StoreError) and not isinstance(error, StoreClosed) and not await self._replies()
 
     async def _replies(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError, StoreFull, UnknownRollout
+from leyden.errors import GatewayError, LeydenError, StoreAway, StoreClosed, StoreError, StoreFull, UnknownRollout
 from leyden.gateway.aside import SetAside, is_refusal
 from leyden.gateway.spool import Spool
 from leyden.store.base import LightningStore
@@ -188,7 +188,7 @@ class Outbox:
         """Return whether a write failed because the store is closed, away or full, not because of
         what was written.
         """
-        if isinstance(error, StoreClosed | StoreFull):
+        if isinstance(error, StoreAway | StoreClosed | StoreFull):
             return True
         if is_refusal(error):
             return False

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from leyden.errors import ConfigError, StoreClosed, StoreError
+from leyden.errors import ConfigError, StoreAway, StoreClosed, StoreError
 from leyden.host.listening import UNIX_SCHEME, is_loopback, socket_path_of, unix_url
 from leyden.store.wire import LEYDEN_JSON
 from leyden.utils.per_loop import PerLoop
@@ -101,7 +101,8 @@ class Connection:
         it never left, and in any case if it is `repeatable`.
 
         waits_seconds: how long the server may hold the request on purpose.
-        Raise StoreError without a reply, StoreClosed after `close`.
+        Raise StoreError without a reply (StoreAway if the request never left), StoreClosed after
+        `close`.
         """
         started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         patience = self.retry_seconds if retry_seconds is None else retry_seconds
@@ -132,7 +133,8 @@ class Connection:
                 )
             waited = time.monotonic() - started - waits_seconds
             if waited >= patience:
-                raise StoreError(f"{self.url} does not answer, for {waited:.0f} s now ({trouble}); does it run?")
+                kind = StoreError if sent else StoreAway
+                raise kind(f"{self.url} does not answer, for {waited:.0f} s now ({trouble}); does it run?")
             if not self._away:  # once for all that are asking
                 self._away = True
                 logger.warning("%s does not answer (%s); trying again for %.0f s", self.url, trouble, patience)

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from leyden import semconv
-from leyden.errors import ConfigError, StoreError, UnknownRollout
+from leyden.errors import ConfigError, StoreAway, StoreError, UnknownRollout
 from leyden.gateway import LLMProxy, attempts, recorder
 from leyden.gateway.spool import SPANS, Spool
 from leyden.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
@@ -183,6 +183,25 @@ async def test_a_record_that_the_store_refuses_does_not_hold_up_the_others(
             assert asked(await caller.spans()) == ["0", "1"]
             with pytest.raises(StoreError, match="UnknownRollout"):
                 await proxy.flush(gone.rollout_id, gone.attempt_id)
+
+
+async def test_a_store_that_is_back_before_the_gateway_looks_gets_the_record_at_once(
+    upstream: FakeUpstream, store: Leaving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add, failures = InMemoryLightningStore.add_many_spans, iter([StoreAway("connection refused")] * 2)
+
+    async def refused_twice(self: Any, spans: Sequence[Span]) -> Sequence[Span]:
+        for failure in failures:
+            raise failure
+        return await add(self, spans)
+
+    monkeypatch.setattr(InMemoryLightningStore, "add_many_spans", refused_twice)
+    async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        caller = await new_caller(proxy, store)
+        async with caller.client:
+            await ask(caller, "0")
+            assert asked(await caller.spans()) == ["0"]
+    assert "set aside" not in caplog.text
 
 
 async def test_a_servers_restart_loses_no_record(
