@@ -356,9 +356,10 @@ async def test_an_attempt_that_has_ended_takes_no_room() -> None:
 
 async def test_nothing_is_left_when_the_runners_have_ended() -> None:
     factory = asyncio.get_running_loop().get_task_factory()
+    before = threading.enumerate()  # that of an earlier test may still be ending
     with LagWatchdog.beside_this_loop() as first, LagWatchdog.beside_this_loop() as second:
         assert first is second
-        (thread,) = [each for each in threading.enumerate() if each.name == "leyden-watchdog"]
+        (thread,) = [each for each in threading.enumerate() if each.name == "leyden-watchdog" and each not in before]
     assert asyncio.get_running_loop().get_task_factory() is factory
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive()
