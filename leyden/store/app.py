@@ -158,6 +158,12 @@ class StoreApp:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request. Every error becomes a JSON reply with its status; an unexpected
+        one is logged.
+
+        A request whose client has gone gets no reply. Requests that wait for news have no duration
+        in the metrics.
+        """
         current_run_id.set(None)  # the run of a request is the sender's, never one of this process
         headers: RequestHeaders = dict(scope["headers"])
         started = time.perf_counter()
@@ -180,6 +186,12 @@ class StoreApp:
         await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
 
     async def _reply(self, scope: Scope, headers: RequestHeaders, receive: Receive) -> HttpReply:
+        """Check, route and run one request, and return its reply.
+
+        The order matters: public pages need no token; then come the mounted handlers and views;
+        then the routes of the store's methods. Raise Refusal or LeydenError for a request that is
+        refused.
+        """
         self._guard.check(scope)
         path: str = scope["raw_path"].decode("latin-1")
         verb: str = scope["method"]
@@ -307,6 +319,9 @@ class StoreApp:
                 working.exception()  # retrieved, so that asyncio does not log it if it was not raised above
 
     def _check_token(self, headers: RequestHeaders) -> None:
+        """Raise Refusal (401) if the store has a token and the request bears neither it nor the
+        operator's.
+        """
         if self._token is None:
             return
         given = bearer_token(headers.get(b"authorization"))

@@ -227,6 +227,11 @@ class LightningStoreClient(WaitingStore):
     async def _claim_within(
         self, deadline: float, limit: int, worker_id: str | None, claim_id: str
     ) -> Sequence[AttemptedRollout]:
+        """Ask the server for rollouts until it returns some or the deadline (`time.monotonic()`)
+        passes.
+
+        Each request waits at most `_POLL_SECONDS` at the server.
+        """
         while True:
             seconds = min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
             claimed = await self._claim(limit, worker_id, claim_id, timeout_seconds=seconds)

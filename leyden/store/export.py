@@ -258,6 +258,12 @@ async def _write_rollouts(
     status_in: Sequence[RolloutStatus] | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
+    """Write the rollouts of these statuses, with their attempts and spans, to the tables.
+
+    status_in: None for all. on_progress: receives the rollouts read so far, and their total, per
+    batch.
+    """
+
     # All rollouts in the order of their arrival: a page of some statuses would shift with every
     # rollout that changes its status.
     async def ask(limit: int, offset: int) -> PaginatedResult[Rollout]:
@@ -382,6 +388,11 @@ async def _records(store: LightningStore, rollouts: Sequence[Rollout]) -> list[_
 
 
 async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequence[Span]) -> _Record:
+    """Return a rollout with all its attempts and their spans, in the order of the attempts.
+
+    latest_spans: the spans of the latest attempt. They are all there are for a first attempt, which
+    therefore costs no further query.
+    """
     if not isinstance(rollout, AttemptedRollout) and not latest_spans:
         return _Record(rollout, [], [])
     if (
@@ -418,6 +429,7 @@ def _attempt_row(attempt: Attempt) -> ParquetRow:
 
 
 def _span_row(span: Span) -> ParquetRow:
+    """Return a span's values by column name, its token record's among them."""
     tokens = {} if span.tokens is None else vars(span.tokens)
     return (
         tokens

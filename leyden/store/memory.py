@@ -50,6 +50,10 @@ class _MemoryDriver:
         return self._run(operation, args, kwargs, reads=False)
 
     async def _run(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool) -> T:
+        """Run an operation at once, in the caller's thread, under the session's lock.
+
+        Every YIELD_EVERY operations the event loop gets a turn, because nothing else here awaits.
+        """
         if worker.process_id != self._pid:
             raise StoreError(
                 f"{self.url} is in the memory of process {self._pid}, and what its forked child {worker.process_id} wrote "

@@ -116,6 +116,7 @@ def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
 
 
 def _operation(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
+    """Return a route's OpenAPI operation: its texts, parameters, request body and responses."""
     summary, description = _doc(route)
     answer = schemas[route, "return"]
     if (route, "items") in schemas and answer.get("type") == "array":
@@ -195,6 +196,9 @@ def _health() -> Schema:
 
 
 def _traces() -> Schema:
+    """Return the OpenAPI operation of OTLP/HTTP's `/v1/traces`, which is not in the table of
+    routes.
+    """
     encodings = {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}, JSON: {"schema": {"type": "object"}}}
     errors = {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
     error = {"anyOf": [{"$ref": "#/components/schemas/Error"}, _STATUS_SCHEMA]}

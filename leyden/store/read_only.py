@@ -72,6 +72,7 @@ class ReadOnlyDriver:
         *,
         undo: Operation[None] | None = None,
     ) -> NoReturn:
+        """Raise StoreError, which names the process that owns the file and may change it."""
         owner = owner_of(self._path)
         if owner is None:
             way = "open it without read_only"
@@ -126,6 +127,11 @@ class _FileWatch:
 
 
 def _serve(path: Path, url: str, signals: Signals, over: threading.Event) -> None:
+    """Publish a signal whenever the database changes, until `over` is set. Runs in a thread.
+
+    SQLite's `data_version` changes with each commit of another process. Before the file exists, its
+    stamp on disk is compared instead.
+    """
     connection: sqlite3.Connection | None = None
     seen: object = _stamp_of(path)
     try:

@@ -91,6 +91,10 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file as dicts with these columns.
+
+    Raise ConfigError if the file cannot be read or lacks one of the columns.
+    """
     arrow, parquet = arrow_modules()
     try:
         file = parquet.ParquetFile(path)

@@ -165,6 +165,9 @@ class LightningStoreServer(NamedOptions):
         return reconnect, (self.endpoint, self._token, {})
 
     def _start(self) -> None:
+        """Listen, serve in a thread of the server's own, and publish the address. Do nothing if it
+        is started.
+        """
         with self._lock:
             if self._thread is not None:
                 return
@@ -208,6 +211,11 @@ class LightningStoreServer(NamedOptions):
         return StoreApp(self.store, **options)
 
     def _listen(self) -> socket.socket:
+        """Return a listening socket, on the Unix socket path or on host and port.
+
+        A `port` of 0 is replaced by the one that the system chose. Raise StoreError if neither can
+        be had.
+        """
         if self._socket_path is not None:
             try:
                 return listen_unix(self._socket_path)

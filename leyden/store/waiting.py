@@ -106,6 +106,9 @@ class WaitingStore(LightningStore):
     async def _poll(
         self, after: str | None, rollout_ids: Sequence[str] | None, limit: int, timeout_seconds: float
     ) -> SpanPage:
+        """Return new spans after a cursor, waiting up to `timeout_seconds` for the first. An empty
+        page: none came.
+        """
         if timeout_seconds <= 0:
             return await self._new_spans(after, rollout_ids, limit)
         deadline = time.monotonic() + timeout_seconds
@@ -136,6 +139,11 @@ class WaitingStore(LightningStore):
                     return news
 
     async def _wait(self, rollout_ids: Sequence[str], needed: int, timeout: float | None) -> Sequence[Rollout]:
+        """Return the finished ones of these rollouts once there are `needed`, or those finished at
+        the timeout.
+
+        timeout: in seconds; None waits without limit.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._signals.rollouts(rollout_ids, needed=needed) as waiter:
             while True:

@@ -220,6 +220,11 @@ class Route:
         return self.body_is is not None and not body.lstrip().startswith(b"[")
 
     def _from_query(self, query: bytes) -> dict[str, Any]:
+        """Return the parameters of a query string by name, undecoded. Parameters that are lists may
+        repeat.
+
+        Raise ConfigError for a malformed query, or if a single-valued parameter is given twice.
+        """
         try:
             pairs = parse_qsl(
                 query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), errors="strict"

@@ -141,6 +141,12 @@ class PostgresSession:
         return answer
 
     def _commit(self, transaction: PostgresTransaction) -> None:
+        """Commit, and send the news of the transaction with it.
+
+        A connection may break before its reply arrives. The database counts the commits of each
+        writing connection, so the count tells whether this commit happened. Raise _Lost if it did
+        not.
+        """
         news: list[str] = []
         if self._writes:
             news = news_of(self._sender, transaction.claimable, transaction.finished, False, transaction.labels)
@@ -169,6 +175,9 @@ class PostgresSession:
                 return 0 if row is None else row[0]
 
     def _connected(self) -> PostgresTransaction:
+        """Return the connection's transaction, connecting first if there is none. Raise _Lost on
+        failure.
+        """
         if self._connection is None or self._transaction is None:
             try:
                 self._connection = connect(self._target)

@@ -131,7 +131,7 @@ class PostgresTransaction:
         self._locks = _LOCKS if writes else {}
         self._writes = writes
         self._locked: set[str] = set()
-        self._say_nothing()
+        self._reset()
 
     @property
     def now(self) -> float:
@@ -155,7 +155,7 @@ class PostgresTransaction:
 
         again: the operation ran before, and conflicted with another one.
         """
-        self._say_nothing()
+        self._reset()
         self._again = again
         self._cursor.execute(_BEGIN_WRITE if self._writes else _BEGIN_READ)
         if self._writes:
@@ -288,7 +288,8 @@ class PostgresTransaction:
                 raise
             return self._cursor.execute(statement, askable)
 
-    def _say_nothing(self) -> None:
+    def _reset(self) -> None:
+        """Forget the last operation: its clock, prefetched rows, news, counts and locks."""
         self._now: float | None = None
         self._clock: QueuedResult | None = None
         self._again = False

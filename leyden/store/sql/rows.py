@@ -133,6 +133,9 @@ def config_of(row: Row) -> RolloutConfig:
 
 
 def rollout_fields(row: Row) -> dict[str, Any]:
+    """Return the fields of a Rollout by name from a row of `get_rollout` or a query with its
+    columns.
+    """
     _, rollout_id, status, mode, resources_id, task, _, metadata, start_time, end_time = row[:ATTEMPTS]
     priority, run_id, group_id, arm, resources_version = row[PRIORITY:ATTEMPT]
     return {

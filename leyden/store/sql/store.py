@@ -204,6 +204,9 @@ class SqlLightningStore(WaitingStore):
         return await self._driver.read(attempts.next_deadline, (), {})
 
     async def statistics(self) -> StoreStatistics:
+        """Return the numbers of rows of each kind, and of rollouts by status, from the database's
+        own counts.
+        """
         totals, by_status = await self._driver.read(statistics.counts, (), {})
         return StoreStatistics(
             name=type(self).__name__,

@@ -73,6 +73,10 @@ class Checkpointer:
 def _serve(
     log: Path, connection: sqlite3.Connection, session: Session, look: threading.Event, over: threading.Event
 ) -> None:
+    """Shorten a large log and return free pages to the disk, after writes, until `over` is set.
+
+    Runs in a thread that owns `connection`. `look` wakes it.
+    """
     while look.wait() and not over.is_set():
         look.clear()
         try:

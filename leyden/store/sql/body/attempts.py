@@ -183,6 +183,11 @@ def update_attempt(
     last_heartbeat_time: float | Unset = UNSET,
     metadata: dict[str, Any] | Unset = UNSET,
 ) -> Attempt:
+    """Change the given fields of an attempt, and move its rollout as the new status requires.
+
+    metadata: merged into the present one. A call that changes nothing succeeds even when the
+    attempt is finished, so that a retry is safe.
+    """
     row = attempt_row(tx, rollout_id, attempt_id)
     before = attempt_from(rollout_id, row[ATTEMPT:])
     changes: dict[str, Any] = {}
@@ -209,6 +214,11 @@ def update_attempt(
 
 
 def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
+    """Update attempts in the order given, in one transaction: all or none.
+
+    The rollouts are locked in one order and the rows read ahead, so that a batch costs few
+    statements.
+    """
     tx.expect(len(updates))
     tx.lock(update.rollout_id for update in updates)
     asked = [{"rollout_id": update.rollout_id, "attempt_id": update.attempt_id} for update in updates]
@@ -225,6 +235,11 @@ def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest
 
 
 def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
+    """Mark attempts that are over their limits, and return them as changed.
+
+    An attempt is `timeout` if it ran for `timeout_seconds`, otherwise `unresponsive`, because its
+    worker was silent too long. now: Unix seconds; None for the database's clock.
+    """
     if now is not None:
         tx.now = now
     tx.expect(None)
@@ -241,6 +256,11 @@ def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
 
 
 def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) -> Sequence[str]:
+    """End unfinished attempts as interrupted, and requeue their rollouts. Return the ids of those
+    rollouts.
+
+    An interruption does not count as one of the rollout's tries. worker_ids: None for all workers.
+    """
     tx.expect(None)
     released: dict[str, None] = {}
     for row in tx.all("select_unfinished"):
@@ -277,6 +297,7 @@ def query_attempts(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Attempt]:
+    """Return a page of a rollout's attempts. Raise UnknownRollout if it is not in the store."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["a.sequence_id"])
     key = rollout_key(tx, rollout_id)
     items = [attempt_from(rollout_id, row) for row in tx.page("select_attempts", page, {"seq": key[0]})]
@@ -315,6 +336,11 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
 
 
 def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -> Attempt:
+    """Write a changed attempt, and have its worker's record follow. Return it as written.
+
+    A finished attempt gets its `end_time`, and if it did not succeed the kind of its `failure`.
+    seq: the database's key of the rollout.
+    """
     if after.status in ATTEMPT_FINISHED and before.end_time is None:
         after.end_time = max(tx.now, before.start_time)  # a clock may go backwards, a record does not
         if after.status != "succeeded":

@@ -43,6 +43,10 @@ def query_feedback(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Feedback]:
+    """Return a page of feedback in the order of its arrival. A record must match all given filters.
+
+    counted: leave out feedback that a later one from the source replaces.
+    """
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["f.key"])
     filters = Filters("and")
     filters.equal("f.rollout_id", rollout_id)
@@ -60,6 +64,12 @@ def query_feedback(
 
 
 def _add(tx: Transaction, one: Feedback) -> Feedback:
+    """Store one piece of feedback with the version that its rollout ran with, and return it.
+
+    Feedback with a known id is returned as stored, so that a retry is safe. Raise ConfigError if
+    that id is of other feedback, UnknownRollout if neither the store nor the feedback knows the
+    version.
+    """
     row = tx.one("get_feedback", feedback_id=one.feedback_id)
     if row is not None:
         present = feedback_from(row)

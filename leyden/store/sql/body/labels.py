@@ -64,6 +64,7 @@ def move_labels(
     why: str | None = None,
     release_id: str | None = None,
 ) -> None:
+    """Move labels in the order given, then freeze versions, in one transaction: all or none."""
     for move in moves:
         _move(tx, move.label, move.to, move.expected, who=who, why=why, release_id=release_id)
     for resources_id, version in freeze:
@@ -80,6 +81,10 @@ def freeze_resources(
     why: str | None = None,
     release_id: str | None = None,
 ) -> None:
+    """Freeze a version, or unfreeze it, and note it in the audit log. A repeated call does nothing.
+
+    Raise ConfigError for a version with a label: sessions may be using it.
+    """
     _check_names(who, why)
     is_frozen = _is_frozen(tx, resources_id, version)
     if is_frozen == frozen:
@@ -114,6 +119,9 @@ def query_audit(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[AuditRecord]:
+    """Return a page of the audit log by time. `resources_id` matches the version before or after a
+    change.
+    """
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["d.key"])
     filters = Filters("and")
     filters.equal("d.label", label)
@@ -166,6 +174,11 @@ def _move(
     why: str | None,
     release_id: str | None = None,
 ) -> None:
+    """Put one label on a version, or remove it if `to` is None, and note it in the audit log.
+
+    expected: where the label must be now, None for nowhere; Unset for anywhere. Raise LabelMoved if
+    it is elsewhere, VersionFrozen if `to` is frozen.
+    """
     check_id("label", label)
     _check_names(who, why)
     frozen = to is not None and _is_frozen(tx, *to)

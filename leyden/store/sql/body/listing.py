@@ -50,6 +50,11 @@ def query_rollouts(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Rollout]:
+    """Return a page of rollouts, read in the cheapest way.
+
+    It reads the index of finished rollouts by measure, the index of a run or group, a slice of an
+    index for each status, or else scans. The total is exact wherever kept counts give it.
+    """
     order = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["r.seq"], never_null=_NEVER_NULL)
     others = Filters(filter_logic)
     others.among("r.rollout_id", rollout_id_in)

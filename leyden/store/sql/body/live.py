@@ -25,6 +25,11 @@ def record_live_rollouts(tx: Transaction, rollouts: Sequence[LiveRollout]) -> No
 
 
 def _record(tx: Transaction, live: LiveRollout) -> None:
+    """Record one request of a live rollout. The first record of a rollout begins it.
+
+    A status ends the attempt once; later ones are ignored. Raise ConfigError if the rollout is in
+    the store with other attempts.
+    """
     check_attempt_id(live.attempt_id)
     check_time("the start_time of a live rollout", live.start_time)
     if tx.one("get_rollout_key", rollout_id=live.rollout_id) is None:
@@ -58,6 +63,9 @@ def _add_request(tx: Transaction, live: LiveRollout, present: AttemptedRollout) 
 
 
 def _begin(tx: Transaction, live: LiveRollout) -> AttemptedRollout:
+    """Insert a live rollout with its only attempt. The queue never holds it, because it is running
+    already.
+    """
     request = EnqueueRolloutRequest.model_construct(
         input=live.input,
         mode="live",

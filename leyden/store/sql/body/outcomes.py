@@ -149,6 +149,11 @@ def summarise_rollouts(
     measures: Sequence[Measure] = ("reward",),
     bins: int = 20,
 ) -> RolloutSummary:
+    """Count finished rollouts by status and failure, and summarise each measure with a histogram.
+
+    The database groups rows by index, so the cost grows with the matching rollouts, not with their
+    spans.
+    """
     check_number("bins", bins, at_least=1, at_most=_MOST_BINS, whole=True)
     for measure in measures:
         check_measure("measures", measure)

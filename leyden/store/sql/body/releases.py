@@ -33,6 +33,11 @@ def create_release(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
+    """Insert a release, move its labels and note it in the audit log, in one transaction.
+
+    A release that is present with this canary version is returned unchanged, so that a retry is
+    safe. Raise ConfigError if its canary is another version.
+    """
     check_id("release_id", release_id)
     check_id("state", state)
     _check_deadline(deadline)
@@ -78,6 +83,12 @@ def advance_release(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
+    """Move a release from `expected_state` to `state`, with its labels and frozen versions, or not
+    at all.
+
+    details: merged into the present ones. deadline: Unset keeps it. A release already in `state` is
+    returned unchanged, so that a retry is safe. Raise ReleaseAdvanced if it is in a third state.
+    """
     check_id("state", state)
     _check_deadline(None if isinstance(deadline, Unset) else deadline)
     advanced = tx.change(
@@ -120,6 +131,7 @@ def query_releases(
     sort_by: str | None = "create_time",
     sort_order: SortOrder = "desc",
 ) -> PaginatedResult[Release]:
+    """Return a page of releases, the newest first unless `sort_order` says otherwise."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["e.key"], never_null=_SORTABLE)
     filters = Filters("and")
     filters.among("e.state", state_in)

@@ -40,6 +40,10 @@ def add_resources(
     parent: tuple[str, int] | None = None,
     author: str | None = None,
 ) -> ResourcesUpdate:
+    """Write version 1 of new resources. A repeated id with equal content returns what is there.
+
+    Raise ConfigError if the id is present with other content.
+    """
     if resources_id is None:
         return _write(tx, ids.resources_id(), 1, tx.now, resources, parent, author)
     present = tx.one("get_resources", resources_id=resources_id)
@@ -61,6 +65,11 @@ def update_resources(
     parent: tuple[str, int] | None = None,
     author: str | None = None,
 ) -> ResourcesUpdate:
+    """Write the next version of resources, or version 1 of an unknown id.
+
+    Content equal to the store's latest resources returns them, so that a retry makes no second
+    version.
+    """
     present = tx.one("get_resources", resources_id=resources_id)
     if present is None:
         return _write(tx, resources_id, 1, tx.now, resources, parent, author)
@@ -100,6 +109,7 @@ def query_resources(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[ResourcesUpdate]:
+    """Return a page of resources: the newest version of each, or all versions."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["s.key"])
     filters = Filters("and")
     filters.equal("s.resources_id", resources_id)
@@ -121,6 +131,9 @@ def _write(
     parent: tuple[str, int] | None,
     author: str | None,
 ) -> ResourcesUpdate:
+    """Insert one version of resources and return it. Raise UnknownResources for a parent that is
+    not there.
+    """
     check_id("resources_id", resources_id)
     check_id("author", author)
     parent_id, parent_version = parent or (None, None)

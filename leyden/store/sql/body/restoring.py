@@ -26,6 +26,10 @@ class Restored:
 
 
 def restore(tx: Transaction, restored: Restored) -> None:
+    """Insert the resources, labels, releases, audit log and feedback of another store, unchanged.
+
+    Raise ConfigError if this store has any of them already, because their order is meaningful.
+    """
     tx.expect(None)
     if tx.one("has_released") is not None:
         raise ConfigError(
@@ -47,6 +51,7 @@ def restore(tx: Transaction, restored: Restored) -> None:
 
 
 def _add_versions(tx: Transaction, versions: Sequence[ResourcesUpdate]) -> None:
+    """Insert versions of resources, with their times and whether they are frozen."""
     tx.tally({"resources": len({each.resources_id for each in versions})})
     for each in versions:
         parent_id, parent_version = each.parent or (None, None)
@@ -66,6 +71,7 @@ def _add_versions(tx: Transaction, versions: Sequence[ResourcesUpdate]) -> None:
 
 
 def _add_release(tx: Transaction, release: Release) -> None:
+    """Insert a release with its times, without moving labels or writing audit records."""
     from_id, from_number = release.from_version or (None, None)
     canary_id, canary_number = release.canary_version
     tx.run(
@@ -84,6 +90,7 @@ def _add_release(tx: Transaction, release: Release) -> None:
 
 
 def _add_record(tx: Transaction, record: AuditRecord) -> None:
+    """Append one record to the audit log with its original time."""
     (from_id, from_version), (to_id, to_version) = record.before or (None, None), record.after or (None, None)
     tx.run(
         "insert_audit",

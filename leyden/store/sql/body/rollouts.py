@@ -65,6 +65,11 @@ def start_rollout(
     group_id: str | None = None,
     arm: str | None = None,
 ) -> AttemptedRollout:
+    """Insert a rollout with its first attempt, which the caller holds. The queue never has it.
+
+    With both ids given a repeated call returns what is there. Raise ConfigError if the rollout is
+    present and the attempt is not.
+    """
     if rollout_id is not None and tx.one("get_rollout_key", rollout_id=rollout_id) is not None:
         if attempt_id is not None and (again := started(tx, rollout_id, attempt_id)):
             return again
@@ -88,6 +93,11 @@ def start_rollout(
 
 
 def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+    """Enqueue rollouts and return them in the order given. One with a known id is returned as it
+    is.
+
+    Each resources and run id is looked up once, because most batches have one of both.
+    """
     tx.expect(len(rollouts))
     given_ids = [request.rollout_id for request in rollouts if request.rollout_id is not None]
     tx.lock(given_ids)
@@ -140,6 +150,10 @@ def update_rollout(
     *,
     priority: int | Unset = UNSET,
 ) -> Rollout:
+    """Change the given fields of a rollout, its status by the lifecycle. Return it as written.
+
+    metadata: replaces the present one as a whole.
+    """
     row = rollout_row(tx, rollout_id)
     if not isinstance(priority, Unset):
         _check_priority(priority)

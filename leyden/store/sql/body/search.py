@@ -68,6 +68,12 @@ def query_spans(
     sort_by: str | None = "sequence_id",
     sort_order: SortOrder = "asc",
 ) -> PaginatedResult[FoundSpan]:
+    """Search spans of one rollout by its index, or of all rollouts by time, name and indexed
+    attributes.
+
+    `filter_logic` joins the filters on a span's own columns and attributes; times must hold in any
+    case. Raise ConfigError for an `attempt_id` without its rollout.
+    """
     check_page(limit, offset)
     page = _Page(sort_by, sort_order, limit, offset)
     either = Filters(filter_logic)
@@ -98,6 +104,7 @@ def query_spans(
 
 
 def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[FoundSpan]]:
+    """Return the spans of each rollout's latest attempt, in their order. Raise UnknownRollout."""
     tx.expect(None)
     answer: dict[str, list[FoundSpan]] = {rollout_id: [] for rollout_id in rollout_ids}
     wanted = list(answer)

@@ -40,6 +40,10 @@ def add_span(tx: Transaction, span: Span) -> Span | None:
 
 
 def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
+    """Number and store spans, and return them as stored. One transaction: all or none.
+
+    Neighbours of one attempt are added together, and all attempts are read ahead in one round trip.
+    """
     tx.expect(len(spans))
     tx.lock(span.rollout_id for span in spans)
     owners = dict.fromkeys(map(_OWNER, spans))

@@ -57,6 +57,7 @@ def query_workers(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Worker]:
+    """Return a page of workers. `filter_logic` joins the filters."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["w.worker_id"])
     filters = Filters(filter_logic)
     filters.among("w.status", status_in)
