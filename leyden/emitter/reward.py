@@ -62,6 +62,7 @@ def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Map
 
 
 def _finite(name: object, value: object) -> float:
+    """Return a reward as a float. Raise InvalidEmission for another type, NaN or infinity."""
     if not isinstance(name, str):
         raise InvalidEmission(f"the reward name {name!r} is a {type(name).__name__}; names are strings")
     if not isinstance(value, Real):

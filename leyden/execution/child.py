@@ -250,6 +250,12 @@ class _ParentLink:
             self._end_family()
 
     def _listen(self, cancel: Callable[[], Any]) -> None:
+        """Obey the parent's commands until its pipe ends, then end this process and those that it
+        started.
+
+        cancel: cancels the runner's work, in its own loop. Runs in a thread, because an agent may
+        block the event loop.
+        """
         respond = make_responder()
         if (alive := respond()) is not None:
             self.send(alive)

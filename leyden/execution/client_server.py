@@ -117,6 +117,11 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
 
     @asynccontextmanager
     async def _serve(self, store: LightningStore, *, claims_from: Latch | None) -> AsyncGenerator[Any]:
+        """Yield the store as runners reach it: a server of it, or the store itself if others reach
+        that too.
+
+        Raise ConfigError if `managed_store=False` forbids a server that the store needs.
+        """
         if not self.managed_store and not store.capabilities["zero_copy"]:
             raise ConfigError(
                 f"managed_store=False, but {store.url} belongs to this process; give the URL of a store that others reach too "
@@ -182,6 +187,7 @@ class _AlgorithmElsewhere:
         self._ready = ready
 
     async def __call__(self, store: LightningStore, event: Latch) -> None:
+        """Return when the algorithm's process has ended the run, or when `event` is set."""
         if self._ready is not None:
             self._ready.set()
         ended = asyncio.ensure_future(cast(LightningStoreClient, store).wait_for_end())

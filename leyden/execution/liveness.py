@@ -103,6 +103,11 @@ class LivenessProbe:
             self._timer.cancel()
 
     def _check(self) -> None:
+        """Add up the time in which the process could have replied and did not. Past the limit, ask
+        for its stacks.
+
+        Time in which the process was stopped, or waited for a core, does not count.
+        """
         self._receive()  # this loop may have been busy, and the reply may have arrived
         assert self._alive is not None
         now = _moment(self._pid, self._alive.thread_id)
@@ -121,6 +126,7 @@ class LivenessProbe:
             self._timer = self._loop.call_later(_STACKS_SECONDS, self._report)
 
     def _report(self) -> None:
+        """Report the silence with the stacks that the process wrote, unless it has now replied."""
         assert self._alive is not None
         self._receive()
         if self._replied:  # the signal has ended a wait in the kernel

@@ -40,6 +40,10 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
             outcome.set_result(task.result())
 
     def run() -> None:
+        """Run the task to its end in this thread's loop, then tell the caller's loop.
+
+        A SystemExit in another task ends the loop early; `task` is then cancelled and awaited.
+        """
         try:
             try:
                 loop.run_until_complete(task)

@@ -137,6 +137,9 @@ class RunnerProcess:
             _end_group(self.pid)
 
     def _take(self, message: RunnerMessage) -> None:
+        """Handle one message of the process. One that has finished or failed is killed if it does
+        not leave.
+        """
         if isinstance(message, Alive):
             self._take_reply(message)
         elif isinstance(message, Culprit):
@@ -168,6 +171,7 @@ class RunnerProcess:
         self.kill()
 
     def _end(self, exit_code: asyncio.Future[int]) -> None:
+        """End the rest of the process group, and publish how the process ended."""
         if self._probe is not None:
             self._probe.close()
         _end_group(self.pid)
@@ -242,6 +246,9 @@ class WorkerSupervisor:
             process.kill()
 
     async def _keep_all(self, n_runners: int) -> None:
+        """Keep every worker alive until the stop, or until one is lost for good, which ends the
+        others.
+        """
         tasks = [asyncio.create_task(self._keep(worker_id)) for worker_id in range(n_runners)]
         try:
             await asyncio.gather(*tasks)

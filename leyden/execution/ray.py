@@ -111,6 +111,9 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
         logger.warning("wanted: %s. The others wait until nodes are added to it", wanted)
 
     def _check_options(self) -> None:
+        """Raise ConfigError for an option that Ray would refuse, or with which runners could not
+        connect.
+        """
         for name in ("num_cpus", "num_gpus"):
             check_number(name, getattr(self, name), at_least=0)
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
@@ -204,6 +207,9 @@ class RunnerActor:
         self._end("was ended", finished=True)
 
     async def _live(self) -> None:
+        """Place the actor, run its work, and publish how it ended. The end is final if Ray will not
+        restart it.
+        """
         try:
             await self._find_place()
         except self._crew.died as error:

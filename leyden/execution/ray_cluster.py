@@ -145,6 +145,10 @@ def _take_sigterm_back() -> None:
 
 
 def _connect(ray: Any, address: str, folder: str) -> Cluster:
+    """Join the cluster at `address`, or start one on this machine for "local", and return it.
+
+    folder: for the files of a cluster that is started. Raise ConfigError if there is no cluster.
+    """
     ours = address == "local"
     options: dict[str, Any] = {"address": address, "configure_logging": False}
     if ours:

@@ -91,6 +91,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         )
 
     async def _run_runners(self, runner: RunnerBundle, store: LightningStore, stop: Latch, ready: Latch | None) -> None:
+        """Run all runners on this loop until they end. The first error stops the others and is
+        raised.
+
+        ready: when the algorithm is ready for runners; None: from the beginning.
+        """
         if ready is not None:
             await ready.wait_async()
             if stop.is_set():

@@ -81,6 +81,11 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
     def _supervisor(
         self, bundle: PortableRunnerBundle, store: LightningStore, place: Place, ready: Latch, stop: Latch
     ) -> WorkerSupervisor:
+        """Return the supervisor of the runners' processes at a place.
+
+        When a process is lost, its attempts end. Which of them is to blame is known if it ran
+        alone, or if the process named the culprit. A runner that returns gives its claims back.
+        """
         packed = pack(Payload(bundle, place.store), imports_main=place.imports_main)
 
         async def on_loss(worker_id: int, ending: Ending, at_most: int | None) -> int:

@@ -379,6 +379,11 @@ class _SlowClients:
             )
 
     def _check(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        """Close connections that keep the server waiting too long, and report them now and then.
+
+        It also tries to open one more descriptor, because a server that has none left turns clients
+        away without an error.
+        """
         now = loop.time()
         self._timer = loop.call_later(self._interval, self._check, loop, listener)
         self._clock += min(now - self._checked_at, 2 * self._interval)
@@ -518,6 +523,9 @@ class AsgiThread:
             ready.set_exception(error)
 
     async def _serve(self, listener: socket.socket, ready: concurrent.futures.Future[Callable[[], object]]) -> None:
+        """Serve in this thread's loop until stopped. ready: receives the function that stops it,
+        when it listens.
+        """
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         server = self._server = AsgiServer(
             self._app, keep_alive_seconds=self._keep_alive_seconds, limits=self._limits, http=self._http

@@ -300,6 +300,11 @@ async def read_body(
 
 
 async def _read_gzip(body: AsyncIterator[bytes], max_bytes: int, option: str | None) -> bytes:
+    """Return a request's body unpacked. Raise Refusal (413) before more than `max_bytes` are in
+    memory.
+
+    option: the setting that raises the limit, for the message.
+    """
     unpacker, parts, size, members = zlib.decompressobj(zlib.MAX_WBITS | 16), list[bytes](), 0, 1
     try:
         async for part in body:

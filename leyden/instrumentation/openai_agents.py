@@ -47,6 +47,10 @@ class OpenAIAgentsInstrumentation(PackagedInstrumentation):
 
 
 def _by_loop(original: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a replacement of the SDK's shared HTTP client, with one client for each event loop.
+
+    A client that two loops share fails, because its connections belong to the first.
+    """
     clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 
     def shared_http_client() -> Any:

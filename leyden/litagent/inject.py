@@ -47,6 +47,9 @@ class Binder:
         self._ambiguity_reported = False
 
     def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
+        """Raise ConfigError for a signature that a rollout cannot be passed to, by name, or without
+        `needs`.
+        """
         signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
         possible = f"possible: {', '.join(PARAMETERS)}, and any other with a default value"
         if not parameters or parameters[0].name != "task":

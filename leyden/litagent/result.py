@@ -104,6 +104,9 @@ def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _own_span(span: object, rollout: AttemptedRollout) -> Span:
+    """Return a span that an agent returned as one of its attempt. Raise InvalidReturn for
+    another's.
+    """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     if isinstance(span, ReadableSpan):
         return from_readable_span(span, rollout_id, attempt_id)

@@ -261,6 +261,11 @@ class EarlyStopping(Callback):
         self._drop_weights()
 
     def _look(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """Read the metric, stop the loop after `patience` readings without improvement, and keep
+        the best.
+
+        Return the vessel's save in progress if this reading is the best and its weights are kept.
+        """
         try:
             value = monitored(loop.metrics, self.monitor, "EarlyStopping")
         except ConfigError as error:

@@ -336,6 +336,10 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 
 
 def _verify_file(directory: Path, name: str, expected: Any) -> None:
+    """Raise _DamagedError unless a file of a checkpoint has the manifest's size and sha256.
+
+    A name that leads out of the checkpoint's directory counts as damage: a manifest may be foreign.
+    """
     file = directory / name
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise _DamagedError(f"{directory / _MANIFEST} lists {name!r}, which lies outside the checkpoint")

@@ -348,6 +348,9 @@ class Checkpoint(Callback):
         self._saved(iteration)
 
     async def _complete_aside(self, write: Coroutine[Any, Any, None], iteration: int) -> None:
+        """Finish a checkpoint while training goes on. A failed write is logged, because the run can
+        go on.
+        """
         try:
             await write
         except (OSError, EngineError) as error:

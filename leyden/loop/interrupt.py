@@ -35,6 +35,7 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
     stopping = False
 
     def handle(number: int, frame: FrameType | None) -> None:
+        """Request the stop at the first signal. Raise KeyboardInterrupt at the second."""
         nonlocal stopping
         name = signal.Signals(number).name
         if stopping:

@@ -286,6 +286,10 @@ def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:
 
 
 def _plain(value: Any, name: str) -> MetricValue:
+    """Return a metric as a Python number or string, taken from arrays and tensors of one element.
+
+    Raise InvalidMetrics for anything else, and for a whole number that no float can hold.
+    """
     if isinstance(value, str):
         return value
     if hasattr(value, "item") and getattr(value, "size", 1) != 0:

@@ -47,6 +47,11 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def _restore_torch(states: dict[str, Any]) -> None:
+    """Set the random states of torch's CPU and CUDA generators, as far as torch and devices are
+    here.
+
+    states: "cpu" as hex, "cuda" as a list of hex, one for each device in order.
+    """
     try:
         torch: Any = importlib.import_module("torch")
     except ImportError as error:

@@ -158,6 +158,12 @@ def _as_json(container: Any) -> Any:
 
 
 def _rebuilt(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return a saved tree with its tuples, dicts of any keys, arrays and tensors in place of their
+    markers.
+
+    arrays: by the names that the markers carry. Tensors of dtypes that NumPy lacks are saved as bit
+    patterns, and viewed as their own dtype here.
+    """
     if isinstance(tree, list):
         return [_rebuilt(part, arrays) for part in cast("list[Any]", tree)]
     if not isinstance(tree, dict):

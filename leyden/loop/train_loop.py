@@ -191,6 +191,11 @@ class TrainLoop(NamedOptions):
         self._drive(self._flow(vessel, resume))
 
     def _drive(self, flow: Flow) -> None:
+        """Run a flow whose vessel and callbacks are all synchronous.
+
+        An awaitable from one of them raises ConfigError inside the flow, where its `finally` blocks
+        see it.
+        """
         proceed: Callable[[], object] = partial(next, flow)
         while True:
             try:
@@ -225,6 +230,9 @@ class TrainLoop(NamedOptions):
     # ---- the order -------------------------------------------------------------------------------
 
     def _flow(self, vessel: Vessel, resume: Resumable | None) -> Flow:
+        """Yield the steps of a whole run: restoring first if it is resumed. Raise ConfigError in a
+        second run.
+        """
         if self._used:
             raise ConfigError("this TrainLoop has run already; make a new one, and give it resume= to continue")
         self._used = True
@@ -233,6 +241,10 @@ class TrainLoop(NamedOptions):
         yield from self._recording(vessel, self._fit(vessel))
 
     def _restore(self, vessel: Vessel, resume: Resumable) -> Flow:
+        """Yield the steps that put loop, vessel and callbacks back to a checkpoint's state.
+
+        Raise ConfigError, which names the checkpoint, for a part that does not fit.
+        """
         with _of_a_checkpoint():
             self.load_run_state(resume.state)
         with _of_a_checkpoint(f"of this {type(vessel).__name__}"):
@@ -260,6 +272,9 @@ class TrainLoop(NamedOptions):
             self._seconds_before, self._started_at = self.total_seconds, None
 
     def _fit(self, vessel: Vessel) -> Flow:
+        """Yield the hooks and stages of a whole run, in their order. The driver runs or awaits each
+        result.
+        """
         yield from self._call("on_fit_start", vessel)
         if self.validation_due and not self.should_stop:
             yield from self._validate(vessel)

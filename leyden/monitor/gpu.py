@@ -57,6 +57,9 @@ def _device_metrics(device: ctypes.c_void_p) -> Iterator[tuple[str, float]]:
 
 
 def _visible() -> Iterator[ctypes.c_void_p]:
+    """Yield the NVML handles of the GPUs that this process may use, in the order of
+    CUDA_VISIBLE_DEVICES.
+    """
     if _library() is None:
         return
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -214,6 +214,10 @@ class Watch:
             self._read_until = {key: time for key, time in self._read_until.items() if key[0] != subject}
 
     def _note_workers(self, workers: Sequence[Worker], now: float) -> None:
+        """Keep the metrics of each living worker and drop the series of the others.
+
+        Each machine's own metrics come from one healthy worker, so that one cause is one alert.
+        """
         recent = [worker for worker in workers if now - (worker.last_heartbeat_time or 0.0) <= _ABANDON_SECONDS]
         alive = sorted((worker for worker in recent if not has_ended(worker)), key=lambda worker: worker.worker_id)
         for worker in recent:
@@ -283,6 +287,9 @@ class Watch:
                 await self._resolve((rule.name, subject), now)
 
     async def _raise(self, rule: Rule, subject: str | None, verdict: Judgement, now: float) -> None:
+        """Raise an alert: keep it, and tell the sinks and the rule's actions. subject: None for the
+        store.
+        """
         alert = Alert(
             rule=rule.name,
             severity=rule.severity,
@@ -409,6 +416,9 @@ def _directory_of(store: LightningStore) -> Path | None:
 
 
 async def _repeat(watch: Watch, interval_seconds: float) -> None:
+    """Check at every interval until the store closes. Errors are logged, and the next check tries
+    again.
+    """
     while True:
         try:
             await watch.check()

@@ -75,6 +75,7 @@ class _Scrape(Collector):
 
 
 def _of_statistics(statistics: StoreStatistics) -> Iterator[Metric]:
+    """Yield the store's counts as gauges."""
     by_status = {**dict.fromkeys(_STATUSES, 0), **statistics["rollouts_by_status"]}
     rollouts = GaugeMetricFamily("leyden_rollouts", "Rollouts by status.", labels=["status"])
     for status, count in by_status.items():
@@ -162,6 +163,7 @@ def _of_alerts(samples: Iterable[Sample]) -> Metric:
 
 
 def _of_requests(requests: RequestMetrics) -> Iterator[Metric]:
+    """Yield the server's requests, connections and durations in seconds."""
     about = "Requests to the store server."
     counts = CounterMetricFamily("leyden_http_requests", about, labels=["method", "status"])
     for (method, status), count in sorted(requests.requests.items()):

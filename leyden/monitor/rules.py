@@ -183,6 +183,7 @@ def _exceeds(value: float, comparison: Comparison, limit: float) -> bool:
 def _check(
     name: Any, metrics: Sequence[Any], comparison: str, severity: str, window_seconds: float, minimum_count: int
 ) -> None:
+    """Raise ConfigError for a wrong option of a rule."""
     if not (isinstance(name, str) and name.isascii() and name.replace("_", "").isalnum()):
         raise ConfigError(f"a rule is named by letters, digits and underscores, got {name!r}")
     if comparison not in get_args(Comparison):

@@ -71,6 +71,7 @@ class _Counters(NamedTuple):
 
 
 def _read_counters() -> _Counters:
+    """Read the machine's running totals, whose differences give the load between two reads."""
     # Not `psutil.cpu_percent()`, which measures since any caller's last call in this process.
     cpu, disk, network = psutil.cpu_times(), psutil.disk_io_counters(), psutil.net_io_counters()
     total = sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)  # `user` includes them

@@ -140,6 +140,11 @@ class AttemptRunner:
     async def _call_agent(
         self, rollout: AttemptedRollout, reading: Awaitable[NamedResources | None], claimed: float
     ) -> Outcome:
+        """Call the agent and return how the attempt ended. Only the debugger's `quit` is raised.
+
+        reading: the resources, which are read while the attempt is prepared. claimed: the time of
+        the claim, from which `timeout_seconds` counts.
+        """
         agent, timeout = self.agent, _remaining_seconds(rollout, claimed)
         try:
             resources = _own_copy(await reading or {}, store_url=self.store.url)
@@ -184,6 +189,12 @@ class AttemptRunner:
         return await debugger(lambda: self.agent.run(rollout.input, resources, rollout))
 
     async def _check_requirements(self, rollout: AttemptedRollout, spans: Sequence[Span], outcome: Outcome) -> Outcome:
+        """Return a failure if a successful attempt lacks the model call or reward that its rollout
+        requires.
+
+        spans: those that were recorded in this process. Model calls are looked up in the store,
+        because the gateway may record them elsewhere.
+        """
         if outcome is not SUCCEEDED:
             return outcome
         if rollout.config.require_model_call:

@@ -69,6 +69,11 @@ class CancelWatch:
         return any(rollout.status == "cancelled" for rollout in finished)
 
     async def _run(self) -> None:
+        """Resolve the futures of watched rollouts that were cancelled in the store. Runs until it
+        is cancelled.
+
+        It pauses before each query, so that no query is sent for an agent that ends sooner.
+        """
         while True:
             await self._changed.wait()
             await asyncio.sleep(_REST_SECONDS)

@@ -118,6 +118,11 @@ class LitAgentRunner(Runner[T]):
                 await self._iter(attempts, watchdog, event or Latch())
 
     async def _iter(self, attempts: AttemptRunner, watchdog: LagWatchdog, event: Latch) -> None:
+        """Claim and run rollouts until `event` is set, `max_rollouts` have run, or an error ends
+        the runner.
+
+        Rollouts under way are finished before a return, and cancelled before an error is raised.
+        """
         store = self._bound_store()
         running, pause = _RunningSet(watchdog), _Pause()
         claiming = asyncio.create_task(self._claim_unless_paused(running, attempts, store, pause))
@@ -210,6 +215,9 @@ class LitAgentRunner(Runner[T]):
         return self._store
 
     async def _heartbeat(self, store: LightningStore, running: _RunningSet, pause: _Pause) -> None:
+        """Report metrics of this worker every `heartbeat_interval` seconds, and apply the store's
+        `paused`.
+        """
         probe, latency, before = SystemProbe(), dict[str, float](), (time.monotonic(), 0)
         about = {"heartbeat_seconds": self.heartbeat_interval, "agent_version": self._agent_version}
         while True:

@@ -291,6 +291,7 @@ class LagWatchdog:
         work: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
         **options: Any,
     ) -> asyncio.Task[Any]:
+        """Create a task, as the loop's task factory, and remember which attempt it belongs to."""
         before: Any = self._factory_before
         task: asyncio.Task[Any] = (
             asyncio.Task(work, loop=loop, **options) if before is None else before(loop, work, **options)
@@ -302,6 +303,11 @@ class LagWatchdog:
     # ---- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Ask the event loop for a sign of life, again and again, and examine it when none comes in
+        time.
+
+        Runs in a thread, until `close` or the end of the loop.
+        """
         while True:
             self._wanted.wait()
             if self._closing.is_set():
@@ -375,6 +381,9 @@ class LagWatchdog:
             self._warn(stall, step)
 
     def _warn(self, stall: _Stall, step: _LoopStep) -> None:
+        """Log a stall once: the agent's line that blocks the loop, or the resource that the loop
+        lacks.
+        """
         waiting = len(self._in_flight - ({stall.owner} if stall.is_its_owners else set()))
         if stall.why == "blocked":
             logger.warning(

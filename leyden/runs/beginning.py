@@ -111,6 +111,10 @@ def _same_algorithm(one: str | None, other: str | None) -> bool:
 
 
 def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a run is resumed with another algorithm or model. Log other differences.
+
+    before, now: the configuration in the run's manifest, and the one of this start.
+    """
     if not before:  # an earlier format
         return
     recorded, given = _algorithm(before), _algorithm(now)

@@ -97,6 +97,9 @@ def _marker(number: int) -> str:
 
 
 def _braille(series: Series, frame: _Frame, columns: int, height: int) -> list[str]:
+    """Return the lines of a chart of one series, in braille characters: 2 by 4 dots for each
+    character.
+    """
     wide, tall = 2 * columns, 4 * height
     cells = [[0] * columns for _ in range(height)]
 
@@ -116,6 +119,9 @@ def _braille(series: Series, frame: _Frame, columns: int, height: int) -> list[s
 
 
 def _marks(series: Sequence[Series], frame: _Frame, columns: int, height: int) -> list[str]:
+    """Return the lines of a chart of several series: a mark at each value, dots between, none over
+    a mark.
+    """
     cells = [[" "] * columns for _ in range(height)]
     for number, each in reversed(list(enumerate(series))):  # the first series is drawn last, above the others
         points = [
@@ -190,6 +196,7 @@ def draw_svg(series: Sequence[Series], *, title: str, width: int = 720, height: 
 
 
 def _write_png(series: Sequence[Series], path: Path, title: str) -> None:
+    """Draw the series into a PNG file. Raise ConfigError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

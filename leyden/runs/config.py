@@ -249,6 +249,7 @@ def _program() -> str | None:
 
 
 def _without_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the command line with the values of secret options hidden and long words shortened."""
     shown: list[str] = []
     hide_next = False
     for word in argv[:_MOST_ITEMS]:

@@ -162,6 +162,9 @@ class RunRecorder:
         return _RowWriter(self, None if self._folder is None else self._folder.directory / METRICS)
 
     def _reporting_loop(self) -> ReportedLoop:
+        """Return the loop through which the algorithm reports its stages. The first report makes
+        it.
+        """
         with self._lock:
             if self._reported is None:
                 callbacks = () if self._bar is None else (self._bar(),)

@@ -106,6 +106,10 @@ class _CarriedRun:
 
 
 def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
+    """Return a `Process.start` whose child continues the current trace; without one it is
+    `original`.
+    """
+
     def start(self: multiprocessing.process.BaseProcess) -> None:
         trace = CURRENT.get()
         if trace is None:

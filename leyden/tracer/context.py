@@ -107,6 +107,11 @@ class TraceContext:
                 _raise_or_log(failure, error)
 
     def _open(self, loop: asyncio.AbstractEventLoop | None) -> Trace:
+        """Make the trace and set it as the current one, here and for OpenTelemetry.
+
+        loop: the loop that delivers spans to the store; None keeps them in the trace. Raise
+        ConfigError if it was opened before.
+        """
         if self._trace is not None:
             raise ConfigError(
                 f"the trace {self._trace.name!r} was opened before; make another trace_context for each block"
@@ -138,6 +143,7 @@ class TraceContext:
         return trace
 
     def _close(self) -> Trace:
+        """End the recording and make the trace that was current before the current one again."""
         assert self._trace is not None and self._tokens is not None and self._held is not None
         carry.release()
         self._held.__exit__(None, None, None)
@@ -194,6 +200,9 @@ class Carried:
 
     @contextmanager
     def _trace(self) -> Generator[None]:
+        """Open the carried trace in this process, below the span that was current where it was
+        packed.
+        """
         url = self.environment[SPANS_URL]
         # A tracer's own `prepare`, of which the tracer is `__self__`; what it keeps open around its
         # traces is kept open here too.

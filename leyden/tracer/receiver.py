@@ -153,6 +153,10 @@ class _ReceiverServer:
         await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
 
     async def _reply(self, scope: Scope, read: Receive) -> HttpReply:
+        """Hand a request to the handler of its attempt and path. Raise Refusal if there is none.
+
+        The first part of the path is the attempt's secret.
+        """
         secret, slash, rest = scope["path"].removeprefix("/").partition("/")
         receiver = self.open.get(secret)
         if receiver is None:

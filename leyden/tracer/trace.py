@@ -214,6 +214,7 @@ class Trace:
                 self._address = None
 
     def _recording(self) -> dict[str, str]:
+        """Return the environment variables with which a child process records into this trace."""
         place = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
         listed = [*([others] if others else []), *(f"{name}={quote(value, safe='')}" for name, value in place.items())]
@@ -275,6 +276,9 @@ class Trace:
         span_id: str,
         parent: tuple[str, str | None],
     ) -> Span:
+        """Return a finished span. Times in Unix seconds; parent: its trace id and the parent's span
+        id.
+        """
         return Span(
             rollout_id=self.rollout_id,
             attempt_id=self.attempt_id,
@@ -320,6 +324,9 @@ def _checked_key(key: object) -> str:
 
 
 def _checked_value(key: str, value: object) -> Any:
+    """Return an attribute's value as the store keeps it. Raise InvalidEmission for another type, or
+    NaN.
+    """
     numbers = cast(Sequence[Any], value) if isinstance(value, list | tuple) else (value,)
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise InvalidEmission(f"attribute {key!r} is {value!r:.200}, a number that JSON does not have; leave it out")

@@ -102,6 +102,11 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None) -> T:
+    """Run the coroutine in a loop of a new thread, and return its result or raise its error.
+
+    caller: runs work for the coroutine in the calling thread meanwhile. Ctrl-C cancels the
+    coroutine and waits for its end.
+    """
     results: list[T] = []
     errors: list[BaseException] = []
     loop = asyncio.new_event_loop()

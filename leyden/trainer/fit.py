@@ -167,6 +167,7 @@ class Fit:
         return summary
 
     def _recorder(self) -> RunRecorder:
+        """Return the recorder of this run. A progress bar is added unless some callback is one."""
         config, algorithm = self._config, self._given.algorithm
         of_algorithm = algorithm.callbacks if isinstance(algorithm, IterativeAlgorithm) else ()
         has_bar = any(isinstance(callback, ProgressBar) for callback in (*of_algorithm, *config.callbacks))
@@ -271,6 +272,7 @@ class Fit:
         ready, failures = Latch(), list[Exception]()
 
         async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
+            """Run the algorithm once. Raise RunsAgain if it failed and may be started anew."""
             try:
                 left = await self._run_algorithm(algorithm, store, proxy, ready, event)
                 if left and self._stopped is None:

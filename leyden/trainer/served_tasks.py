@@ -31,7 +31,9 @@ class ServedTasks(FastAlgorithm):
         self._in_flight, self._max_tasks = in_flight, max_tasks
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> int:
-        """Run tasks of the server until there are no more, and return their number."""
+        """Run `max_tasks` tasks of the server, and return their number. Without that limit it never
+        ends.
+        """
         slots, numbers = asyncio.Semaphore(self._in_flight), dict[str, int]()
         done = 0
         async with asyncio.TaskGroup() as group:
@@ -52,6 +54,9 @@ class ServedTasks(FastAlgorithm):
         return done
 
     async def _run_one(self, task: Task, rollout_id: str, update: ResourcesUpdate) -> None:
+        """Run a task as a rollout of the store, with its resources, and post the result to the
+        server.
+        """
         await self.get_store().add_resources(update.resources, resources_id=update.resources_id)
         request = EnqueueRolloutRequest(
             rollout_id=rollout_id,

@@ -290,6 +290,7 @@ class Trainer(TrainerLegacy):
         return exclusively(self, algorithm, self.strategy, self.runner)
 
     def _config(self) -> FitConfig:
+        """Return the settings of this trainer that a fit reads."""
         return FitConfig(
             strategy=self.strategy,
             runner=self.runner,

@@ -36,6 +36,9 @@ class NamedFields(BaseModel):
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError) -> str:
+    """Return the message for constructor arguments that pydantic refused: what is missing, or is
+    wrong.
+    """
     faults = error.errors(include_url=False)
     missing = [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing" and len(fault["loc"]) == 1]
     if missing:

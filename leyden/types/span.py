@@ -158,6 +158,7 @@ def _dimensions(attributes: Attributes, prefix: str) -> dict[str, float]:
 
 
 def _legacy_reward(span: Span) -> float | None:
+    """Return the reward in a span of Agent Lightning or AgentOps, None if it holds none."""
     if span.name == semconv.AGL_ANNOTATION:
         return _number(span.attributes.get("reward"))
     for key in (_AGENTOPS_TASK, _AGENTOPS_ENTITY):

@@ -108,6 +108,7 @@ class ProcessAgent(LitAgent[Any]):
             await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
 
     def _program(self, folder: Folder, env: Mapping[str, str]) -> Program:
+        """Return the program to start for one attempt, with its files in `folder`."""
         if self.memory_bytes is not None and sys.platform != "linux":
             raise ConfigError(f"memory_bytes={self.memory_bytes:,} needs Linux; leave it out on {sys.platform}")
         return Program(
@@ -139,6 +140,11 @@ class ProcessAgent(LitAgent[Any]):
         return None
 
     def _failure(self, output: ProcessOutput) -> str | None:
+        """Return why the program counts as failed, as a phrase that follows its name; None if it
+        did not.
+
+        An exit code alone is a failure only if the reward does not come from the exit code.
+        """
         if output.cause == "memory":
             return f"was ended: its processes together held more than memory_bytes={self.memory_bytes:,}"
         if output.cause == "request":
@@ -152,6 +158,9 @@ class ProcessAgent(LitAgent[Any]):
         return None
 
     def _from_last_line(self, output: ProcessOutput) -> Any:
+        """Return the reward in the last line of the program's output. Raise ProcessFailed if it is
+        none.
+        """
         lines = output.stdout.strip().splitlines()
         if not lines:
             raise ProcessFailed(
@@ -191,6 +200,7 @@ async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput)
 
 
 def _attributes(output: ProcessOutput) -> Attributes:
+    """Return a span's attributes about an ended program. Absent values are left out."""
     values: dict[str, Any] = {
         semconv.PROCESS_PID: output.pid,
         semconv.PROCESS_EXIT_CODE: output.exit_code,

@@ -153,6 +153,12 @@ async def _read_to_end(pipe: IO[bytes]) -> bytes:
 
 
 def _output(report: dict[str, Any], program: Program) -> ProcessOutput:
+    """Return the supervisor's report as a ProcessOutput. Raise ProcessFailed if the program did not
+    start.
+
+    The report's "output" is the head and tail of stdout, then of stderr, without separators;
+    "stdout" and "stderr" are (bytes of the head, bytes of the tail, bytes written).
+    """
     if "error" in report:
         raise ProcessFailed(f"the program could not be started: {report['error']}")
     kept: bytes = report.pop("output")

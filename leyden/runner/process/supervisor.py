@@ -126,6 +126,9 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
 
     def _head(self, seconds: float) -> dict[str, Any]:
+        """Return the report's header; the kept output follows it. seconds: how long the program
+        ran.
+        """
         code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
         return {
             "pid": self._pid,
@@ -142,6 +145,10 @@ class Supervisor:
     # ---- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        """Fork the program and poll its output. Raise NotStarted if it could not be executed.
+
+        A pipe that closes on exec carries the child's error: no bytes mean that the program runs.
+        """
         pipes = {name: os.pipe() for name in self._kept}
         failed_read, failed_write = os.pipe()
         self._pid = os.fork()
@@ -226,6 +233,11 @@ class Supervisor:
             self._childless = True
 
     def _act(self) -> None:
+        """Do what is due now: check memory, send SIGTERM to what is left of the program, later
+        SIGKILL.
+
+        Processes over their memory limit get SIGKILL at once.
+        """
         now = time.monotonic()
         if self._kill_at is None:
             if self._spec["memory_bytes"] is not None and now >= self._look_at:
