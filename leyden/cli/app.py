@@ -130,6 +130,7 @@ def _show_usage_error(error: Any) -> None:
 
 
 def _sentence(error: Any) -> str:
+    """Return a usage error's message as a sentence in Leyden's form, with the nearest option."""
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []

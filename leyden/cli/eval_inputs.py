@@ -52,6 +52,9 @@ def load_agent(spec: str) -> LitAgent[Any]:
 
 
 def _module_named(name: str) -> Any:
+    """Import a module, from the working directory too, as `python -m` does. Raise ConfigError if it
+    is missing.
+    """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     importing = imported_by.set("leyden eval")
@@ -67,6 +70,7 @@ def _module_named(name: str) -> Any:
 
 
 def _module_of_file(path: Path) -> Any:
+    """Import a Python file by its name. Raise ConfigError if a module of that name is in use."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     parent = str(path.resolve().parent)
@@ -133,6 +137,9 @@ def _read_json(path: Path) -> list[Any]:
 
 
 def _read_csv(path: Path) -> list[Any]:
+    """Return the rows of a CSV file as dicts by column, all values text. Raise ConfigError for a
+    short row.
+    """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True)
         tasks: list[Any] = []
@@ -196,6 +203,9 @@ async def read_given(models: Sequence[str], source: str | None) -> Given:
 
 
 def _add_model(given: Given, text: str) -> None:
+    """Add one `--model NAME=URL` or `NAME=FOLDER` to the servers or as the model that is loaded
+    here.
+    """
     name, equals, place = text.partition("=")
     if not (name and equals and place):
         raise ConfigError(
@@ -222,6 +232,7 @@ def _looks_like_path(place: str) -> bool:
 
 
 def _resources_of_file(path: Path) -> NamedResources:
+    """Return the resources in a JSON file, whose plain strings are prompt templates."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -118,6 +118,7 @@ def evaluate(
 
 
 def _prices(text: str | None) -> tuple[float, float] | None:
+    """Return the price of a million prompt and of a million response tokens, from "0.15,0.6"."""
     from leyden.errors import ConfigError
 
     if text is None:
@@ -140,6 +141,11 @@ def _evaluation(
     timeout_seconds: float,
     price: tuple[float, float] | None,
 ) -> Evaluation:
+    """Return the evaluation that the options ask for.
+
+    sampling: options of each model call; None leaves one to the resource. model_key: for all
+    servers.
+    """
     from leyden.algorithm.evaluation import Evaluation
     from leyden.engine import IsolatedBackend
     from leyden.gateway import UpstreamModel
@@ -174,6 +180,7 @@ def _write_rollouts(result: EvaluationResult, path: Path) -> None:
 
 
 def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> dict[str, Any]:
+    """Return the result as JSON data for `--json`."""
     from dataclasses import asdict
 
     return {
@@ -198,6 +205,7 @@ def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path)
 
 
 def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> None:
+    """Print the result as a table, with the commands that show an example of each failure."""
     from leyden.utils.figures import duration, one_line
 
     times = f" x {result.repeats}" if result.repeats > 1 else ""

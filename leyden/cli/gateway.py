@@ -95,6 +95,9 @@ def _named(given: str) -> dict[str, Any]:
 
 
 async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any]) -> None:
+    """Serve until SIGINT or SIGTERM. Print the address when it listens, and whether the models
+    answer.
+    """
     import asyncio
 
     ended = asyncio.Event()

@@ -51,6 +51,7 @@ def list_releases(
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
     async def read(opened: LightningStore) -> None:
+        """Print the releases, newest first, each with the reason of its last change."""
         if not as_json and await is_stopped(opened):
             typer.echo("learning is stopped; `leyden learning allow` allows it again")
         rows = await opened.query_releases(sort_order="desc", limit=limit)

@@ -73,6 +73,10 @@ def plot(
 
 
 def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:
+    """Return a run's values of a metric, one series for each stage that has some.
+
+    named: put the run's name before the stage's, because several runs are drawn.
+    """
     from leyden.runs.chart import Series
 
     prefix = f"{run.record.name} " if named else ""
@@ -91,6 +95,7 @@ def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:
 
 
 def _refuse(runs: list[RecordedRun], metric: str) -> None:
+    """Raise ConfigError that names the metrics which these runs have, or the nearest one."""
     import difflib
 
     from leyden.errors import ConfigError

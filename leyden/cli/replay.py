@@ -180,6 +180,7 @@ def _renamed(resources: NamedResources, model: str | None) -> NamedResources:
 
 
 def _as_data(result: ReplayResult, directory: Path) -> dict[str, Any]:
+    """Return the result as JSON data for `--json`."""
     from dataclasses import asdict
 
     return {
@@ -194,6 +195,9 @@ def _as_data(result: ReplayResult, directory: Path) -> dict[str, Any]:
 
 
 def _print(result: ReplayResult, directory: Path, *, has_model: bool) -> None:
+    """Print the state of each call, the rewards before and now, and the command that shows the new
+    rollout.
+    """
     from leyden.utils.figures import harmless, one_line
 
     for call in result.calls:

@@ -60,6 +60,7 @@ def list_versions(
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
     async def read(opened: LightningStore) -> None:
+        """Print the versions with their labels, or the last hundred audit records."""
         if audit:
             records = await opened.query_audit(limit=100)
             if not records and not as_json:
@@ -229,6 +230,7 @@ def rollback(
     from leyden.types import LabelMove
 
     async def move(opened: LightningStore) -> None:
+        """Move the label to the version that `previous` is on, if it is still where it was read."""
         labels = await _labels(opened)
         now, before = labels.get(label), labels.get(previous)
         if now is None or before is None:
@@ -283,6 +285,7 @@ async def _labels(store: LightningStore) -> dict[str, VersionKey]:
 
 
 def _content(update: ResourcesUpdate) -> dict[str, Any]:
+    """Return a version of resources as JSON data, without API keys."""
     kept = {
         "resources": {
             name: resource.model_dump(mode="json", exclude={"api_key"}) for name, resource in update.resources.items()

@@ -61,6 +61,7 @@ def runs(
 
 
 def _show(found: list[RecordedRun]) -> None:
+    """Print the runs as a table, with the course of the reward as a sparkline."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -92,6 +92,7 @@ def serve(
 
 
 async def _serve(store: str, host: str, port: int, token: str | None, options: dict[str, Any]) -> None:
+    """Serve sessions until SIGINT or SIGTERM. Print the address and the labels when it listens."""
     import asyncio
 
     from leyden.host.asgi import AsgiServer

@@ -74,6 +74,11 @@ def show(
 
 
 async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
+    """Print a run: its head, rollouts by status, grouped failures, and how to continue it.
+
+    source: the run as the user named it, for the commands in the output. A run whose store cannot
+    be opened is shown from its folder.
+    """
     from leyden.cli.run_views import as_data
     from leyden.errors import LeydenError
     from leyden.runs.rollouts import count_by_status, failures_of, group_failures
@@ -128,6 +133,7 @@ def _how_to_continue(run: RecordedRun) -> str | None:
 
 
 def _print_head(run: RecordedRun) -> None:
+    """Print what the run is, its state and its rewards. Facts that it lacks have no line."""
     from leyden.cli.run_views import COLOURS, age, as_data, budget_left, reward_text, seconds_of
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration, figure, harmless
@@ -160,6 +166,7 @@ def _print_head(run: RecordedRun) -> None:
 
 
 async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
+    """Print the newest failures of rollouts, recorded in the run's folder or else in its store."""
     from leyden.cli.run_views import age
     from leyden.runs.rollouts import failures_of
 
@@ -184,6 +191,7 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
 
 
 async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
+    """Print the rollouts with the best or worst rewards, and their tasks."""
     from leyden.runs.rollouts import scored_rollouts
     from leyden.utils.logs import Preview
 
@@ -214,6 +222,7 @@ async def _show_rollout(run: RecordedRun, beginning: str, *, full: bool, as_json
 
 
 async def _print_rollout_as_json(store: LightningStore, rollout_id: str) -> None:
+    """Print a rollout with its attempts, conversations, token counts and spans as JSON."""
     from leyden.adapter import TraceToMessages, TraceToTrajectory
     from leyden.types import find_final_reward
 
@@ -232,6 +241,10 @@ async def _print_rollout_as_json(store: LightningStore, rollout_id: str) -> None
 
 
 async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -> None:
+    """Print a rollout, its attempts and the transcript of the latest one.
+
+    full: print texts in whole, not their first 2,000 characters.
+    """
     from leyden.adapter.transcript import transcript_lines
     from leyden.types import find_final_reward
 

@@ -127,6 +127,7 @@ async def _open_once(path: Path) -> None:
 async def _serve(
     url: str, durability: Any, address: dict[str, Any], insecure: bool, retention: Retention, monitor: bool
 ) -> None:
+    """Serve a store until SIGINT or SIGTERM, with the monitor's alerts if `monitor` is set."""
     import asyncio
 
     from leyden.monitor import Monitor

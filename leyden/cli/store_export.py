@@ -47,6 +47,7 @@ def export(
 
 
 async def _export(url: str, token: str | None, directory: Path, status: Any) -> Exported:
+    """Export a store to Parquet files in `directory`, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

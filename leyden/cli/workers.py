@@ -68,6 +68,7 @@ async def _read(url: str, token: str | None, wait_seconds: float) -> list[Worker
 
 
 def _table(workers: list[Worker], now: float) -> Table:
+    """Return the workers as a table of their health and last heartbeat. now: Unix seconds."""
     from rich.markup import escape
     from rich.table import Table
 

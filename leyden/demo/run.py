@@ -138,6 +138,7 @@ def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
 
 
 def _backend(options: DemoOptions) -> PolicyBackend:
+    """Return the engine that samples and trains, as the demo's options ask."""
     if options.engine == "vllm":
         return VLLMBackend(
             WEIGHTS,
@@ -158,6 +159,7 @@ def _backend(options: DemoOptions) -> PolicyBackend:
 
 
 def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
+    """Return the demo's algorithm: 120 games for each step, and validation before and after."""
     return PolicyGradient(
         _backend(options),
         n_steps=options.steps,

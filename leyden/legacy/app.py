@@ -51,6 +51,9 @@ class LegacyApp:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request. Errors have the form of Agent Lightning 0.1, a JSON object with
+        `detail`.
+        """
         try:
             self._guard.check(scope)
             body = await self._reply(scope, receive)
@@ -67,6 +70,7 @@ class LegacyApp:
             await send_reply(send, body)
 
     async def _reply(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the reply's body for a request of a runner. Raise Refusal for an unknown path."""
         path = raw_path(scope).split("?")[0]
         if path == "/task":
             check_method(scope, "GET")

@@ -130,6 +130,9 @@ def _recorded(result: Any, rollout: AttemptedRollout) -> Any:
 
 
 def _as_report(result: Any, rollout_id: str) -> RolloutLegacy | None:
+    """Return an agent's result as a report, if it is one or a list of triplets or of spans; else
+    None.
+    """
     if isinstance(result, RolloutLegacy):
         return result
     if not isinstance(result, list) or not result:

@@ -79,6 +79,7 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         return done
 
     async def _report(self, task: Task, update: ResourcesUpdate) -> RolloutLegacy:
+        """Run a task with these resources in a store of its own, and return the report."""
         runner = LitAgentRunner[object](self.tracer, concurrency=1, max_rollouts=1)
         async with InMemoryLightningStore() as store:
             await store.add_resources(update.resources, resources_id=update.resources_id)

@@ -218,6 +218,12 @@ def _episode(infos: Mapping[int, Mapping[str, Any]], env: int) -> Any:
 def _result(
     episodes: Sequence[Any], n_steps: int, seconds: float, lost: tuple[EpisodeLost, ...], *, skips: bool
 ) -> CollectResult:
+    """Return the result of collected episodes. A logged metric is the mean over the episodes that
+    log it.
+
+    seconds: the wall time. skips: whether lost episodes are left out and counted as the metric
+    `lost`.
+    """
     rewards = np.array([episode.reward for episode in episodes], np.float64)
     lengths = np.array([episode.length for episode in episodes], np.int64)
     logged: dict[str, list[float]] = {}

@@ -299,6 +299,11 @@ class _LocalQueue:
         return self._server.address
 
     def cleanup(self) -> None:
+        """Close the queue: end server and producers, and give seeds that were read ahead back to
+        the plan.
+
+        Safe to repeat.
+        """
         with self._changed:
             if not self._active:
                 return
@@ -325,6 +330,11 @@ class _LocalQueue:
             return self._nothing_left()
 
     def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        """Return the next seed, None if there is none left. Items that were put come first.
+
+        timeout_seconds: None waits without limit. Raise the data set's error where its item would
+        have come.
+        """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
             if self._n_producers and not self._active:
@@ -474,6 +484,7 @@ class _QueueServer:
             connection.close()
 
     def _accept(self) -> None:
+        """Accept consumers until the server closes, with a thread for each. Runs in a thread."""
         while not self._closed:
             try:
                 accepted, _ = self._socket.accept()
@@ -508,6 +519,12 @@ class _QueueServer:
             connection.close()
 
     def _call(self, held: dict[int, Seed[Any]], what: str, *arguments: Any) -> Any:
+        """Call a method of the queue for a consumer and return its result.
+
+        held: the seeds that this consumer has taken and not finished, by number. Changed here, so
+        that they can be given back when the consumer is lost. "bye" finishes them: the consumer
+        ended by itself.
+        """
         local = self._local
         if what == "take":
             if (seed := local.take(*arguments)) is not None:

@@ -210,6 +210,7 @@ def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
     shape, dtype, ask = space.shape, cast("np.dtype[Any]", space.dtype), _contained(space)
 
     def check(x: Any) -> None:
+        """Raise unless the value is an array, or a scalar for shape (), that the space contains."""
         if type(x) is not np.ndarray:
             if shape != () or not isinstance(x, np.generic | float | int):
                 ask(x)
@@ -226,6 +227,7 @@ def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
 
 
 def _box(space: AnySpace) -> Check:
+    """Return the check of a Box. An unbounded one only looks for NaN, which no comparison finds."""
     box = cast(spaces.Box, space)
     low, high = box.low, box.high
     size, floating = low.size, np.issubdtype(low.dtype, np.floating)
@@ -265,6 +267,9 @@ def _multi_binary(space: AnySpace) -> Check:
 
 
 def _discrete(space: AnySpace) -> Check:
+    """Return the check of a Discrete space. Python's and the space's own integers take the short
+    way.
+    """
     discrete = cast("spaces.Discrete[Any]", space)
     kind, ask = np.dtype(discrete.dtype).type, _contained(space)
     info = np.iinfo(discrete.dtype)
@@ -281,6 +286,7 @@ def _discrete(space: AnySpace) -> Check:
 
 
 def _dict(space: AnySpace) -> Check:
+    """Return the check of a Dict, whose error names the key."""
     parts = {name: checker(part) for name, part in cast(spaces.Dict, space).spaces.items()}
     items, size = list(parts.items()), len(parts)
 
@@ -299,6 +305,9 @@ def _dict(space: AnySpace) -> Check:
 
 
 def _tuple(space: AnySpace) -> Check:
+    """Return the check of a Tuple, whose error names the index. It takes lists and arrays as
+    tuples.
+    """
     parts = [checker(part) for part in cast("spaces.Tuple[Any]", space).spaces]
 
     def check(x: Any) -> None:

@@ -64,6 +64,9 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         self._totals = np.zeros(self.num_envs)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
+        """Begin episodes in these rows and write their first observations. If that raises, all of
+        them fail.
+        """
         rows = np.array([env for env, _ in starts], np.int64)
         try:
             obs = self._layout.conform(self._simulator.reset(rows, [seed.item for _, seed in starts]), len(rows))
@@ -79,6 +82,12 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         return []
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
+        """Step all rows at once, write their results, and return the statistics of episodes that
+        ended.
+
+        mask: shape (num_envs,), must be the living rows. An error, or a NaN reward, is a failure of
+        each.
+        """
         if not np.array_equal(mask, self.alive):
             raise ConfigError("a BatchSimulator is stepped whole; leave `ids` out")
         rows = self._rows

@@ -248,6 +248,13 @@ class _WrapperSlot(_Slot):
         return self._env.begin(seed.item, (seed.entropy, seed.number))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
+        """Step the environment. Return observation, reward, terminated, truncated, and an info or
+        None.
+
+        The info has "log" if writers want steps, "aux_info", "note" about a conformed observation,
+        and "episode" with the statistics after the last step. Most steps need none, which saves a
+        dict.
+        """
         env = self._env
         obs, reward, terminated, truncated = env.advance(action)
         self.length += 1
@@ -291,6 +298,11 @@ class _GymSlot(_Slot):
         """Whether observations need the lenient check, which is slower than the strict one."""
 
     def begin(self, seed: Seed[Any]) -> Any:
+        """Reset the Gymnasium environment for a seed, and return the first observation.
+
+        An integer item is the reset's seed. Any other item is passed in `options`, and the seed is
+        derived from the plan's entropy and the episode's number, so that a rerun repeats it.
+        """
         super().begin(seed)
         item = seed.item
         if isinstance(item, int | np.integer) and not isinstance(item, bool):
@@ -306,6 +318,12 @@ class _GymSlot(_Slot):
         return obs
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
+        """Step the environment. Return observation, reward, terminated, truncated, and an info or
+        None.
+
+        Observations are only checked, until the first that does not fit its space; from then on
+        each is converted. Raise ValueError for a NaN reward.
+        """
         obs, reward, terminated, truncated, given = self.env.step(action)
         if self._conforms:
             obs = self._conformer(obs)

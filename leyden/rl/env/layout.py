@@ -139,6 +139,11 @@ class _NumberLayout(Layout):
         return array
 
     def check(self, batch: Batch, among: NDArray[np.bool_]) -> None:
+        """Raise for the first row among these that is outside the space. Rows are compared all at
+        once.
+
+        batch: shape (rows, *space.shape). among: shape (rows,), which rows count.
+        """
         space, array = self.space, cast(Array, batch)
         if type(space) is not spaces.Box or array.shape[1:] != self._shape or not np.can_cast(array.dtype, self._dtype):
             super().check(batch, among)

@@ -307,6 +307,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return f" (worker {worker.number}, process {pid})"
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
+        """Send the starts to their workers, then wait for all. Return the failures."""
         orders: list[tuple[_EnvWorker, BeginEpisodes]] = []
         for worker in self._workers:
             mine = [(env - worker.part.start, seed) for env, seed in starts if env in worker.part]
@@ -321,6 +322,12 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return failures
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
+        """Send the actions to the workers, then wait for all. Return infos by environment, and
+        failures.
+
+        With shared memory the actions and results pass through it, and the message is a bare
+        signal.
+        """
         everyone = bool(mask.all())
         sent: list[tuple[_EnvWorker, list[int]]] = []
         if shared := self._view.rows is not None:

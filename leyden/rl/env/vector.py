@@ -314,6 +314,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- episodes --------------------------------------------------------------------------------
 
     def _take(self, wanted: Sequence[int]) -> list[Start]:
+        """Take a seed for each wanted environment, until there are none left. Return the starts.
+
+        If the data set raises, seeds that were taken before go back to the plan.
+        """
         starts: list[Start] = []
         try:
             for env in wanted:
@@ -384,6 +388,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             ) from failure.error
 
     def _skip(self, failure: EnvFailure, seed: Seed[Any]) -> None:
+        """Count a failed episode as lost. Only the first is logged."""
         if not self._warned:
             self._warned = True
             logger.warning(
@@ -409,6 +414,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 logger.warning("environment %d: %s (logged once)", env, note)
 
     def _error(self, failure: EnvFailure, seed: Seed[Any], first: str = "") -> SimulatorError:
+        """Return the error for a failed environment, with what `on_worker_error` could do about it.
+
+        first: words that stand before the message.
+        """
         times = self._losses.get(seed.number, 1)
         again = f" ({times} times now)" if times > 1 else ""
         own = f"\n\nIts own traceback:\n{failure.traceback}" if failure.traceback and failure.error is None else ""

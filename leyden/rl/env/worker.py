@@ -153,6 +153,12 @@ def _serve(
     sizes: Sizes,
     generators: WorkerGenerators,
 ) -> None:
+    """Obey the parent's commands until its pipe ends, then close the environments.
+
+    number: of this worker. part: the environments, by their number in the whole. With shared
+    memory, SIGNAL stands for "step those marked in `todo`", and a reply without news is a signal
+    too.
+    """
     layout, actions = layout_of(group.observation_space), layout_of(group.action_space)
     view = View.of(file, sizes, layout, actions, resize=False)
     file.close()

@@ -41,6 +41,9 @@ class Bars:
     source: str = "bars"
 
     def __post_init__(self) -> None:
+        """Convert the columns to float64 and strip `$` from their names, and check them against the
+        times.
+        """
         object.__setattr__(self, "times", np.asarray(self.times, "datetime64[us]"))
         named = {name.removeprefix("$"): np.asarray(column, np.float64) for name, column in self.columns.items()}
         object.__setattr__(self, "columns", named)
@@ -216,6 +219,9 @@ def read_table(path: Path) -> dict[str, Array]:
 
 
 def _read_csv(path: Path) -> dict[str, Array]:
+    """Return a CSV file's columns of text by name. Raise ConfigError for a row that is too long or
+    short.
+    """
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows: Iterator[list[str]] = csv.reader(file)
         header = next(rows, None)

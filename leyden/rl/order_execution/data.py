@@ -158,6 +158,11 @@ def _times_of_rows(
     end_index: int | None,
     tick: np.timedelta64,
 ) -> Callable[[str, int], tuple[np.datetime64, np.datetime64]]:
+    """Return a function of (stock, row) that gives an order's start and end.
+
+    Files with `start_time` and `end_time` have both. Files with dates take the day's ticks
+    `start_index` to `end_index` from the bars; the end is one `tick` after the last.
+    """
     if "start_time" in table or "end_time" in table:
         starts, ends = _column(table, ["start_time"], file), _column(table, ["end_time"], file)
         return lambda stock, row: (as_time(starts[row], "start_time"), as_time(ends[row], "end_time"))

@@ -48,6 +48,7 @@ class Order:
     BUY: ClassVar[OrderDir] = OrderDir.BUY
 
     def __post_init__(self) -> None:
+        """Convert amount, direction and times, and check them."""
         check_number(f"amount of the order for {self.stock_id}", self.amount, above=0)
         if self.direction not in (0, 1):
             raise ConfigError(

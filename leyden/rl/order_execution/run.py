@@ -221,6 +221,10 @@ class _ConfiguredAgent:
         self.policy = self._policy()
 
     def _policy(self) -> Any:
+        """Build the policy of the configuration, around its network if it has one.
+
+        Raise ConfigError for a network that the policy takes no argument for.
+        """
         config = self.config
         obs_space = self.state_interpreter.observation_space
         if config.network and not config.policy.takes("network", place="policy"):

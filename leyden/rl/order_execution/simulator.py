@@ -159,6 +159,10 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             )
 
     def _ticks(self, start: int, stop: int, traded: Array, left: Array) -> SAOEMetrics:
+        """Return the metrics of each tick from `start` to `stop`, as arrays of shape (ticks,).
+
+        traded: the amount dealt in each tick. left: the position after it.
+        """
         price = self._price[start:stop]
         return SAOEMetrics(
             stock_id=self.order.stock_id,
@@ -177,6 +181,12 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         )
 
     def _summary(self, time: Time, volume: Array, price: Array, amount: float, traded: Array) -> SAOEMetrics:
+        """Return the metrics of several ticks as one record: totals, and prices weighted by the
+        amounts.
+
+        volume, price, traded: shape (ticks,). amount: what was to be traded. A record without a
+        deal has price and price advantage 0.
+        """
         total = float(traded.sum())
         value = float((price * traded).sum())
         nothing = total < self.order.tolerance
@@ -200,6 +210,9 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         )
 
     def _finish(self) -> None:
+        """Set the order's final metrics, and log them and the histories if an environment runs this
+        simulator.
+        """
         ticks = self.history_exec
         wanted = float(self.history_steps["amount"].sum())
         self.metrics = self._summary(

@@ -54,6 +54,7 @@ class _Flatten(nn.Module):
 
 
 def _width(space: Any) -> int:
+    """Return the number of inputs that `_flattened` makes of one observation."""
     if is_space(space, spaces.Dict):
         return sum(_width(part) for part in space.spaces.values())
     if is_space(space, spaces.Tuple):
@@ -68,6 +69,9 @@ def _width(space: Any) -> int:
 
 
 def _flattened(space: Any, obs: Tensors) -> Tensor:
+    """Return observations as one float tensor of shape (batch, width). Discrete values become
+    one-hot.
+    """
     if is_space(space, spaces.Dict):
         assert isinstance(obs, dict)
         return torch.cat([_flattened(part, obs[name]) for name, part in space.spaces.items()], dim=-1)

@@ -229,6 +229,9 @@ class Trainer(TrainLoop):
         return folder
 
     def _run_config(self, vessel: TrainingVesselBase[Any]) -> dict[str, Any]:
+        """Return what `run.json` says about a fit: algorithm with options, data, seed, concurrency,
+        program.
+        """
         states = {name: getattr(vessel, f"{name}_initial_states", None) for name in ("train", "val")}
         options = {
             "max_iters": self.max_iters,
