@@ -1,4 +1,6 @@
-"""Adapters whose triplets are read like dicts, and which also take OpenTelemetry's own spans."""
+"""Adapters that can be called, that return triplets like dicts, and that also take OpenTelemetry's
+own spans.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,27 @@ from leyden.compat.agentlightning.types import Span, SpanLike, Triplet
 from leyden.tracer import LOCAL
 from leyden.types import Span as NativeSpan
 
+S = TypeVar("S", contravariant=True)
 T = TypeVar("T", covariant=True)
 
 
-class OtelTraceAdapter(native.Adapter[Sequence[ReadableSpan], T], Generic[T]):
+class Adapter(native.Adapter[S, T], Generic[S, T]):
+    """Converts anything to anything; `adapter(source)` is `adapter.adapt(source)`."""
+
+    def __call__(self, source: S, /) -> T:
+        """Return the converted data."""
+        return self.adapt(source)
+
+
+class TraceAdapter(Adapter[Sequence[NativeSpan], T], native.TraceAdapter[T], Generic[T]):
+    """Converts the spans of one attempt."""
+
+
+class OtelTraceAdapter(Adapter[Sequence[ReadableSpan], T], Generic[T]):
     """Converts OpenTelemetry's own spans."""
 
 
-class TraceToTripletBase(native.TraceAdapter[list[Any]]):
+class TraceToTripletBase(TraceAdapter[list[Any]]):
     """Base class of adapters that return triplets."""
 
 
@@ -77,7 +92,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         return [Triplet.of(triplet) for triplet in native.LlmProxyTraceToTriplet().adapt(as_spans(source))]
 
 
-class TraceToMessages(native.TraceToMessages):
+class TraceToMessages(TraceAdapter[list[native.OpenAIMessages]], native.TraceToMessages):
     """Make fine-tuning messages of an attempt's conversations."""
 
     def adapt(self, source: Sequence[SpanLike]) -> list[native.OpenAIMessages]:

@@ -33,8 +33,7 @@ _VERL_MAIN = "leyden.algorithm.verl.__main__:main"
 
 _MODULES: dict[str, Names] = {
     "adapter.base": {
-        **_same("leyden.adapter", "Adapter TraceAdapter"),
-        **_own("adapter", "OtelTraceAdapter"),
+        **_own("adapter", "Adapter TraceAdapter OtelTraceAdapter"),
     },
     "adapter.triplet": {
         **_same("leyden.adapter", "RewardMatchPolicy TraceTree"),
