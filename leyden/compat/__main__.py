@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     if options.module:
         sys.path.insert(0, "")
         name, *own = options.module
-        if finder.module(name) is not None:
+        if _is_served(finder, name):
             sys.exit(_run_foreign(finder, name, [name, *own]))
         origin, spec = _module(name)
         run_as_main(origin, [str(origin), *own], spec)
@@ -68,6 +68,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.print_help()
         sys.exit(2)
     return options, options.program
+
+
+def _is_served(finder: Finder, name: str) -> bool:
+    """Return whether Leyden stands for a module, even if its package is installed."""
+    if (foreign := finder.module(name)) is None:
+        return False
+    spec = None if foreign.instead is not None else importlib.util.find_spec(name)
+    return spec is None or spec.loader is finder
 
 
 def _run_foreign(finder: Finder, name: str, arguments: list[str]) -> int | str | None:

@@ -22,7 +22,6 @@ ANSWERED = [
     ("-m agentlightning.cli.vllm serve MODEL", "start vLLM unpatched"),
     ("-m agentlightning.cli.agentops_server", "calls no AgentOps service"),
     ("-m agentlightning.types", "is no program"),
-    ("-m qlib.rl.contrib.train_onpolicy --config_path c.yml", "leyden rl train"),
     ("-m qlib.rl.contrib.backtest --config_path c.yml", "leyden rl backtest"),
     ("qrun workflow.yaml", "call `qrun` as it is"),
     ("agi store", "no such file"),

@@ -32,6 +32,12 @@ def test_a_program_trains_saves_and_backtests_with_qlibs_ppo(tmp_path: Path, kin
     assert f"done {kind}" in run("simple", tmp_path, kind)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dummy", "subproc", "shmem"])
+def test_an_environment_of_the_old_gym_may_observe_what_its_space_lacks(tmp_path: Path, kind: str) -> None:
+    assert f"done {kind}" in run("any_observation", tmp_path, kind)
+
+
 def test_a_nan_observation_is_recognised_in_any_space() -> None:
     from gymnasium import spaces
 

@@ -52,42 +52,60 @@ class EnvWrapper(
         return obs, reward, terminated or truncated, info
 
 
+class AnyObservation(gymnasium.Space[Any]):
+    """Has every observation, also one that the declared space lacks, as Qlib does."""
+
+    def __init__(self, declared: Any) -> None:
+        super().__init__()
+        self.declared = declared
+        """The space that the environment declares."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyObservation) and self.declared == other.declared
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType] -- like every space
+
+    def contains(self, x: Any) -> bool:
+        """Return True."""
+        return True
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        """Return a sample of the declared space."""
+        return self.declared.sample()
+
+
 class OldEnv(gymnasium.Env[Any, Any]):
     """An environment with the interface of the old `gym`, or of Gymnasium, that ends by a NaN
     observation.
 
-    Its observations are {"obs": observation, "ended": 1 after the last episode}.
+    Its observations are {"obs": observation, "ended": 0}. After the last episode "ended" is 1, and
+    "obs" is None.
     """
 
     def __init__(self, env: Any) -> None:
         self._env = env
         self.action_space = as_gymnasium(env.action_space)
-        self._space = as_gymnasium(env.observation_space)
-        self.observation_space = gymnasium.spaces.Dict({"obs": self._space, "ended": gymnasium.spaces.Discrete(2)})
+        observed = AnyObservation(as_gymnasium(env.observation_space))
+        self.observation_space = gymnasium.spaces.Dict({"obs": observed, "ended": gymnasium.spaces.Discrete(2)})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. The environment knows its seeds itself."""
         result: Any = self._env.reset()
         obs: Any = result[0] if _has_info(result) else result
         if check_nan_observation(obs):
-            return {"obs": self._space.sample(), "ended": np.int64(1)}, {}
-        return self._marked(obs), {}
+            return {"obs": None, "ended": np.int64(1)}, {}
+        return {"obs": obs, "ended": np.int64(0)}, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Make one step."""
         result = self._env.step(action)
         obs, reward, done, info = result if len(result) == 4 else (*result[:2], result[2] or result[3], result[4])
-        return self._marked(obs), float(reward), bool(done), False, info
+        return {"obs": obs, "ended": np.int64(0)}, float(reward), bool(done), False, info
 
     def close(self) -> None:
         """Close the environment, if it can be closed."""
         if hasattr(self._env, "close"):
             self._env.close()
-
-    def _marked(self, obs: Any) -> dict[str, Any]:
-        if isinstance(self._space, gymnasium.spaces.Discrete):
-            obs = np.int64(obs)
-        return {"obs": obs, "ended": np.int64(0)}
 
 
 def _has_info(result: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from leyden.compat.qlib.configuration import init_instance_by_config
 from leyden.compat.qlib.parts import AnyEnv, Simulator
 from leyden.compat.qlib.tables import pandas, read_pickle
 from leyden.errors import ConfigError
@@ -111,29 +112,37 @@ def load_orders(order_path: str | Path, start_time: Any = None, end_time: Any = 
     `leyden.rl.order_execution.load_orders` does.
     """
     frames, path = pandas(), Path(order_path)
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    if files and files[0].suffix in (".csv", ".parquet"):
+    if path.suffix in (".csv", ".parquet") or any(each.suffix in (".csv", ".parquet") for each in _files(path)[:1]):
         return native.load_orders(path)
-    if not files:
-        raise ConfigError(f"there are no orders in {path}; give a pickled table of orders, or a directory of them")
-    table: Any = frames.concat([read_pickle(file) for file in files]).reset_index()
+    table = read_orders(path)
     table = table.rename(columns={"date": "datetime"})
-    days = frames.to_datetime(table["datetime"])
     start = frames.Timestamp("0:00:00") if start_time is None else start_time
     end = frames.Timestamp("23:59:59") if end_time is None else end_time
-    make = _order_class()
+    rows = zip(
+        table["instrument"], table["amount"], table["order_type"], frames.to_datetime(table["datetime"]), strict=True
+    )
     return [
-        make(stock, amount, OrderDir(int(direction)), _at(day, start), _at(day, end))
-        for stock, amount, direction, day in zip(
-            table["instrument"], table["amount"], table["order_type"], days, strict=True
-        )
+        make_order(stock, amount, direction, _at(day, start), _at(day, end))
+        for stock, amount, direction, day in rows
         if amount > 0
     ]
 
 
-def _order_class() -> Any:
-    """Return the class to import as `qlib.backtest.Order`: Qlib's own if it is installed."""
-    return importlib.import_module("qlib.backtest.decision").Order
+def read_orders(path: Path) -> Any:
+    """Return the table of orders in a pickle, or in all those of a directory, by name."""
+    if not (files := _files(path)):
+        raise ConfigError(f"there are no orders in {path}; give a pickled table of orders, or a directory of them")
+    return pandas().concat([read_pickle(file) for file in files]).reset_index()
+
+
+def make_order(stock_id: str, amount: float, direction: Any, start_time: Any, end_time: Any) -> Any:
+    """Return an order, a `qlib.backtest.Order`, which is Qlib's own if pyqlib is installed."""
+    make: Any = importlib.import_module("qlib.backtest.decision").Order
+    return make(stock_id, amount, OrderDir(int(direction)), start_time, end_time)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 def _at(day: Any, time: Any) -> Any:
@@ -143,14 +152,53 @@ def _at(day: Any, time: Any) -> Any:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-class DataframeIntradayBacktestData:
+class BaseIntradayBacktestData:
+    """Base class of bars."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} bars)"
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} has no __len__()")
+
+    def get_deal_price(self) -> Any:
+        """Return the price of each tick, by time."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_deal_price()")
+
+    def get_volume(self) -> Any:
+        """Return the market's volume in each tick, by time."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_volume()")
+
+    def get_time_index(self) -> Any:
+        """Return the beginning of each tick."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_time_index()")
+
+
+class BaseIntradayProcessedData:
+    """Base class of a day's features."""
+
+    today: Any
+    """The features, by time."""
+    yesterday: Any
+    """The features of the day before."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.today)} ticks)"
+
+
+class ProcessedDataProvider(native.ProcessedDataProvider):
+    """Base class of sources of features, for state interpreters."""
+
+    def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
+        """Return the features of a day, `today` and `yesterday`."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_data()")
+
+
+class DataframeIntradayBacktestData(BaseIntradayBacktestData):
     """The bars of a day in a data frame, whose index is their times."""
 
     def __init__(self, df: Any, price_column: str = "$close0", volume_column: str = "$volume0") -> None:
         self.df, self.price_column, self.volume_column = df, price_column, volume_column
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} bars)"
 
     def __len__(self) -> int:
         return len(self.df)
@@ -179,9 +227,7 @@ class SimpleIntradayBacktestData(DataframeIntradayBacktestData):
         deal_price: DealPriceType = "close",
         order_dir: int | None = None,
     ) -> None:
-        frames = pandas()
-        table = _read_table(Path(data_dir) / stock_id)
-        super().__init__(table.loc[frames.IndexSlice[stock_id, :, date]])
+        super().__init__(_day(_read_table(Path(data_dir) / stock_id), stock_id, date))
         self.data = self.df
         self.deal_price_type: DealPriceType = deal_price
         self.order_dir = order_dir
@@ -210,7 +256,7 @@ def load_simple_intraday_backtest_data(
     return SimpleIntradayBacktestData(data_dir, stock_id, date, deal_price, order_dir)
 
 
-class PickleIntradayProcessedData:
+class PickleIntradayProcessedData(BaseIntradayProcessedData):
     """The features of a day, `today` and `yesterday`.
 
     They are read from the pickled table `<data_dir>/<stock_id>.pkl`.
@@ -241,9 +287,6 @@ class PickleIntradayProcessedData:
         if len(self.today) != ticks:
             raise ConfigError(f"{path} has {len(self.today)} ticks on {date}, and the bars have {ticks}")
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.today)} ticks)"
-
 
 @lru_cache(maxsize=100)
 def _processed(data_dir: Path, stock_id: str, date: Any, feature_dim: int, ticks: Any) -> PickleIntradayProcessedData:
@@ -257,7 +300,7 @@ def load_pickle_intraday_processed_data(
     return _processed(Path(data_dir), stock_id, pandas().Timestamp(date), feature_dim, tuple(time_index))
 
 
-class PickleProcessedDataProvider(native.ProcessedDataProvider):
+class PickleProcessedDataProvider(ProcessedDataProvider):
     """Features of pickled tables, for state interpreters."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -266,6 +309,76 @@ class PickleProcessedDataProvider(native.ProcessedDataProvider):
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
         """Return the features of a day, `today` and `yesterday`."""
         return load_pickle_intraday_processed_data(self._data_dir, stock_id, date, feature_dim, time_index)
+
+
+class HandlerIntradayProcessedData(BaseIntradayProcessedData):
+    """Columns of a day, `today` and `yesterday`, of `<data_dir>/feature/<stock_id>.pkl`.
+
+    The file is a pickled data set or a pickled table. backtest: read `backtest/` instead.
+        index_only: no columns.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        stock_id: str,
+        date: Any,
+        feature_columns_today: Sequence[str],
+        feature_columns_yesterday: Sequence[str],
+        backtest: bool = False,
+        index_only: bool = False,
+    ) -> None:
+        folder = Path(data_dir) / ("backtest" if backtest else "feature")
+        day = _day(_read_table(folder / stock_id), stock_id, pandas().Timestamp(date))
+        self.today, self.yesterday = (
+            day[[] if index_only else list(columns)] for columns in (feature_columns_today, feature_columns_yesterday)
+        )
+
+
+def load_handler_intraday_processed_data(
+    data_dir: Path,
+    stock_id: str,
+    date: Any,
+    feature_columns_today: Sequence[str],
+    feature_columns_yesterday: Sequence[str],
+    backtest: bool = False,
+    index_only: bool = False,
+) -> HandlerIntradayProcessedData:
+    """Return the columns of a day, which are kept in memory."""
+    columns = tuple(feature_columns_today), tuple(feature_columns_yesterday)
+    return _handler_data(Path(data_dir), stock_id, pandas().Timestamp(date), *columns, backtest, index_only)
+
+
+@lru_cache(maxsize=100)
+def _handler_data(*place: Any) -> HandlerIntradayProcessedData:
+    return HandlerIntradayProcessedData(*place)
+
+
+class HandlerProcessedDataProvider(ProcessedDataProvider):
+    """Features of pickled data sets, for state interpreters."""
+
+    def __init__(
+        self,
+        data_dir: str,
+        feature_columns_today: Sequence[str],
+        feature_columns_yesterday: Sequence[str],
+        backtest: bool = False,
+    ) -> None:
+        self.data_dir, self.backtest = Path(data_dir), backtest
+        self.feature_columns_today, self.feature_columns_yesterday = feature_columns_today, feature_columns_yesterday
+
+    def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
+        """Return the columns of a day, `today` and `yesterday`."""
+        columns = self.feature_columns_today, self.feature_columns_yesterday
+        return load_handler_intraday_processed_data(self.data_dir, stock_id, date, *columns, backtest=self.backtest)
+
+
+def _day(table: Any, stock_id: str, date: Any) -> Any:
+    """Return the rows of a stock and a day, by time."""
+    if "date" in table.index.names:
+        return table.loc[pandas().IndexSlice[stock_id, :, date]]
+    rows = table.xs(stock_id, level="instrument")
+    return rows[rows.index.normalize() == date]
 
 
 @lru_cache(maxsize=10)
@@ -299,7 +412,7 @@ class _State:
         self.order, self.backtest_data = simulator.order, simulator.backtest_data
         self.ticks_index, self.ticks_for_order = simulator.ticks_index, simulator.ticks_for_order
         self.cur_step, self.position = state.cur_step, state.position
-        self.ticks_per_step, self.metrics = state.ticks_per_step, state.metrics
+        self.ticks_per_step, self.metrics = state.ticks_per_step, _with_timestamp(state.metrics)
 
     @cached_property
     def cur_time(self) -> Any:
@@ -315,6 +428,10 @@ class _State:
     def history_steps(self) -> Any:
         """A row for each step."""
         return _frame(self.native.history_steps)
+
+
+def _with_timestamp(metrics: SAOEMetrics | None) -> Any:
+    return None if metrics is None else {**metrics, "datetime": pandas().Timestamp(metrics["datetime"])}
 
 
 def _frame(history: History) -> Any:
@@ -384,7 +501,8 @@ class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
         if self.done() and (env := self.env) is not None:
             env.logger.add_any("history_steps", self.history_steps, loglevel=LogLevel.DEBUG)
             env.logger.add_any("history_exec", self.history_exec, loglevel=LogLevel.DEBUG)
-            for name, value in (self.metrics or {}).items():
+            metrics: dict[str, Any] = self.metrics or {}
+            for name, value in metrics.items():
                 add = env.logger.add_scalar if isinstance(value, float) else env.logger.add_any
                 add(name, value)
 
@@ -412,9 +530,9 @@ class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
         return pandas().Timestamp(self._inner.cur_time)
 
     @property
-    def metrics(self) -> SAOEMetrics | None:
+    def metrics(self) -> Any:
         """The metrics of the whole order; None until it is done."""
-        return self._inner.metrics
+        return _with_timestamp(self._inner.metrics)
 
     @property
     def history_exec(self) -> Any:
@@ -492,7 +610,25 @@ class CurrentStepStateInterpreter(_StateInterpreter, native.CurrentStepStateInte
 
 
 class FullHistoryStateInterpreter(_StateInterpreter, native.FullHistoryStateInterpreter):
-    """Observe the features of all ticks so far and of the day before, and all positions so far."""
+    """Observe the features of all ticks so far and of the day before, and all positions so far.
+
+    processed_data_provider: a provider, or a configuration of one.
+    """
+
+    def __init__(self, max_step: int, data_ticks: int, data_dim: int, processed_data_provider: Any) -> None:
+        provider = init_instance_by_config(processed_data_provider, accept_types=native.ProcessedDataProvider)
+        super().__init__(max_step, data_ticks, data_dim, _OfPandas(provider))
+
+
+class _OfPandas(ProcessedDataProvider):
+    """Asks a provider with a date and ticks of pandas."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+
+    def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
+        frames = pandas()
+        return self._provider.get_data(stock_id, frames.Timestamp(date), feature_dim, frames.DatetimeIndex(time_index))
 
 
 class CategoricalActionInterpreter(_ActionInterpreter, native.CategoricalActionInterpreter):

@@ -116,8 +116,16 @@ class NonLearnablePolicy(native.NonLearnablePolicy):
         """Do nothing with a buffer."""
 
 
+def _drawn_seed() -> int:
+    """Return a seed that follows from `torch.manual_seed`, from which Qlib's policies draw."""
+    return int(torch.randint(2**31, ()))
+
+
 class PPO(CallablePolicy, native.PPO):
     """PPO with Qlib's arguments. `network` gives the features for actor and critic."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"seed": _drawn_seed(), **kwargs})
 
 
 class DQN(CallablePolicy, native.DQN):
@@ -128,7 +136,7 @@ class DQN(CallablePolicy, native.DQN):
             kwargs.setdefault("target_update_freq", 0)
         if len(args) <= 10:
             kwargs.setdefault("clip_loss_grad", False)
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"seed": _drawn_seed(), **kwargs})
 
 
 def _plain(obs: Any) -> Any:

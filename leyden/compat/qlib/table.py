@@ -92,30 +92,30 @@ _MODULES: dict[str, Names] = {
     | _answered("use pandas.concat([frame, other])", "dataframe_append")
     | _answered(_NESTED, "get_simulator_executor"),
     "rl.strategy.single_order": _answered(_NESTED, "SingleOrderStrategy"),
-    "rl.data.base": _same("leyden.rl.order_execution", "ProcessedDataProvider")
-    | {
-        "BaseIntradayBacktestData": "leyden.rl.order_execution:IntradayBacktestData",
-        "BaseIntradayProcessedData": "leyden.rl.order_execution:IntradayProcessedData",
-    },
+    "rl.data.base": _same(
+        f"{_HERE}.orders", "ProcessedDataProvider BaseIntradayBacktestData BaseIntradayProcessedData"
+    ),
     "rl.data.pickle_styled": _same(
         f"{_HERE}.orders",
         "DealPriceType SimpleIntradayBacktestData load_simple_intraday_backtest_data PickleIntradayProcessedData "
         "load_pickle_intraday_processed_data PickleProcessedDataProvider load_orders",
     ),
     "rl.data.native": _answered(
-        "Qlib's own data format is not read; export the bars as CSV or Parquet, and use leyden.rl.order_execution.load_bars "
+        "Qlib's data server is not read; export the bars as CSV or Parquet, and use leyden.rl.order_execution.load_bars "
         "and BarsProcessedDataProvider",
-        "get_ticks_slice IntradayBacktestData load_backtest_data HandlerIntradayProcessedData "
-        "load_handler_intraday_processed_data HandlerProcessedDataProvider",
+        "get_ticks_slice IntradayBacktestData load_backtest_data",
     )
-    | _same(f"{_HERE}.orders", "DataframeIntradayBacktestData"),
-    "rl.data.integration": _answered("Leyden needs no set-up; leave the call out", "init_qlib"),
-    "rl.contrib.train_onpolicy": _answered(
-        "run `leyden rl train CONFIG`, or call leyden.rl.order_execution.run.train_orders",
-        "seed_everything LazyLoadDataset train_and_test main",
+    | _same(
+        f"{_HERE}.orders",
+        "DataframeIntradayBacktestData HandlerIntradayProcessedData load_handler_intraday_processed_data "
+        "HandlerProcessedDataProvider",
     ),
+    "rl.data.integration": _answered("Leyden needs no set-up; leave the call out", "init_qlib"),
+    "rl.contrib.train_onpolicy": _same(f"{_HERE}.experiments", "seed_everything LazyLoadDataset train_and_test main"),
+    "rl.contrib.train_onpolicy.__main__": {"main": f"{_HERE}.experiments:run_command"},
     "rl.contrib.backtest": _answered(
-        "run `leyden rl backtest CONFIG`, or call leyden.rl.order_execution.run.backtest_orders",
+        "Qlib's backtest is used from an installed pyqlib, so run `pip install pyqlib`; without it, run "
+        "`leyden rl backtest CONFIG`, or call leyden.rl.order_execution.run.backtest_orders",
         "single_with_simulator single_with_collect_data_loop backtest main",
     ),
     "rl.contrib.naive_config_parser": _answered(
@@ -153,6 +153,7 @@ _AROUND: dict[str, Names] = {
     "config": {"C": f"{_HERE}.around:CONFIG"},
     "constant": _same(f"{_HERE}.around", "INF EPS ONE_DAY ONE_MIN"),
     "log": _same(f"{_HERE}.around", "set_log_with_config") | {"get_module_logger": f"{_HERE}.log:module_logger"},
+    "utils": _same(f"{_HERE}.configuration", "init_instance_by_config"),
     "typehint": _same("typing", "Literal TypedDict Protocol final"),
 }
 """Names that programs for `qlib.rl` import from elsewhere in Qlib. An installed pyqlib takes
@@ -160,6 +161,9 @@ precedence."""
 
 
 _OF_PYQLIB = {
+    "rl.contrib.backtest",
+    "rl.contrib.naive_config_parser",
+    "rl.contrib.utils",
     "rl.data.integration",
     "rl.data.native",
     "rl.order_execution.simulator_qlib",

@@ -1,7 +1,8 @@
 """Read pickled tables of pandas, and execute nothing but constructors of pandas and NumPy.
 
 A pickle can name any function to call. `read_pickle` looks each name up in a list of the parts of
-tables, and refuses a file that names anything else.
+tables, and refuses a file that names anything else. Of Qlib's own objects, such as a `DatasetH`, it
+keeps the attributes and runs no code, so that Qlib need not be installed.
 """
 
 from __future__ import annotations
@@ -62,13 +63,20 @@ _PARTS: Final[dict[str, str]] = {
 """The names that a table's pickle may use, by module: those of pandas 1.0 to 3.1."""
 
 
+class _Attributes:
+    """Stands for an object of Qlib's: it has the attributes, and no code of its class."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Drop the arguments that the class itself would take."""
+
+
 def pandas() -> Any:
     """Return the module pandas, which programs of this kind use themselves."""
     return importlib.import_module("pandas")
 
 
 def read_pickle(path: Path) -> Any:
-    """Return the data frame or series in a pickle.
+    """Return the data frame or series in a pickle; of a data set of Qlib's, its handler's.
 
     Raise FileNotFoundError, or ConfigError for a file that would execute code or holds no table.
     """
@@ -77,6 +85,8 @@ def read_pickle(path: Path) -> Any:
 
     class Reader(compat.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
+            if module.partition(".")[0] == "qlib":
+                return _Attributes
             if name not in _PARTS.get(module, "").split():
                 raise ConfigError(
                     f"{path} would execute code when it is read: it calls {module}.{name}, which is no part of a table. "
@@ -93,6 +103,9 @@ def read_pickle(path: Path) -> Any:
             raise ConfigError(
                 f"{path} is no pickled table that can be read: {type(error).__name__}: {error}"
             ) from error
+    if isinstance(table, _Attributes):
+        held = vars(getattr(table, "handler", table))
+        table = held.get("_infer", held.get("_data"))
     if not isinstance(table, frames.DataFrame | frames.Series):
         raise ConfigError(f"{path} holds a {type(table).__name__}; a table is a DataFrame or a Series")
     return table

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import gymnasium
 import numpy as np
 
-from leyden.compat.qlib.environment import OldEnv
+from leyden.compat.qlib.environment import AnyObservation, OldEnv
 from leyden.errors import ConfigError
 from leyden.loop import EpisodeStats, LogWriter
 from leyden.rl import env as native
@@ -46,8 +46,10 @@ class _Writers:
             writer.on_env_all_ready()
 
     def on_env_reset(self, env_id: int, obs: Any) -> None:
+        if (unmarked := _unmarked(obs)) is None:
+            return  # the environment has no seed left
         for writer in self.all:
-            writer.on_env_reset(env_id, _unmarked(obs))
+            writer.on_env_reset(env_id, unmarked)
 
     def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
         for writer in self.all:
@@ -91,7 +93,10 @@ class FiniteVectorEnv:
         self._writers = _Writers(writers)
         factories = [partial(_make, factory) for factory in env_fns]
         options = {**worker_options(self.kind), **options}
-        self._begin(native_vectorize_env(factories, self.kind, logger=self._writers, **options))
+        # Leyden's `subproc` shares memory too, if the observations have a fixed size, and its
+        # `shmem` refuses the others
+        kind = "subproc" if self.kind == "shmem" else self.kind
+        self._begin(native_vectorize_env(factories, kind, logger=self._writers, **options))
 
     @classmethod
     def over(cls, venv: native.FiniteVectorEnv) -> FiniteVectorEnv:
@@ -109,8 +114,10 @@ class FiniteVectorEnv:
         self.env_num = venv.num_envs
         space: Any = venv.observation_space
         parts: dict[str, Any] = getattr(space, "spaces", {}) if type(space) is gymnasium.spaces.Dict else {}
-        self._draws_itself = set(parts) == {"obs", "ended"}
-        self.observation_space: list[Any] = [parts["obs"] if self._draws_itself else space] * self.env_num
+        observed = parts.get("obs")
+        self._draws_itself = isinstance(observed, AnyObservation)
+        declared = observed.declared if isinstance(observed, AnyObservation) else space
+        self.observation_space: list[Any] = [declared] * self.env_num
         self.action_space = [venv.action_space] * self.env_num
         self._alive: set[int] = set()
         self._started = self._zombie = self._collector_guarded = False
@@ -219,7 +226,12 @@ class FiniteVectorEnv:
 
     def _observations(self, ids: list[int]) -> Any:
         rows: Any = self._rows
-        found: Any = copied(select(rows["obs"] if self._draws_itself else rows, np.asarray(ids)))
+        if self._draws_itself:
+            given: list[Any] = [obs for obs in rows["obs"] if obs is not None]
+            # tianshou needs a row for an environment that had no episode, and ignores it
+            chosen: list[Any] = [given[0] if (obs := rows["obs"][env]) is None else obs for env in ids]
+            return cast(Any, np.stack(chosen))
+        found: Any = copied(select(rows, np.asarray(ids)))
         if isinstance(found, np.ndarray):
             return cast(Any, found)
         # tianshou stacks one structure for each environment
