@@ -41,6 +41,11 @@ def read_messages(given: list[Any]) -> list[Json]:
 
 
 def _message(item: Any, where: str) -> Json:
+    """Return one checked message: roles that templates know, its content as a text, and its tool
+    calls if there are any.
+
+    where: its place in the request, for errors.
+    """
     given = _object(item, where)
     role = given.get("role")
     if not isinstance(role, str):
@@ -64,6 +69,9 @@ def _message(item: Any, where: str) -> Json:
 
 
 def _content(value: Any, where: str) -> str:
+    """Return a message's content as one text: a string as it is, text parts joined, "" for none.
+    Refuse images, audio and files.
+    """
     if value is None:
         return ""
     if isinstance(value, str):
@@ -80,6 +88,9 @@ def _content(value: Any, where: str) -> str:
 
 
 def _call(item: Any, where: str) -> Json:
+    """Return a checked tool call of an earlier response. Its arguments become an object, if they
+    are JSON text.
+    """
     given = _object(item, where)
     if given.get("type", "function") != "function":
         raise _wrong(f"{where}.type", "'function'", given["type"])
@@ -119,6 +130,9 @@ def read_tools(given: list[Any]) -> list[Json]:
 
 
 def _tool(item: Any, where: str) -> Json:
+    """Return the checked definition of a function that the model may call, its fields in a fixed
+    order.
+    """
     given = _object(item, where)
     if given.get("type") != "function":
         raise _wrong(f"{where}.type", "'function' (the engine knows no other tools)", given.get("type"))

@@ -186,6 +186,9 @@ class Decoder:
         )
 
     def _run(self) -> None:
+        """Decode until `_collect` says that the engine stops, then fail the generations that are
+        left. The body of the decoder's thread.
+        """
         if self._threads is not None:
             torch.set_num_threads(self._threads)  # OpenMP's count belongs to the calling thread
         with torch.inference_mode():
@@ -289,6 +292,11 @@ class Decoder:
         return found
 
     def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
+        """Append one sampled token to each row, end the rows that are complete, and wake those who
+        wait for one.
+
+        tokens, logprobs: one of each row, in the order of the rows.
+        """
         by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         staying: list[_DecodingRow] = []
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):

@@ -283,6 +283,9 @@ class EmbeddedBackend(PolicyBackend):
         return self._running
 
     def _start(self) -> None:
+        """Build the engine, unless it runs. If building fails, end the thread and restore torch's
+        settings.
+        """
         with self._lock:
             if self._running is not None:
                 return
@@ -299,6 +302,11 @@ class EmbeddedBackend(PolicyBackend):
                 raise
 
     def _build(self, executor: ThreadPoolExecutor) -> RunningPolicy:
+        """Load the policy; then make its learner, its decoder and its endpoint, and start the last
+        two.
+
+        Runs on the training thread. executor: the executor of that thread.
+        """
         import torch
 
         from leyden.engine.control import control_handlers

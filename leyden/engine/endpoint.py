@@ -105,6 +105,9 @@ class Endpoint:
             await send_reply(send, openai_error(500, str(error)), status=500)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request by its path: health and control first, then completions and the list
+        of models. Raise Refusal for any other.
+        """
         self._guard.check(scope)
         path, headers = scope["path"], dict(scope["headers"])
         if path == "/health":
@@ -126,6 +129,9 @@ class Endpoint:
             raise bad_request(f"there is nothing at {scope['method']} {path}", status=404)
 
     async def _complete(self, body: bytes, kind: Kind, receive: Receive, send: Send) -> None:
+        """Generate the `n` responses of a completion request and send them, whole or as a stream. A
+        client that leaves ends them.
+        """
         request = parse_request(body, kind)
         prompt = self._prompt(request)
         replies = [self._reply(request, prompt, index) for index in range(request.n)]
@@ -158,6 +164,9 @@ class Endpoint:
         streams: list[_ChoiceStream],
         send: Send,
     ) -> None:
+        """Wait until all choices are complete, and send them in one reply. Send nothing if the
+        client has left.
+        """
         if not await call.finished():
             return
         choices = [choice for stream in streams if (choice := self._take(request, stream, prompt)) is not None]
@@ -215,6 +224,9 @@ class Endpoint:
         return None if self._chat is None else self._chat.reply(request, prompt, index)
 
     def _prompt(self, request: CompletionRequest) -> Prompt:
+        """Return the request's prompt as token ids. Refuse another model, an empty prompt, one that
+        leaves no room for a response, and, in deterministic mode, a request without a seed.
+        """
         options = self._options
         if request.model != options.model_name:
             raise bad_request(
@@ -239,6 +251,9 @@ class Endpoint:
         return prompt
 
     def _read_prompt(self, request: CompletionRequest) -> Prompt:
+        """Return the prompt's token ids: those given, those of its text, or those of the chat
+        template. Refuse ids that are not in the vocabulary.
+        """
         if isinstance(request.prompt, list):
             bad = next((token for token in request.prompt if token >= self._options.n_vocabulary), None)
             if bad is not None:
@@ -257,6 +272,10 @@ class Endpoint:
     def _generations(
         self, request: CompletionRequest, prompt_ids: list[int], constraints: Sequence[GrammarConstraint | None]
     ) -> list[Generation]:
+        """Return one generation for each requested response, not yet submitted.
+
+        constraints: one for each response, None where it may be any text.
+        """
         options, stops, text = self._options, request.stops, self._text
         if stops and text is None:
             raise bad_request("this engine has no tokenizer; 'stop' needs one (use 'stop_token_ids')", param="stop")

@@ -82,6 +82,9 @@ class Grammars:
             return [GrammarConstraint(matcher.deep_copy()) for _ in range(request.n)]
 
     def _grammar(self, request: CompletionRequest, parser: ToolParser | None) -> str:
+        """Return the text of the Lark grammar that a response must follow: a JSON object of the
+        schema, tool calls, or either.
+        """
         rules: dict[str, str] = {}
         starts: list[str] = []
         if request.json_schema is not None:
@@ -95,6 +98,9 @@ class Grammars:
         return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
 
     def _calls(self, request: CompletionRequest, parser: ToolParser) -> dict[str, str]:
+        """Return the grammar rules of calls to the tools that the request allows, in the model's
+        own form of tool calls.
+        """
         schemas = {name: request.schemas[name] for name in request.callable_tools}
         many = request.parallel_tool_calls and request.may_choose
         arguments = {name: _rule({"type": "object", **schema}) for name, schema in schemas.items()}
@@ -115,6 +121,9 @@ class Grammars:
         return json.dumps(text) if number is None else f"<[{number}]>"
 
     def _compiled(self, grammar: str) -> Any:
+        """Return a matcher of this grammar over the tokenizer's tokens. Refuse the request if
+        llguidance is missing, or cannot use the tokenizer or the schema.
+        """
         try:
             import llguidance
             import llguidance.hf

@@ -199,6 +199,9 @@ class IsolatedBackend(PolicyBackend):
         return self._child
 
     def _start(self) -> None:
+        """Start the engine's process, unless it runs, and wait until it is ready. If it fails,
+        nothing is left of it.
+        """
         with self._lock:
             if self._child is not None:
                 return

@@ -126,6 +126,11 @@ class TorchLearner:
         trained = [TrainedPart.of(s, columns, index) for index, s in enumerate(sequences) if any(s.weights)]
 
         def run(batch: Sequence[TrainedPart], owed: Owed) -> None:
+            """Add the gradient and the metrics of one micro-batch. Raise EngineError, with the
+            gradient cleared, if its loss is not finite.
+
+            owed: the parameters whose gradient this pass adds; None for all.
+            """
             targets = Targets.of(batch, columns, self._device)
             outputs = self._read(
                 batch, targets, temperature, entropy_gradient=loss.uses_entropies, values=loss.uses_values
@@ -222,6 +227,9 @@ class TorchLearner:
         entropy_gradient: bool = False,
         values: bool = False,
     ) -> TokenOutputs:
+        """Return log-probabilities, entropies and values of a batch's target tokens, in their
+        order.
+        """
         return self._reader.read(
             [s.inputs for s in batch],
             [s.positions for s in batch],

@@ -83,6 +83,11 @@ def _config_in(peft: Any, folder: Path) -> Any:
 
 
 def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
+    """Load an adapter's weights into the model. Raise ConfigError if names or shapes are not those
+    of the model.
+
+    made_for: the model that the adapter names as its base, for the error.
+    """
     try:
         found = load_file(folder / _WEIGHTS)
     except (SafetensorError, OSError) as error:

@@ -129,6 +129,12 @@ class GatewayApp:
     # ---- routes ----------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request by its path: health, the end of an attempt, control commands, model
+        calls, kept responses, the list of models. Raise Refusal for any other.
+
+        A model call names its attempt in its key, its URL or its headers. With a token, or a signed
+        claim of a live rollout, the key decides.
+        """
         self._guard.check(scope)
         path = raw_path(scope).strip("/")
         method = scope["method"]
@@ -267,6 +273,12 @@ class GatewayApp:
         dialect: Dialect,
         claim: _SignedClaim | None,
     ) -> None:
+        """Admit one model call to its attempt, send it to a model server and record it, or repeat
+        the answer that an earlier try of the call was given.
+
+        claim: the signed permission of a live rollout, which the store may not have yet; None for
+            others.
+        """
         start_time = time.time()
         raw = await read_request(scope, receive, self._max_body_bytes)
         earlier = self._relay.retries.earlier((rollout_id, attempt_id), dialect.path, raw, scope)

@@ -263,6 +263,9 @@ class Attempts:
                 live.check_again_at = 0.0
 
     async def _check(self, key: AttemptKey, live: _Live) -> None:
+        """Look in the store whether the attempt may call models. Raise Refusal if it is unknown
+        (404) or over (410).
+        """
         rollout_id, attempt_id = key
         try:
             with _looking_up(key):
@@ -276,6 +279,11 @@ class Attempts:
             raise _gone(rollout_id, attempt_id, over)
 
     async def _why_over(self, rollout_id: str, attempt_id: str, live: _Live) -> str | None:
+        """Return why the attempt may no longer call models, None if it may.
+
+        On the way it fills in what the gateway knows of the attempt: mode, sampling key, earlier
+        calls and the calls to replay.
+        """
         rollout = await self._store.get_rollout_by_id(rollout_id)
         live.mode = rollout.mode
         if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:

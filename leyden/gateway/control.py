@@ -234,6 +234,9 @@ class RemoteGateway:
         return await self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
 
     async def _ask(self, verb: str, command: str, body: Any = None) -> GatewayState:
+        """Send one control command and return the gateway's state after it. Raise GatewayError if
+        it cannot be reached or refuses.
+        """
         session = await self._sessions.get()
         try:
             async with session.request(

@@ -168,6 +168,9 @@ def token_record(call: ModelCall) -> TokenRecord:
 
 
 def _only_choice(response: Json) -> Json:
+    """Return the only choice of an answer. Raise Unproven for another number, because a record
+    holds one response.
+    """
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices:
         raise Unproven("the answer has no choices")
@@ -242,6 +245,9 @@ def input_messages(request: Json) -> Any:
 
 
 def _describe_response(response: Json, attributes: Attributes) -> None:
+    """Add the model, the token counts, the finish reasons and the messages of an answer to a span's
+    attributes.
+    """
     for name, key in (("id", semconv.GEN_AI_RESPONSE_ID), ("model", semconv.GEN_AI_RESPONSE_MODEL)):
         if isinstance(value := response.get(name), str):
             attributes[key] = value

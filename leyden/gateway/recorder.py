@@ -206,6 +206,9 @@ class Recorder:
         self._ready.set()
 
     async def _write(self, batch: list[ModelCall]) -> None:
+        """Write the records of calls to the store, or put them in the spool, and wake those who
+        wait for them.
+        """
         spans: list[Span] = []
         for call in batch:
             try:
@@ -361,6 +364,9 @@ class Recorder:
                 self._settle((span.rollout_id, span.attempt_id))
 
     def _span_of(self, call: ModelCall) -> Span:
+        """Return the span of a call. With exact tokens it names the earlier call of the attempt
+        whose ids the prompt repeats, and how many of them.
+        """
         span = span_of(call)
         if (tokens := span.tokens) is not None:
             known, earlier = self._prefixes.add(
@@ -416,6 +422,9 @@ class Recorder:
             written.set_exception(StoreError(message))
 
     def _settle(self, key: AttemptKey) -> None:
+        """Count one record of an attempt as written or failed. After the last one wake `flush`, and
+        forget an attempt that is over.
+        """
         if key not in self._pending:  # of an earlier process
             return
         left = self._pending[key] - 1
@@ -433,6 +442,9 @@ class Recorder:
 
 
 def _log(span: Span) -> None:
+    """Log one line about a model call: its index, status, duration, tokens and the beginning of
+    both texts.
+    """
     said, milliseconds = span.attributes, 1000 * ((span.end_time or 0.0) - (span.start_time or 0.0))
     logger.debug(
         "rollout %s: call %s of model %s, %s, %.0f ms, %s + %s tokens%s: %s -> %s",

@@ -146,6 +146,12 @@ class Relay:
             await self._fail(exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}"))
 
     async def _take(self, exchange: Exchange) -> None:
+        """Check a call's body, then answer it from a recorded rollout or from a model server, once
+        the gate is open.
+
+        If the engine that serves the model has died, wait: the run ends the attempt. Raise Refusal
+        for a call that cannot be answered.
+        """
         call = exchange.call
         call.request = exchange.request = _parse_request(exchange.raw)
         try:
@@ -319,6 +325,9 @@ class Relay:
                 exchange.said_at = loop.time()
 
     def _passage(self, exchange: Exchange, model: UpstreamModel) -> Passage:
+        """Return how a call is translated for a model's server and back. Raise Refusal if the
+        server speaks no dialect that can express the call.
+        """
         call, client, request = exchange.call, exchange.dialect, exchange.request
         upstream = model.dialect_for(client)
         if upstream is None:
@@ -368,6 +377,9 @@ class Relay:
         await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
 
     async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:
+        """Record a complete answer of the model server and send it, translated, to the client; as a
+        stream if the client asked for one.
+        """
         raw = await answer.read()
         call = exchange.call
         if answer.status == 200 and passage.streams and (events := passage.events_of(raw)):
@@ -393,6 +405,12 @@ class Relay:
     async def _relay_stream(
         self, exchange: Exchange, headers: Headers, passage: Passage, pieces: AsyncIterator[bytes]
     ) -> None:
+        """Send a streamed answer on, event by event, and record the whole of it before the client
+        sees its end.
+
+        pieces: bytes as they arrive, cut anywhere. Raise Refusal if the stream ends before the
+            answer does.
+        """
         call = exchange.call
         stream = passage.stream()
         buffer = bytearray()
@@ -458,6 +476,9 @@ class Relay:
             await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
+        """Record a call that failed, and tell the client why: as a response, or as an event of a
+        stream that has begun.
+        """
         if exchange.call.error is None and not exchange.recorded:
             exchange.call.error = refusal.message
         if exchange.tried is not None:
@@ -547,6 +568,9 @@ def _wrong_type(error: WrongType) -> Refusal:
 
 
 def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return a model server's answer as the record needs it, and the body for the client. Raise
+    Refusal (502) if it is not JSON or cannot be translated.
+    """
     try:
         return passage.answer(raw)
     except Untranslatable as error:

@@ -106,6 +106,9 @@ class UpstreamModel:
         object.__setattr__(self, "endpoint", urlunsplit(parts._replace(netloc=host)))
 
     def _check_litellm(self) -> None:
+        """Raise ConfigError if the parameters of LiteLLM are incomplete, come with an endpoint, or
+        need a package that is missing.
+        """
         params = self.litellm_params or {}
         if self.endpoint:
             raise ConfigError(f"model_list: {self.model_name!r} has an endpoint and litellm_params; give one of them")
@@ -181,6 +184,9 @@ def upstream_models(
 
 
 def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamModel:
+    """Return an entry of `model_list` as an UpstreamModel. Raise ConfigError, naming the key, for
+    an entry that is none.
+    """
     if isinstance(entry, UpstreamModel):
         return entry
     if isinstance(entry, ProxyLLM):

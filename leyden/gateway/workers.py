@@ -202,6 +202,10 @@ async def _serve(
     n_workers: int,
     given: Mapping[str, Any],
 ) -> None:
+    """Serve calls as one of several processes that share a port, until the parent is gone.
+
+    index: which of the processes it is. given: the options and secrets that all of them have.
+    """
     paths = [folder / f"{number}.sock" for number in range(n_workers)]
     proxy = _WorkerGateway(listener, paths, index, **given["options"])
     proxy.share_control(given["control_secret"])
@@ -258,6 +262,9 @@ class _Dispatch:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it to the process that has its attempt. Control commands go to
+        all processes.
+        """
         if raw_path(scope).strip("/").startswith(PREFIX):
             return await self._control_all(scope, receive, send)
         key = _attempt_of(scope)
@@ -315,6 +322,11 @@ class _Dispatch:
                 task.uncancel()
 
     async def _ask(self, owner: int, scope: Scope, body: bytes) -> aiohttp.ClientResponse:
+        """Send a request to another of the gateway's processes and return its answer. Wait while
+        that process starts again.
+
+        Raise Refusal if it stays away (503) or ends during the call (502).
+        """
         query = scope["query_string"].decode("latin-1")
         url = yarl.URL(f"http://worker{raw_path(scope)}" + (f"?{query}" if query else ""), encoded=True)
         hosts = [(name, value) for name, value in scope["headers"] if name == b"host"]  # the other worker checks it

@@ -131,6 +131,11 @@ class KeyValueStore:
         return keys, values
 
     def _at_least(self, tensors: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
+        """Return a layer's keys or values with room for the reserved rows and tokens: those held,
+        or a larger copy that replaces them.
+
+        like: any tensor of shape (tokens, heads, head size) with the dtype and device to use.
+        """
         while len(tensors) <= layer:
             tensors.append(None)
         held = tensors[layer]

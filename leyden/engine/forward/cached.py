@@ -133,6 +133,9 @@ class CachedForward(UncachedForward):
         return logits
 
     def _decode(self, rows: list[int], sequences: list[Sequence[int]], cached: list[int]) -> Tensor:
+        """Run the model on the tokens that are not cached yet, padded on the left to one width.
+        Return the logits after each row's last token, (B, V).
+        """
         self._plan.prepare(rows, [len(sequence) for sequence in sequences], cached, self.device)
         width = self._plan.width
         ids_BS = torch.tensor([_left_padded(s[c:], width) for s, c in zip(sequences, cached, strict=True)])

@@ -449,6 +449,11 @@ class VLLMBackend(PolicyBackend):
             await running.client.resume()
 
     async def _verify(self, running: _StartedBackend, folder: Path) -> None:
+        """Compare the server's log-probabilities of the probes with the learner's, and raise
+        EngineError if they differ by more than the tolerance.
+
+        The error names what to change. To find it, tensors are published in part and scored again.
+        """
         wanted = await learner_scores(self._learner, running.probes)
         difference = largest_difference(await self._score(running, running.probes), wanted)
         if difference <= self._tolerance:
@@ -526,6 +531,11 @@ class VLLMBackend(PolicyBackend):
 
 
 def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
+    """Return the sentences of an error that say which weights the server ignores and what to
+    change.
+
+    stale: the names of tensors that it did not take; empty if it takes each.
+    """
     if not stale:
         return (
             "It takes every weight that was tested, so the model itself differs: compare dtype, the model that the "
