@@ -167,6 +167,12 @@ class _JoinedCalls:
             self._join_below(self._call_of[sighting], below.get(sighting, []))
 
     def _join_below(self, call: _SightedCall, below: Sequence[_Sighting]) -> None:
+        """Join a call with the one that was recorded again below it, if exactly one fits: it
+        succeeded and says the same. A call that wraps several others without tokens of its own is
+        marked as a wrapper.
+
+        below: sightings of calls in the subtree of `call`'s span.
+        """
         inner = list(dict.fromkeys(self._call_of[sighting] for sighting in below))
         answered = [other for other in inner if not other.failed]
         if not answered and call.failed:

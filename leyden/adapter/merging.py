@@ -133,6 +133,11 @@ def _continued_by(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _
 
 
 def _why(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tuple[SplitReason, str]:
+    """Return why a call does not continue `earlier`, as a reason and a sentence. The checks go from
+    the cause that a user can see (tools, messages) to the one that only ids show.
+
+    n_common: how many leading token ids both calls share.
+    """
     place = f"the ids differ from {n_common} on, of {len(earlier.ids)}"
     if call.view.tools != earlier.view.tools:
         return "other tools", f"{_tool_names(call)} instead of {_tool_names(earlier)}; {place}"

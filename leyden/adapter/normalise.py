@@ -193,6 +193,7 @@ def _is_openinference(span: Span) -> bool:
 
 
 def _from_openinference(span: Span) -> ModelCallView:
+    """Return the model call of a span in OpenInference's attributes (`llm.*`)."""
     attributes = span.attributes
     settings = as_dict(parsed(attributes.get("llm.invocation_parameters")))
     model = attributes.get("llm.model_name")
@@ -233,6 +234,9 @@ def _is_weave(span: Span) -> bool:
 
 
 def _from_weave(span: Span) -> ModelCallView:
+    """Return the model call of an operation that Agent Lightning's Weave tracer recorded: request
+    and response as JSON attributes.
+    """
     attributes = span.attributes
     request = as_dict(unflatten(attributes, semconv.AGL_OPERATION_INPUT))
     response = as_dict(unflatten(attributes, semconv.AGL_OPERATION_OUTPUT))

@@ -107,6 +107,9 @@ def _connectors(rows: Sequence[TreeLine]) -> list[str]:
 
 
 def _row(row: TreeLine, kind: str, y: int, clock: _Clock) -> list[str]:
+    """Return the SVG lines of one span: dot, label with a note if there is room, and time bar. y:
+    the row's top in pixels.
+    """
     span, colour = row.span, _KINDS[kind][0]
     x, middle = _LEFT + _INDENT * row.depth, y + 13
     name, note = _label(span, kind)
@@ -129,6 +132,11 @@ def _row(row: TreeLine, kind: str, y: int, clock: _Clock) -> list[str]:
 
 
 def _bar(span: Span, colour: str, y: int, clock: _Clock, *, hollow: bool) -> list[str]:
+    """Return the SVG lines of a span's time bar and its duration; a marker for a span without one,
+    nothing for a span without a start.
+
+    hollow: outline the bar, as for a virtual span.
+    """
     if span.start_time is None:
         return []
     start = clock.x(span.start_time)

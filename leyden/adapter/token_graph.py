@@ -141,6 +141,11 @@ class TokenGraph:
         return (calls[0], trajectory) if calls else None
 
     def _add_call(self, trajectory: Trajectory, calls: list[int], number: int, start: int) -> None:
+        """Add the call `number` to a trajectory whose token ids already end with its response. A
+        replayed call is skipped, because it is context.
+
+        calls: numbers of the trajectory's calls so far. start: index of the response's first token.
+        """
         end = len(trajectory.token_ids)
         call = self._calls[number]
         if call.response.loss_mask is not None and not any(call.response.loss_mask):

@@ -82,6 +82,9 @@ def _placed(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
 
 
 def _headline(span: Span, call: ModelCallView | None) -> str:
+    """Return the first line of a span in a transcript: name, duration, model, tokens (prompt +
+    response) and rewards.
+    """
     parts = [span.name]
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
         parts.append(f"{span.end_time - span.start_time:.2f} s")

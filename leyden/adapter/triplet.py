@@ -149,6 +149,9 @@ def _log_triplets(adapter: TraceAdapter[list[Triplet]], source: Sequence[Span], 
 
 
 def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Triplet:
+    """Return a model call as a triplet. The response of a replayed call has a loss mask of zeros.
+    metadata: added to the call's own.
+    """
     known = {
         "span_id": call.span.span_id,
         "sequence_id": call.span.sequence_id,

@@ -139,6 +139,9 @@ def chunks_of(answer: Json, *, usage: bool) -> list[Json]:
 
 
 def _pieces(choice: Json) -> list[Json]:
+    """Return a complete choice as the choices of a stream's chunks: its message as one delta, then
+    the end with the finish reason. A text completion's choice is returned as it is.
+    """
     if "message" not in choice:  # a completion's text
         return [choice]
     delta = dict(choice["message"])
@@ -186,6 +189,9 @@ class StreamAssembler:
             self._feed_choice(part)
 
     def _feed_choice(self, part: Json) -> None:
+        """Merge one choice of a chunk into the assembled choice with its index: texts, token ids
+        and log-probabilities are appended.
+        """
         choice = self._choices.setdefault(int(part.get("index", 0)), {"finish_reason": None})
         if part.get("finish_reason"):
             choice["finish_reason"] = part["finish_reason"]
@@ -224,6 +230,9 @@ def _merge_delta(message: Json, delta: Json) -> None:
 
 
 def _merge_tool_call(calls: list[Json], part: Json) -> None:
+    """Merge one piece of a tool call into `calls`, at the piece's index. Raise ValueError for an
+    index beyond `_MOST_CALLS`, because a faulty stream could fill the memory.
+    """
     index = int(part.get("index", len(calls)))
     if not 0 <= index < _MOST_CALLS:
         raise ValueError(f"an answer has no tool call {index}")

@@ -188,6 +188,9 @@ class PassageStream:
         return b"" if self._error_sent else b"".join(events)
 
     def _as_it_came(self, event: bytes, found: Any) -> bytes:
+        """Return an event that needs no translation, without the fields that the client did not ask
+        for; b"" if nothing is left. Assemble the response for the record on the way.
+        """
         try:
             for chunk in self._chunks.feed(found):
                 self._assembler.feed(chunk)

@@ -77,10 +77,10 @@ def _head(request: CompletionRequest, response_id: str, kind: str) -> Json:
 
 
 def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunked: bool) -> Json:
-    """Return one choice of a reply, in the form of chat or of text completions, with token ids and
-    versions if the request asks for them.
+    """Return one choice of a response in the form of the chat or the text-completions API. It has
+    token ids and policy versions if the request asks for them.
 
-    chunked: whether it is part of a stream, which names its text `delta` and not `message`.
+    chunked: whether the choice is part of a stream, where its message is called `delta`.
     """
     body: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
     if request.kind == "text_completion":
@@ -109,8 +109,8 @@ def _delta(choice: Choice) -> Json:
 
 
 def _logprobs(request: CompletionRequest, choice: Choice, pieces: Pieces) -> Json:
-    """Return the `logprobs` object of a choice: the sampled tokens with their log-probabilities,
-    and no alternatives.
+    """Return a choice's `logprobs` object: the log-probabilities of the sampled tokens, without
+    alternatives.
     """
     tokens = [pieces(token) for token in choice.token_ids]
     if request.kind == "text_completion":

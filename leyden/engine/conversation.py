@@ -41,10 +41,10 @@ def read_messages(given: list[Any]) -> list[Json]:
 
 
 def _message(item: Any, where: str) -> Json:
-    """Return one checked message: roles that templates know, its content as a text, and its tool
-    calls if there are any.
+    """Return a validated message as chat templates take it: `developer` becomes `system`, content
+    one text. Raise Refusal for what this engine cannot read.
 
-    where: its place in the request, for errors.
+    where: the message's place in the request, for error messages.
     """
     given = _object(item, where)
     role = given.get("role")
@@ -69,8 +69,8 @@ def _message(item: Any, where: str) -> Json:
 
 
 def _content(value: Any, where: str) -> str:
-    """Return a message's content as one text: a string as it is, text parts joined, "" for none.
-    Refuse images, audio and files.
+    """Return a message's content as one text; "" for None. Raise Refusal for parts that are not
+    text.
     """
     if value is None:
         return ""
@@ -88,9 +88,7 @@ def _content(value: Any, where: str) -> str:
 
 
 def _call(item: Any, where: str) -> Json:
-    """Return a checked tool call of an earlier response. Its arguments become an object, if they
-    are JSON text.
-    """
+    """Return a validated tool call of an earlier response, with its arguments parsed from JSON."""
     given = _object(item, where)
     if given.get("type", "function") != "function":
         raise _wrong(f"{where}.type", "'function'", given["type"])
@@ -130,7 +128,7 @@ def read_tools(given: list[Any]) -> list[Json]:
 
 
 def _tool(item: Any, where: str) -> Json:
-    """Return the checked definition of a function that the model may call, its fields in a fixed
+    """Return the validated definition of a function that the model may call, its fields in a fixed
     order.
     """
     given = _object(item, where)

@@ -186,8 +186,8 @@ class Decoder:
         )
 
     def _run(self) -> None:
-        """Decode until `_collect` says that the engine stops, then fail the generations that are
-        left. The body of the decoder's thread.
+        """Decode until the decoder is stopped, then fail the unfinished generations. This is the
+        body of the decoder's thread.
         """
         if self._threads is not None:
             torch.set_num_threads(self._threads)  # OpenMP's count belongs to the calling thread
@@ -292,10 +292,10 @@ class Decoder:
         return found
 
     def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Append one sampled token to each row, end the rows that are complete, and wake those who
-        wait for one.
+        """Append one sampled token to each active row, drop the finished rows, and notify the
+        waiting requests.
 
-        tokens, logprobs: one of each row, in the order of the rows.
+        tokens, logprobs: one per active row, in the order of `_rows`.
         """
         by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         staying: list[_DecodingRow] = []

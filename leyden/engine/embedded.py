@@ -283,7 +283,7 @@ class EmbeddedBackend(PolicyBackend):
         return self._running
 
     def _start(self) -> None:
-        """Build the engine, unless it runs. If building fails, end the thread and restore torch's
+        """Build the engine unless it is running. On failure, end its thread and restore torch's
         settings.
         """
         with self._lock:
@@ -302,10 +302,10 @@ class EmbeddedBackend(PolicyBackend):
                 raise
 
     def _build(self, executor: ThreadPoolExecutor) -> RunningPolicy:
-        """Load the policy; then make its learner, its decoder and its endpoint, and start the last
-        two.
+        """Load the policy, build its learner, decoder and endpoint, and start the decoder and the
+        endpoint.
 
-        Runs on the training thread. executor: the executor of that thread.
+        Runs on the training thread, the only thread of `executor`.
         """
         import torch
 

@@ -105,8 +105,8 @@ class Endpoint:
             await send_reply(send, openai_error(500, str(error)), status=500)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request by its path: health and control first, then completions and the list
-        of models. Raise Refusal for any other.
+        """Dispatch a request by its path: health, control commands, completions, the list of
+        models. Raise Refusal for any other path.
         """
         self._guard.check(scope)
         path, headers = scope["path"], dict(scope["headers"])
@@ -129,8 +129,8 @@ class Endpoint:
             raise bad_request(f"there is nothing at {scope['method']} {path}", status=404)
 
     async def _complete(self, body: bytes, kind: Kind, receive: Receive, send: Send) -> None:
-        """Generate the `n` responses of a completion request and send them, whole or as a stream. A
-        client that leaves ends them.
+        """Generate the `n` responses to a completion request and send them, whole or as a stream.
+        Cancel the generations if the client disconnects.
         """
         request = parse_request(body, kind)
         prompt = self._prompt(request)
@@ -164,8 +164,8 @@ class Endpoint:
         streams: list[_ChoiceStream],
         send: Send,
     ) -> None:
-        """Wait until all choices are complete, and send them in one reply. Send nothing if the
-        client has left.
+        """Wait until all choices are finished and send them in one response. Send nothing to a
+        client that has disconnected.
         """
         if not await call.finished():
             return
@@ -224,8 +224,8 @@ class Endpoint:
         return None if self._chat is None else self._chat.reply(request, prompt, index)
 
     def _prompt(self, request: CompletionRequest) -> Prompt:
-        """Return the request's prompt as token ids. Refuse another model, an empty prompt, one that
-        leaves no room for a response, and, in deterministic mode, a request without a seed.
+        """Return the request's prompt. Raise Refusal for an unknown model, an empty prompt, a
+        prompt that fills the context, or a missing seed in deterministic mode.
         """
         options = self._options
         if request.model != options.model_name:
@@ -251,8 +251,8 @@ class Endpoint:
         return prompt
 
     def _read_prompt(self, request: CompletionRequest) -> Prompt:
-        """Return the prompt's token ids: those given, those of its text, or those of the chat
-        template. Refuse ids that are not in the vocabulary.
+        """Return the prompt's token ids: the given ids, the encoded text, or the messages in the
+        model's chat template. Raise Refusal for an id outside the vocabulary.
         """
         if isinstance(request.prompt, list):
             bad = next((token for token in request.prompt if token >= self._options.n_vocabulary), None)
@@ -272,9 +272,9 @@ class Endpoint:
     def _generations(
         self, request: CompletionRequest, prompt_ids: list[int], constraints: Sequence[GrammarConstraint | None]
     ) -> list[Generation]:
-        """Return one generation for each requested response, not yet submitted.
+        """Return one generation per requested response. They are not submitted to the decoder yet.
 
-        constraints: one for each response, None where it may be any text.
+        constraints: one per response, None for unconstrained text.
         """
         options, stops, text = self._options, request.stops, self._text
         if stops and text is None:

@@ -98,8 +98,8 @@ class Grammars:
         return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
 
     def _calls(self, request: CompletionRequest, parser: ToolParser) -> dict[str, str]:
-        """Return the grammar rules of calls to the tools that the request allows, in the model's
-        own form of tool calls.
+        """Return the grammar rules for calls of the allowed tools, in the model's own form of tool
+        calls. Raise Refusal if that form has no grammar.
         """
         schemas = {name: request.schemas[name] for name in request.callable_tools}
         many = request.parallel_tool_calls and request.may_choose
@@ -121,8 +121,8 @@ class Grammars:
         return json.dumps(text) if number is None else f"<[{number}]>"
 
     def _compiled(self, grammar: str) -> Any:
-        """Return a matcher of this grammar over the tokenizer's tokens. Refuse the request if
-        llguidance is missing, or cannot use the tokenizer or the schema.
+        """Return llguidance's matcher of the grammar. Raise Refusal if llguidance is missing or
+        cannot use the tokenizer or the schema.
         """
         try:
             import llguidance

@@ -158,10 +158,10 @@ class _ChunkedLinear(torch.autograd.Function):
         temperature: float,
         size: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies of the N tokens, (N,) each, in float32.
+        """Return the log-probabilities of `ids_N` and the entropies, each (N,) in float32.
 
-        Of the logits it keeps one number for each token, the log of the softmax's denominator;
-        backward computes them again. size: rows of logits in memory at a time.
+        size: rows of logits that are in memory at one time. Only the softmax's log-normaliser and
+            the entropy of each token are kept; `backward` computes the logits again.
         """
         logprobs_N, normaliser_N, entropies_N = (hidden_NE.new_empty(len(ids_N), dtype=torch.float32) for _ in range(3))
         for at in _chunks(len(ids_N), size):
@@ -181,8 +181,8 @@ class _ChunkedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] -- one gradient for each output
-        """Return the gradients of hidden states, weight and bias, chunk by chunk from logits
-        computed again; None for what needs none.
+        """Return the gradients of hidden states, weight and bias, and None for the other inputs of
+        `forward`. Logits are computed again, chunk by chunk.
         """
         hidden_NE, weight_VE, bias_V, ids_N, normaliser_N, entropies_N = ctx.saved_tensors
         by_logprob_N, by_entropy_N = gradients

@@ -199,8 +199,8 @@ class IsolatedBackend(PolicyBackend):
         return self._child
 
     def _start(self) -> None:
-        """Start the engine's process, unless it runs, and wait until it is ready. If it fails,
-        nothing is left of it.
+        """Start the engine's process unless it is running, and wait until it is ready. On failure,
+        stop it.
         """
         with self._lock:
             if self._child is not None:

@@ -129,7 +129,7 @@ class TorchLearner:
             """Add the gradient and the metrics of one micro-batch. Raise EngineError, with the
             gradient cleared, if its loss is not finite.
 
-            owed: the parameters whose gradient this pass adds; None for all.
+            owed: names of the parameters whose gradient this pass adds; None for all.
             """
             targets = Targets.of(batch, columns, self._device)
             outputs = self._read(
@@ -227,9 +227,7 @@ class TorchLearner:
         entropy_gradient: bool = False,
         values: bool = False,
     ) -> TokenOutputs:
-        """Return log-probabilities, entropies and values of a batch's target tokens, in their
-        order.
-        """
+        """Return the log-probabilities, entropies and values of a batch's target tokens."""
         return self._reader.read(
             [s.inputs for s in batch],
             [s.positions for s in batch],

@@ -83,10 +83,10 @@ def _config_in(peft: Any, folder: Path) -> Any:
 
 
 def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
-    """Load an adapter's weights into the model. Raise ConfigError if names or shapes are not those
-    of the model.
+    """Load an adapter's weights into the model. Raise ConfigError if a name or a shape differs from
+    the model's.
 
-    made_for: the model that the adapter names as its base, for the error.
+    made_for: the base model that the adapter names, for the error message.
     """
     try:
         found = load_file(folder / _WEIGHTS)

@@ -185,7 +185,7 @@ def _validated(given: Json, model: type[_ChatBody | _TextBody]) -> _ChatBody | _
 
 
 def _request(body: _ChatBody | _TextBody) -> CompletionRequest:
-    """Return a validated body of either API as one kind of request."""
+    """Return a validated body of the chat or the text-completions API as one kind of request."""
     chat = body if isinstance(body, _ChatBody) else None
     tools = read_tools((chat and chat.tools) or [])
     tool_choice, callable_tools = read_tool_choice(chat.tool_choice if chat else "auto", tools)

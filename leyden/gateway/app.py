@@ -129,11 +129,12 @@ class GatewayApp:
     # ---- routes ----------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request by its path: health, the end of an attempt, control commands, model
-        calls, kept responses, the list of models. Raise Refusal for any other.
+        """Dispatch a request by its path: health, the end of an attempt, control commands, model
+        calls, kept responses, the list of models. Raise Refusal for any other path.
 
-        A model call names its attempt in its key, its URL or its headers. With a token, or a signed
-        claim of a live rollout, the key decides.
+        A call's attempt comes from a live rollout's signed claim, the URL, the key or the headers.
+        With a token or a claim, the key must agree with the URL, so that an agent cannot call in
+        another attempt's name.
         """
         self._guard.check(scope)
         path = raw_path(scope).strip("/")
@@ -273,11 +274,11 @@ class GatewayApp:
         dialect: Dialect,
         claim: _SignedClaim | None,
     ) -> None:
-        """Admit one model call to its attempt, send it to a model server and record it, or repeat
-        the answer that an earlier try of the call was given.
+        """Admit one model call to its attempt, relay it to a model server and record it. A retry of
+        a finished call gets the recorded response again.
 
-        claim: the signed permission of a live rollout, which the store may not have yet; None for
-            others.
+        claim: the signed permission of a live rollout that the store may not have yet; None for
+            other rollouts.
         """
         start_time = time.time()
         raw = await read_request(scope, receive, self._max_body_bytes)

@@ -263,7 +263,7 @@ class Attempts:
                 live.check_again_at = 0.0
 
     async def _check(self, key: AttemptKey, live: _Live) -> None:
-        """Look in the store whether the attempt may call models. Raise Refusal if it is unknown
+        """Look up in the store whether the attempt may call models. Raise Refusal if it is unknown
         (404) or over (410).
         """
         rollout_id, attempt_id = key
@@ -279,10 +279,10 @@ class Attempts:
             raise _gone(rollout_id, attempt_id, over)
 
     async def _why_over(self, rollout_id: str, attempt_id: str, live: _Live) -> str | None:
-        """Return why the attempt may no longer call models, None if it may.
+        """Return why the attempt may no longer call models, or None if it may.
 
-        On the way it fills in what the gateway knows of the attempt: mode, sampling key, earlier
-        calls and the calls to replay.
+        Also fills in what `live` lacks: mode, sampling key, the number of earlier calls, and the
+        calls to replay.
         """
         rollout = await self._store.get_rollout_by_id(rollout_id)
         live.mode = rollout.mode

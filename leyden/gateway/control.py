@@ -235,7 +235,7 @@ class RemoteGateway:
 
     async def _ask(self, verb: str, command: str, body: Any = None) -> GatewayState:
         """Send one control command and return the gateway's state after it. Raise GatewayError if
-        it cannot be reached or refuses.
+        the gateway cannot be reached or refuses.
         """
         session = await self._sessions.get()
         try:

@@ -529,8 +529,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._store
 
     def _listen(self) -> socket.socket:
-        """Return a listening socket: a copy of the reserved one, or a new one whose port is noted.
-        Raise GatewayError if the port is taken.
+        """Return a listening socket: a duplicate of the reserved one, or a new one whose port is
+        remembered. Raise GatewayError if the port is taken.
         """
         if self._reservation is not None:
             return self._reservation.listener.dup()

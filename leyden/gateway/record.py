@@ -168,7 +168,7 @@ def token_record(call: ModelCall) -> TokenRecord:
 
 
 def _only_choice(response: Json) -> Json:
-    """Return the only choice of an answer. Raise Unproven for another number, because a record
+    """Return the response's only choice. Raise Unproven for any other number, because a record
     holds one response.
     """
     choices = response.get("choices")
@@ -245,7 +245,7 @@ def input_messages(request: Json) -> Any:
 
 
 def _describe_response(response: Json, attributes: Attributes) -> None:
-    """Add the model, the token counts, the finish reasons and the messages of an answer to a span's
+    """Add the response's id, model, token counts, finish reasons and messages to a span's
     attributes.
     """
     for name, key in (("id", semconv.GEN_AI_RESPONSE_ID), ("model", semconv.GEN_AI_RESPONSE_MODEL)):

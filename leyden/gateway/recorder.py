@@ -206,8 +206,8 @@ class Recorder:
         self._ready.set()
 
     async def _write(self, batch: list[ModelCall]) -> None:
-        """Write the records of calls to the store, or put them in the spool, and wake those who
-        wait for them.
+        """Write the records of calls to the store, or spool them while the store is away. Resolve
+        the futures of those that were written.
         """
         spans: list[Span] = []
         for call in batch:
@@ -364,8 +364,8 @@ class Recorder:
                 self._settle((span.rollout_id, span.attempt_id))
 
     def _span_of(self, call: ModelCall) -> Span:
-        """Return the span of a call. With exact tokens it names the earlier call of the attempt
-        whose ids the prompt repeats, and how many of them.
+        """Return the call's span. It names the earlier call of the attempt that the prompt
+        continues, and how many tokens they share.
         """
         span = span_of(call)
         if (tokens := span.tokens) is not None:
@@ -422,8 +422,8 @@ class Recorder:
             written.set_exception(StoreError(message))
 
     def _settle(self, key: AttemptKey) -> None:
-        """Count one record of an attempt as written or failed. After the last one wake `flush`, and
-        forget an attempt that is over.
+        """Count one record of an attempt as written or failed. After the last one, wake `flush` and
+        forget the attempt if it is over.
         """
         if key not in self._pending:  # of an earlier process
             return
@@ -442,8 +442,8 @@ class Recorder:
 
 
 def _log(span: Span) -> None:
-    """Log one line about a model call: its index, status, duration, tokens and the beginning of
-    both texts.
+    """Log one line about a model call: index, status, duration, token counts, and the beginning of
+    prompt and response.
     """
     said, milliseconds = span.attributes, 1000 * ((span.end_time or 0.0) - (span.start_time or 0.0))
     logger.debug(

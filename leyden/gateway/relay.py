@@ -146,11 +146,11 @@ class Relay:
             await self._fail(exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}"))
 
     async def _take(self, exchange: Exchange) -> None:
-        """Check a call's body, then answer it from a recorded rollout or from a model server, once
-        the gate is open.
+        """Validate a call's body, then respond with a replayed response or relay the call to a
+        model server once the gate is open.
 
-        If the engine that serves the model has died, wait: the run ends the attempt. Raise Refusal
-        for a call that cannot be answered.
+        If the engine that serves the model has died, wait until the run cancels the call. Raise
+        Refusal if the call cannot be served.
         """
         call = exchange.call
         call.request = exchange.request = _parse_request(exchange.raw)
@@ -223,6 +223,9 @@ class Relay:
     # ---- which server ----------------------------------------------------------------------------
 
     async def _ask_until_answered(self, exchange: Exchange, servers: tuple[UpstreamModel, ...]) -> None:
+        """Relay the call, trying up to `upstream_retries` more servers. Servers that have not
+        failed this call come first; back off only if there is none.
+        """
         call = exchange.call
         tried: list[UpstreamModel] = []
         while True:
@@ -325,8 +328,8 @@ class Relay:
                 exchange.said_at = loop.time()
 
     def _passage(self, exchange: Exchange, model: UpstreamModel) -> Passage:
-        """Return how a call is translated for a model's server and back. Raise Refusal if the
-        server speaks no dialect that can express the call.
+        """Return the translation of a call to a model server's dialect and back. Raise Refusal if
+        the server speaks no dialect that can express the call.
         """
         call, client, request = exchange.call, exchange.dialect, exchange.request
         upstream = model.dialect_for(client)
@@ -377,8 +380,10 @@ class Relay:
         await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
 
     async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:
-        """Record a complete answer of the model server and send it, translated, to the client; as a
-        stream if the client asked for one.
+        """Record the model server's complete response, then send it to the client in the client's
+        dialect.
+
+        A stream that came in one piece is relayed as a stream, because the client expects events.
         """
         raw = await answer.read()
         call = exchange.call
@@ -405,11 +410,11 @@ class Relay:
     async def _relay_stream(
         self, exchange: Exchange, headers: Headers, passage: Passage, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Send a streamed answer on, event by event, and record the whole of it before the client
+        """Relay a streamed response event by event, and record the whole of it before the client
         sees its end.
 
-        pieces: bytes as they arrive, cut anywhere. Raise Refusal if the stream ends before the
-            answer does.
+        pieces: bytes as they arrive, split anywhere. Raise Refusal if the stream ends before the
+            response does.
         """
         call = exchange.call
         stream = passage.stream()
@@ -476,8 +481,8 @@ class Relay:
             await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
-        """Record a call that failed, and tell the client why: as a response, or as an event of a
-        stream that has begun.
+        """Record a failed call and send the refusal: as a response, or as an event of a stream that
+        has begun.
         """
         if exchange.call.error is None and not exchange.recorded:
             exchange.call.error = refusal.message
@@ -568,8 +573,8 @@ def _wrong_type(error: WrongType) -> Refusal:
 
 
 def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return a model server's answer as the record needs it, and the body for the client. Raise
-    Refusal (502) if it is not JSON or cannot be translated.
+    """Return a model server's response in chat form for the record, and the body for the client.
+    Raise Refusal (502) if it is not a JSON object or cannot be translated.
     """
     try:
         return passage.answer(raw)

@@ -106,8 +106,8 @@ class FoundGateways:
 
 
 async def _end(session: aiohttp.ClientSession, root: str, control_key: str, rollout_id: str, attempt_id: str) -> None:
-    """Tell a gateway that an attempt is over. Raise GatewayError if it cannot be reached,
-    StoreError if it could not write the attempt's records.
+    """Notify a gateway that an attempt is over. Raise GatewayError if it cannot be reached,
+    StoreError if it failed to write the attempt's records.
     """
     url, headers = root + end_path(rollout_id, attempt_id), {"Authorization": f"Bearer {control_key}"}
     try:

@@ -106,8 +106,8 @@ class UpstreamModel:
         object.__setattr__(self, "endpoint", urlunsplit(parts._replace(netloc=host)))
 
     def _check_litellm(self) -> None:
-        """Raise ConfigError if the parameters of LiteLLM are incomplete, come with an endpoint, or
-        need a package that is missing.
+        """Raise ConfigError if LiteLLM's parameters are incomplete, are combined with an endpoint,
+        or need a package that is missing.
         """
         params = self.litellm_params or {}
         if self.endpoint:
@@ -185,7 +185,7 @@ def upstream_models(
 
 def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamModel:
     """Return an entry of `model_list` as an UpstreamModel. Raise ConfigError, naming the key, for
-    an entry that is none.
+    an invalid entry.
     """
     if isinstance(entry, UpstreamModel):
         return entry

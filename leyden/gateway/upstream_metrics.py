@@ -159,8 +159,8 @@ class UpstreamMetrics:
 
 
 def _status(model_name: str, address: str, server: _Server, now: float) -> UpstreamStatus:
-    """Return the status of one model server. Latencies are those of the last `_RECENT_SECONDS`, and
-    None if there were no requests.
+    """Return one model server's status. Latencies cover the last `_RECENT_SECONDS` and are None
+    without a request in that time.
     """
     seconds = sorted(took for ended, took in list(server.seconds) if ended >= now - _RECENT_SECONDS)
     return UpstreamStatus(
@@ -177,7 +177,7 @@ def _status(model_name: str, address: str, server: _Server, now: float) -> Upstr
 
 
 def _metrics_of(status: UpstreamStatus) -> dict[str, float]:
-    """Return a server's status as metrics by name. Latencies are left out if they are not known."""
+    """Return a server's status as metrics by name, without latencies that are None."""
     metrics: dict[str, float] = {
         "upstream_healthy": float(status.healthy),
         "upstream_requests": float(status.requests),

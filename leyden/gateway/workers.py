@@ -204,7 +204,8 @@ async def _serve(
 ) -> None:
     """Serve calls as one of several processes that share a port, until the parent is gone.
 
-    index: which of the processes it is. given: the options and secrets that all of them have.
+    index: this process's number among `n_workers`. given: the options and secrets that all the
+        processes share.
     """
     paths = [folder / f"{number}.sock" for number in range(n_workers)]
     proxy = _WorkerGateway(listener, paths, index, **given["options"])
@@ -262,8 +263,8 @@ class _Dispatch:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it to the process that has its attempt. Control commands go to
-        all processes.
+        """Serve a request, or forward it to the process that owns its attempt. Control commands go
+        to every process.
         """
         if raw_path(scope).strip("/").startswith(PREFIX):
             return await self._control_all(scope, receive, send)
@@ -322,10 +323,10 @@ class _Dispatch:
                 task.uncancel()
 
     async def _ask(self, owner: int, scope: Scope, body: bytes) -> aiohttp.ClientResponse:
-        """Send a request to another of the gateway's processes and return its answer. Wait while
-        that process starts again.
+        """Send a request to another process of the gateway and return its response. Retry while
+        that process restarts.
 
-        Raise Refusal if it stays away (503) or ends during the call (502).
+        Raise Refusal if the process stays away (503) or ends during the call (502).
         """
         query = scope["query_string"].decode("latin-1")
         url = yarl.URL(f"http://worker{raw_path(scope)}" + (f"?{query}" if query else ""), encoded=True)

@@ -83,6 +83,11 @@ def _chat_messages(request: Json) -> list[Json]:
 
 
 def _chat_turn(message: Json, field: str) -> list[Json]:
+    """Return a message of Anthropic's API as chat messages; a user's turn with tool results becomes
+    several.
+
+    field: the message's place in the request, for error messages.
+    """
     role, content, where = message.get("role"), message.get("content"), f"{field}.content"
     rest = without(message, ("role", "content"))
     if role == "system":
@@ -139,6 +144,9 @@ def _chat_tool_result(block: Json, field: str) -> Json:
 
 
 def _chat_part(block: Json, field: str) -> Json:
+    """Return a text, image or document block of Anthropic's API as a part of a chat message's
+    content.
+    """
     match block.get("type"):
         case "text":
             return block
@@ -234,6 +242,7 @@ def _chat_tool(tool: Any, field: str) -> Json:
 
 
 def _chat_tool_choice(choice: Json) -> Json:
+    """Return Anthropic's tool choice as the chat fields `tool_choice` and `parallel_tool_calls`."""
     chat: Json = {}
     match choice.get("type"):
         case "auto" | "none" as same:
@@ -250,6 +259,9 @@ def _chat_tool_choice(choice: Json) -> Json:
 
 
 def _chat_output(config: Json) -> Json:
+    """Return Anthropic's `output_config` as the chat fields `reasoning_effort` and
+    `response_format`.
+    """
     if unknown := sorted(without(config, ("effort", "format"))):
         raise Untranslatable(f"output_config.{unknown[0]}", "has no counterpart in chat")
     chat: Json = {}
@@ -386,6 +398,9 @@ def _tool_result(message: Json, field: str) -> Json:
 
 
 def _assistant(message: Json, field: str) -> Json:
+    """Return a chat message of the assistant in Anthropic's form: thinking blocks, then content,
+    then tool uses.
+    """
     neutral(message, {"refusal": (), "audio": (), "function_call": (), "annotations": ([],)}, "Anthropic's API")
     blocks = thinking_blocks(message)
     content = message.get("content")
@@ -411,6 +426,9 @@ def thinking_blocks(message: Json) -> list[Json]:
 
 
 def _block(part: Json, field: str) -> Json:
+    """Return a part of a chat message's content as a text, image or document block of Anthropic's
+    API.
+    """
     match part.get("type"):
         case "text":
             return part
@@ -462,6 +480,9 @@ def input_of(arguments: Any) -> Json:
 
 
 def _tool(tool: Any, field: str) -> Json:
+    """Return a chat tool's definition in Anthropic's form. Raise Untranslatable for a tool that is
+    not a function.
+    """
     tool = an_object(tool, field)
     if tool.get("type", "function") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool['type'])}; Anthropic's API has functions only")
@@ -477,6 +498,9 @@ def _tool(tool: Any, field: str) -> Json:
 
 
 def _tool_choice(chat: Json) -> Json | None:
+    """Return the chat fields `tool_choice` and `parallel_tool_calls` as Anthropic's tool choice, or
+    None if its default means the same.
+    """
     choice: Any = chat.get("tool_choice")
     parallel = chat.get("parallel_tool_calls")
     found: Json
@@ -499,6 +523,9 @@ def _tool_choice(chat: Json) -> Json | None:
 
 
 def _output_config(chat: Json) -> Json:
+    """Return the chat fields `reasoning_effort` and `response_format` as Anthropic's
+    `output_config`.
+    """
     config: Json = {}
     effort = chat.get("reasoning_effort")
     if effort == "minimal":

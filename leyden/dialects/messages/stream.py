@@ -50,6 +50,7 @@ class EventsFromChat:
         return [named_event(event) for event in events]
 
     def _start(self, chunk: Json) -> Json:
+        """Return the event `message_start` for a stream's first chunk."""
         self._started = True
         prompt_ids = chunk.get("prompt_token_ids")
         n_prompt = len(prompt_ids) if is_list(prompt_ids) else 0
@@ -66,6 +67,9 @@ class EventsFromChat:
         return {"type": "message_start", "message": message}
 
     def _delta(self, delta: Json) -> list[Json]:
+        """Return Anthropic's events for one delta of a chat stream. A new kind of content closes
+        the open block and begins another.
+        """
         events: list[Json] = []
         blocks = a_list(delta.get("thinking_blocks"), "thinking_blocks")
         if text := reasoning_of(delta):
@@ -92,6 +96,9 @@ class EventsFromChat:
         return [*events, *self._close()]
 
     def _call(self, part: Json) -> list[Json]:
+        """Return the events for one piece of a tool call. Raise Untranslatable if it continues a
+        call whose block is already closed.
+        """
         index = int(part.get("index", self._calls))
         function = an_object(part.get("function") or {}, "delta.tool_calls.function")
         events: list[Json] = []
@@ -172,6 +179,9 @@ class EventsToChat:
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def _begin(self, index: int, block: Json) -> list[Json]:
+        """Return the chat chunks for the begin of a content block, and keep the block to assemble
+        it.
+        """
         self._blocks[index] = dict(block)
         match block.get("type"):
             case "text":
@@ -188,6 +198,9 @@ class EventsToChat:
                 raise Untranslatable("content_block.type", f"is {shown(kind)}, which chat cannot say")
 
     def _delta(self, index: int, delta: Json) -> list[Json]:
+        """Return the chat chunks for one delta of a content block. A signature makes no chunk; it
+        is kept for the end of its block.
+        """
         block = self._blocks[index]
         match delta.get("type"):
             case "text_delta":

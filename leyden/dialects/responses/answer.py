@@ -121,6 +121,7 @@ def status_of(reason: Any) -> tuple[str, Json | None]:
 
 
 def _usage(usage: Any) -> Json:
+    """Return chat token counts in the form of the Responses API. Missing counts are 0."""
     counted = an_object(usage or {}, "usage")
     prompt = an_object(counted.get("prompt_tokens_details") or {}, "usage")
     response = an_object(counted.get("completion_tokens_details") or {}, "usage")
@@ -167,6 +168,9 @@ def answer_to_chat(response: Json) -> Json:
 
 
 def _add_message(message: Json, logprobs: list[Any], item: Json, field: str) -> None:
+    """Append the texts, annotations and refusal of a Responses message item to a chat message, and
+    its log-probabilities to `logprobs`.
+    """
     for part in a_list(item.get("content"), f"{field}.content"):
         match part.get("type"):
             case "output_text":

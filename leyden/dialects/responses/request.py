@@ -128,6 +128,10 @@ def _new_turn(messages: list[Json]) -> Json:
 
 
 def _chat_message(item: Json, field: str) -> Json:
+    """Return a message item of the Responses API as a chat message.
+
+    field: the item's place in the request, for error messages.
+    """
     role, content = item.get("role"), item.get("content")
     if role not in ("user", "system", "developer", "assistant"):
         raise Untranslatable(f"{field}.role", f"is {shown(role)}; possible: user, assistant, system, developer")
@@ -147,6 +151,7 @@ def _chat_message(item: Json, field: str) -> Json:
 
 
 def _chat_part(part: Json, field: str) -> Json:
+    """Return a text, image or file part of the Responses API as a part of chat content."""
     match part.get("type"):
         case "input_text" | "output_text" | "text":
             rest = without(part, ("type", "text", "annotations", "logprobs"))
@@ -221,6 +226,7 @@ def _chat_reasoning(reasoning: Json) -> Json:
 
 
 def _chat_text_config(text: Json) -> Json:
+    """Return the Responses field `text` as the chat fields `verbosity` and `response_format`."""
     if unknown := sorted(without(text, ("format", "verbosity"))):
         raise Untranslatable(f"text.{unknown[0]}", "has no counterpart in chat")
     chat: Json = {"verbosity": text["verbosity"]} if text.get("verbosity") is not None else {}
@@ -311,6 +317,7 @@ def request_from_chat(chat: Json) -> Json:
 
 
 def _items(messages: list[Any]) -> list[Json]:
+    """Return chat messages as input items of the Responses API."""
     items: list[Json] = []
     for index, message in enumerate(messages):
         field = f"messages[{index}]"
@@ -342,6 +349,7 @@ def _input_content(content: Any, field: str) -> str | list[Json]:
 
 
 def _input_part(part: Json, field: str) -> Json:
+    """Return a part of a chat message's content as an input part of the Responses API."""
     match part.get("type"):
         case "text":
             return {**part, "type": "input_text"}
@@ -359,6 +367,11 @@ def _input_part(part: Json, field: str) -> Json:
 
 
 def _assistant_items(message: Json, number: int) -> list[Json]:
+    """Return a chat message of the assistant as items of the Responses API: reasoning, the message,
+    then one item per tool call.
+
+    number: the message's index in the request, for ids and error messages.
+    """
     field = f"messages[{number}]"
     neutral(message, {"audio": (), "function_call": ()}, "the Responses API")
     items = reasoning_items(message, prefix=f"rs_{number}")

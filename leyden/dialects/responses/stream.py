@@ -77,6 +77,11 @@ class EventsFromChat:
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
     def _delta(self, delta: Json, logprobs: list[Json]) -> list[Json]:
+        """Return the Responses events for one delta of a chat stream. A new kind of content closes
+        the open item and begins another.
+
+        logprobs: log-probabilities of the tokens of the delta's content.
+        """
         events: list[Json] = []
         if text := reasoning_of(delta):
             events += self._to("reasoning", reasoning_item(self._head["id"], self._reasoning), "reasoning_text")
@@ -111,6 +116,9 @@ class EventsFromChat:
         return [*events, *self._close()]
 
     def _call(self, part: Json) -> list[Json]:
+        """Return the events for one piece of a tool call. Raise Untranslatable if it continues a
+        call whose item is already closed.
+        """
         index = int(part.get("index", self._calls))
         function = an_object(part.get("function") or {}, "delta.tool_calls.function")
         events: list[Json] = []
@@ -150,6 +158,7 @@ class EventsFromChat:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _close(self) -> list[Json]:
+        """Return the events that complete the open output item; none if no item is open."""
         if self._open is None:
             return []
         self._open = None
@@ -230,6 +239,9 @@ class EventsToChat:
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
 
     def _begin(self, index: int, item: Json) -> list[Json]:
+        """Return the chat chunks for the begin of an output item. Only a function call makes one;
+        text arrives in later deltas.
+        """
         match item.get("type"):
             case "function_call":
                 number = self._calls[index] = len(self._calls)

@@ -131,8 +131,8 @@ class KeyValueStore:
         return keys, values
 
     def _at_least(self, tensors: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
-        """Return a layer's keys or values with room for the reserved rows and tokens: those held,
-        or a larger copy that replaces them.
+        """Return a layer's keys or values with room for `_rows` rows of `_length` tokens. If the
+        stored tensor is too small, copy it into a larger one.
 
         like: any tensor of shape (tokens, heads, head size) with the dtype and device to use.
         """

@@ -133,8 +133,10 @@ class CachedForward(UncachedForward):
         return logits
 
     def _decode(self, rows: list[int], sequences: list[Sequence[int]], cached: list[int]) -> Tensor:
-        """Run the model on the tokens that are not cached yet, padded on the left to one width.
-        Return the logits after each row's last token, (B, V).
+        """Run the model on the uncached tokens, padded on the left to one width. Return each row's
+        next-token logits, (B, V).
+
+        rows: each sequence's row in the cache. cached: how many of its tokens the cache holds.
         """
         self._plan.prepare(rows, [len(sequence) for sequence in sequences], cached, self.device)
         width = self._plan.width

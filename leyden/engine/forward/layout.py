@@ -215,12 +215,12 @@ class _StepTokens:
     def of(
         cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor
     ) -> _StepTokens:
-        """Lay out the new tokens of a step: first those of rows with one new token, then those of
-        whole prompts.
+        """Lay out the uncached tokens of all sequences as one flat batch: sequences with one such
+        token come first, then those with several, because each kind has its own attention kernel.
 
-        rows: each sequence's row of the key-value store. cached: how many of its tokens the store
-            has.
-        like: a tensor with the device, and the dtype of masks.
+        rows: each sequence's row in the key-value store.
+        cached: how many of its tokens the store holds.
+        like: a tensor with the device, and the dtype of attention masks.
         """
         lengths = [len(sequence) for sequence in sequences]
         singles = [b for b, length in enumerate(lengths) if length - cached[b] == 1]

@@ -449,10 +449,11 @@ class VLLMBackend(PolicyBackend):
             await running.client.resume()
 
     async def _verify(self, running: _StartedBackend, folder: Path) -> None:
-        """Compare the server's log-probabilities of the probes with the learner's, and raise
-        EngineError if they differ by more than the tolerance.
+        """Raise EngineError if the server's log-probabilities of the probes differ from the
+        learner's by more than `tolerance`.
 
-        The error names what to change. To find it, tensors are published in part and scored again.
+        Before raising, find the tensors that the server ignores: change one group at a time and
+        see whether its scores change. folder: the weights that were just published.
         """
         wanted = await learner_scores(self._learner, running.probes)
         difference = largest_difference(await self._score(running, running.probes), wanted)
@@ -531,10 +532,9 @@ class VLLMBackend(PolicyBackend):
 
 
 def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
-    """Return the sentences of an error that say which weights the server ignores and what to
-    change.
+    """Return the end of an error message: which weights the server ignores, and what to change.
 
-    stale: the names of tensors that it did not take; empty if it takes each.
+    stale: names of the tensors that the server ignored; empty if it took each of them.
     """
     if not stale:
         return (

@@ -71,8 +71,8 @@ class VLLMClient:
         room = asyncio.Semaphore(self._most_at_once)
 
         async def one(index: int, prompt: Sequence[int]) -> SampledResponse:
-            """Sample the response to one prompt. Raise EngineError if the server leaves out token
-            ids or log-probabilities.
+            """Sample the response to the prompt number `index`. Raise EngineError if the server
+            leaves out token ids or log-probabilities.
             """
             body: dict[str, Any] = {
                 "model": model,
@@ -113,8 +113,8 @@ class VLLMClient:
         """
 
         async def one(probe: Sequence[int]) -> list[float]:
-            """Return the log-probability of each token of a probe but the first. Raise EngineError
-            if the server does not report them.
+            """Return the log-probability of each token of a probe except the first. Raise
+            EngineError if the server does not report them.
             """
             body = {"model": model, "prompt": list(probe), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
             choice = self._choice(await self.post("/v1/completions", {**body, "logprobs": 0, "return_token_ids": True}))
@@ -216,8 +216,8 @@ class VLLMClient:
         return _json(path, await self._text("POST", path, body))
 
     async def _text(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
-        """Send a request and return the body of its answer. Raise Unreachable without an answer,
-        EngineError for one with an error status.
+        """Send one request and return the response's body. Raise Unreachable if the server does not
+        respond, EngineError for an error status.
         """
         import aiohttp
 

@@ -96,9 +96,7 @@ def untie_embeddings(folder: Path) -> bool:
 
 
 def _write_tensor(path: Path, name: str, tensor: StoredTensor) -> None:
-    """Write one tensor to a safetensors file of its own, copying its bytes without loading it as a
-    whole.
-    """
+    """Write one tensor to a safetensors file of its own, copying its bytes in chunks of 16 MiB."""
     length = tensor.end - tensor.begin
     about = {name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [0, length]}}
     header = json.dumps({"__metadata__": {"format": "pt"}, **about}).encode()

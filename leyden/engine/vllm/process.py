@@ -187,8 +187,8 @@ def command_line(folder: Path, served_name: str, port: int, options: ServerOptio
 
 
 def _environment(options: ServerOptions) -> dict[str, str]:
-    """Return the environment variables of the server's process: this process's, vLLM's settings,
-    then the user's.
+    """Return the environment variables of the server's process: inherited ones, then vLLM's
+    settings, then the user's.
     """
     variables = dict(os.environ) | {
         "VLLM_SERVER_DEV_MODE": "1",  # the routes that reload weights
