@@ -73,6 +73,9 @@ class FunctionalAlgorithm(Algorithm):
 
 
 def _check_parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the parameters that Leyden fills in. Raise ConfigError for a parameter without a
+    default that it cannot fill in.
+    """
     possible = (*_SOURCES, *_DATASETS)
     names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():

@@ -220,6 +220,9 @@ class Evaluation(Algorithm):
         return resources_id
 
     async def _measure(self, tasks: Dataset[Any], resources_id: str) -> list[EvaluatedRollout]:
+        """Run every task `repeats` times with the given resources and return the rollouts, sorted
+        by task and repeat.
+        """
         run = self.get_run()
         places = [(task, repeat) for task in range(len(tasks)) for repeat in range(self.repeats)]
         requests = (self._request(tasks, place, resources_id) for place in places)
@@ -238,6 +241,9 @@ class Evaluation(Algorithm):
         return sorted(found, key=lambda each: (each.task, each.repeat))
 
     def _request(self, tasks: Dataset[Any], place: tuple[int, int], resources_id: str) -> EnqueueRolloutRequest:
+        """Return the request for one rollout. place: (task index, repeat). The id is derived, so
+        that a resumed run finds its rollouts.
+        """
         task, repeat = place
         run_id = self.get_run().run_id
         return EnqueueRolloutRequest(
@@ -251,6 +257,9 @@ class Evaluation(Algorithm):
         )
 
     def _result(self, rollouts: list[EvaluatedRollout], *, n_tasks: int, seconds: float) -> EvaluationResult:
+        """Return the estimates over tasks. Rollouts without a reward are left out of `reward` and
+        count as 0 in `reward_with_failures_as_zero`.
+        """
         by_task: dict[int, list[float | None]] = {}
         for each in rollouts:
             by_task.setdefault(each.task, []).append(each.reward)
@@ -306,6 +315,9 @@ def wilson_interval(mean: float, n: int, *, confidence: float = _CONFIDENCE) -> 
 
 
 def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRollout:
+    """Return a collected rollout with its tokens and model calls. Failed calls do not count. place:
+    (task index, repeat).
+    """
     calls = [call for call in model_calls(result.spans) if not call.failed] if result.spans else []
     counts = [
         (len(call.tokens.prompt_ids), len(call.tokens.response_ids))

@@ -216,6 +216,9 @@ class Evaluator:
         mode: RolloutMode,
         metadata: dict[str, Any],
     ) -> EnqueueRolloutRequest:
+        """Return the request for one evaluation. Its id is derived from `identity` and the content,
+        so that equal evaluations share a rollout.
+        """
         content = (resources.digest, mode, task, replica)
         return EnqueueRolloutRequest(
             rollout_id=rollout_id_of("evaluation", identity, *content),

@@ -163,6 +163,9 @@ class Baseline(FastAlgorithm):
             yield val[index], "val"
 
     async def _run_epoch(self, epoch: int, tasks: list[tuple[Any, RolloutMode]], resources_id: str | None) -> None:
+        """Run every task once, log the rollouts as they finish, and report the metrics of each
+        stage.
+        """
         run, total = self.get_run(), len(tasks)
         requests = (
             EnqueueRolloutRequest(

@@ -51,6 +51,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options and the program's own arguments. Without a program, print the help and
+    exit with status 2.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m leyden.compat",
         usage="python -m leyden.compat [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]",

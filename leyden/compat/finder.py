@@ -131,6 +131,9 @@ class _Module(ModuleType):
         self.__all__ = names if foreign.public is None else [n for n in foreign.public if n in names]
 
     def __getattr__(self, name: str) -> Any:
+        """Load a name of the foreign module at its first use. Raise ForeignNameError, with the
+        remedy, for a name that Leyden does not have.
+        """
         target = self._leyden_entry.names.get(name)
         if isinstance(target, MissingName) and target.module and _installed(target.module):
             value = getattr(importlib.import_module(target.module), name)

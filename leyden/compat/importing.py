@@ -285,6 +285,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _import_to(source: str, target: str) -> str:
+    """Import the source's rollouts into the store at `target`, show progress on stderr, and return
+    a one-line summary.
+    """
+
     def show(done: int, total: int) -> None:
         if done % PAGE == 0 or done == total:
             sys.stderr.write(f"{done:,} of {total:,} rollouts\n")

@@ -94,6 +94,9 @@ class ServingApp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Every error becomes a response with its HTTP status; an unforeseen one
+        is logged and becomes a 500.
+        """
         try:
             await send_reply(send, await self._reply(scope, receive))
         except ClientGone:
@@ -111,6 +114,9 @@ class ServingApp:
             await _send_error(send, 500, "an unexpected error; the log of `leyden serve` has the details")
 
     async def _reply(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a successful response. Raise Refusal for a wrong token, path or
+        method.
+        """
         self._guard.check(scope)
         path = raw_path(scope)
         if path == "/health":
@@ -129,6 +135,9 @@ class ServingApp:
         return to_json(post(body))
 
     def _begin(self, body: bytes) -> dict[str, Any]:
+        """Begin a rollout for a user's request. Return its id, its claim for the gateway, the
+        assigned version and the resources to use.
+        """
         asked = BeginRequest.model_validate_json(body)
         served = self._session.begin(
             asked.input, user=asked.user, task_type=asked.task_type, quality=asked.quality, metadata=asked.metadata

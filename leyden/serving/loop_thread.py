@@ -38,6 +38,9 @@ class LoopThread:
             self._thread.join()
 
     def _run(self) -> None:
+        """Run the event loop until `stop`, then cancel its tasks and close it. This is the body of
+        the thread.
+        """
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()

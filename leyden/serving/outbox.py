@@ -200,6 +200,11 @@ class Outbox:
         return False
 
     async def _is_to_wait(self, record: OutboxRecord) -> bool:
+        """Write a record to the store. Return True if it must wait, because its rollout may still
+        arrive.
+
+        Raise StoreError if the store is away. A record that the store refuses is dropped.
+        """
         try:
             await self._add([record])
         except StoreError:

@@ -141,6 +141,9 @@ class _OpenAIAnswer:
         return message
 
     def _chunks(self) -> list[Json]:
+        """Return the stream's chunks, one per token; the last one has the usage if the request asks
+        for it.
+        """
         call = self._call
         chunks: list[Json] = []
         if self._chat:
@@ -179,6 +182,9 @@ class _OpenAIAnswer:
             (answer if self._chat else choice)["prompt_token_ids"] = self._call.prompt_ids
 
     def _add_tokens(self, choice: Json, start: int, stop: int) -> None:
+        """Add the ids and log-probabilities of the tokens `start` to `stop` to a choice, as far as
+        the request asks for them. A fault may leave out the last ones.
+        """
         call, n_tokens = self._call, len(self._call.response_ids)
         if self._with_ids:
             choice["token_ids"] = call.response_ids[start : min(stop, n_tokens - self._fault.lost_response_ids)]
@@ -205,6 +211,9 @@ class _OpenAIAnswer:
 
 
 def _delta(piece: Piece, call_index: int) -> Json:
+    """Return the chat delta that says one piece of the response. call_index: index of the tool call
+    that the piece belongs to.
+    """
     match piece.kind:
         case "text":
             return {"content": piece.text}
@@ -336,6 +345,9 @@ class _ResponsesAnswer:
         return [_named({**body, "sequence_number": number}) for number, body in enumerate(bodies)]
 
     def _items(self) -> list[Json]:
+        """Return the response's output items: reasoning, message and function calls, as far as it
+        has them.
+        """
         call = self._call
         items: list[Json] = []
         if call.reasoning:
@@ -351,6 +363,7 @@ class _ResponsesAnswer:
         return [{**item, "id": f"{item['type'][:2]}_{call.response_id}_{n}"} for n, item in enumerate(items)]
 
     def _response(self, items: list[Json], status: str) -> Json:
+        """Return the response object of the Responses API. Only a finished one has a usage."""
         call = self._call
         n_prompt, n_response = len(call.prompt_ids), len(call.response_ids)
         counted = {"input_tokens": n_prompt, "output_tokens": n_response, "total_tokens": n_prompt + n_response}
@@ -380,6 +393,7 @@ def _item_added(item: Json, index: int) -> list[Json]:
 
 
 def _item_done(item: Json, index: int) -> list[Json]:
+    """Return the events that complete an output item. index: its place in the output."""
     place: Json = {"item_id": item["id"], "output_index": index}
     done: list[Json] = []
     if "content" in item:

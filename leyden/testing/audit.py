@@ -87,6 +87,9 @@ def _of_rollout(rollout: Rollout, attempts: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _of_attempt(attempt: Attempt, number: int, rollout: Rollout, spans: Sequence[Span]) -> Iterator[str]:
+    """Yield what is inconsistent in an attempt and its spans. number: the attempt's place among its
+    rollout's attempts, from 1.
+    """
     if attempt.sequence_id != number:
         yield f"its number is {attempt.sequence_id}, and it is the {number}. that there is"
     if attempt.rollout_id != rollout.rollout_id:

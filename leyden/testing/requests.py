@@ -112,6 +112,9 @@ def _anthropic_part(block: Any) -> str:
 
 
 def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
+    """Return the turns of a request to the Responses API. Consecutive items of the assistant are
+    one turn.
+    """
     turns = [ChatTurn("system", request["instructions"])] if request.get("instructions") else []
     given: Any = request["input"]
     items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given

@@ -137,6 +137,7 @@ class FakeUpstream:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def _embeddings(self, request: web.Request) -> web.Response:
+        """Respond to an embeddings request with 8 numbers per text, derived from its SHA-256."""
         try:
             body: Json = json.loads(await request.read())
             given: Any = body["input"]
@@ -158,6 +159,9 @@ class FakeUpstream:
             raise
 
     async def _answer_or_fail(self, request: web.Request, path: str) -> web.StreamResponse:
+        """Respond to a request as the next fault says, or with a generated response. path: the API,
+        a key of `ANSWERS`.
+        """
         try:
             body: Json = json.loads(await request.read())
         except ValueError as error:
@@ -186,6 +190,9 @@ class FakeUpstream:
         return web.json_response(answer.whole())
 
     def _serve(self, request: web.Request, body: Json, path: str) -> ServedCall:
+        """Generate the response to a request and remember the call. Equal prompts with an equal
+        seed get equal responses.
+        """
         prompt_ids = request_prompt_ids(path, body)
         draw = hashlib.sha256(f"{prompt_ids}\x1f{body.get('seed')}".encode()).digest()
         reply = self._reply(body) if self._reply else " ".join(_WORDS[byte % 12] for byte in draw[: 2 + draw[0] % 4])
@@ -234,6 +241,9 @@ def _begun(pieces: list[Piece]) -> tuple[ToolCall, ...]:
 
 
 async def _stream(request: web.Request, answer: ApiAnswer, fault: Misbehaviour) -> web.StreamResponse:
+    """Send the response's events, and stop where the fault says: close the connection, end the
+    stream early, or stall for ever.
+    """
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     sent, left = 0, fault.close_after_bytes

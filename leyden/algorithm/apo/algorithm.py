@@ -432,6 +432,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         await self.accept(self._search.candidates[place])
 
     async def _record(self, round_: int, places: Sequence[int]) -> None:
+        """Add the round's candidates to the run's prompt records, each with its mean reward and
+        number of tasks so far.
+
+        places: indices into the search's candidates.
+        """
         search, found = self._search, self._search.beliefs()
         records = [
             record_of(

@@ -169,6 +169,9 @@ class _Reflection:
         return self.reflect_many([(candidate, dataset, components)])[0]
 
     def reflect_many(self, jobs: list[tuple[Texts, Mapping[str, Any], list[str]]]) -> list[tuple[Any, _Reflection]]:
+        """Return a proposal for each job (texts, examples by prompt, prompts to rewrite). All
+        reflections run at the same time.
+        """
         asked = [
             (place, ReflectionTask(candidate, name, self._question(candidate[name], dataset[name])))
             for place, (candidate, dataset, components) in enumerate(jobs)

@@ -202,6 +202,7 @@ class GEPA(PromptOptimiser):
         )
 
     def _begin(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
+        """Check the data sets and set the search to its start."""
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("GEPA needs tasks to learn from; pass a train_dataset with at least one")
         if val_dataset is None or not len(val_dataset):
@@ -266,6 +267,9 @@ class GEPA(PromptOptimiser):
             raise bridge.error
 
     def _run_package(self, bridge: Bridge) -> None:
+        """Run the `gepa` package's search until it ends or is stopped. Runs in a thread and reaches
+        the event loop by `bridge`.
+        """
         try:
             adapter.optimise(
                 self,
@@ -367,6 +371,11 @@ class GEPA(PromptOptimiser):
     # ---- one candidate ---------------------------------------------------------------------------
 
     async def _scores(self, candidate: Candidate, items: Sequence[Item]) -> list[Score]:
+        """Return the candidate's scores on these tasks, in their order, and remember its rewards.
+        Races are switched off if a reward is out of range.
+
+        items: tasks of one mode.
+        """
         mode = items[0].mode
         tasks = [(self._train if mode == "train" else self._val)[item.index] for item in items]
         found = await self.evaluator.evaluate(
@@ -382,6 +391,12 @@ class GEPA(PromptOptimiser):
         return list(found.scores)
 
     async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
+        """Return a prompt that the reflection model wrote, or None if no answer was usable.
+        Register it as a child of the job's candidate.
+
+        place: the index of the job within the step. The answer is kept in the journal, so that a
+            resumed run does not ask again.
+        """
         parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
         question = f"{job.question}\n\n{self._rules(prompt)}"
 

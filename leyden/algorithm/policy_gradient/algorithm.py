@@ -494,6 +494,9 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- the gradient ----------------------------------------------------------------------------
 
     async def _update(self, iteration: int, data: StepData) -> Metrics:
+        """Take the optimizer steps of one iteration (`epochs` passes over its minibatches), publish
+        the weights and return the metrics. Without trained sequences, nothing changes.
+        """
         if not data.trained:
             return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
         started = time.perf_counter()

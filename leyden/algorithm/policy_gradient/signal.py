@@ -141,6 +141,11 @@ class SignalWatch:
         return [self._newest] if all_steps and self._due == _PATIENCE else []
 
     def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
+        """Return what is wrong with a step's answers, with likely causes, or None. The checks go
+        from the most specific symptom to the most general.
+
+        flat: whether every group had equal rewards, so that no advantage differs from 0.
+        """
         several, asked_for_one = answers.n > 1, self.max_tokens == 1
         too_large = f"a learning rate that is too large (it is {figure(self.learning_rate)})"
         if several and answers.longest == 0:

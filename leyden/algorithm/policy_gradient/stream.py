@@ -112,6 +112,9 @@ class GroupStream:
             task.add_done_callback(self._waves.discard)
 
     async def _run(self, wave: Sequence[_GroupSlot], keep_until: int) -> None:
+        """Collect a wave's rollouts into their groups. Start a group's forks after its last
+        rollout, and wake `take` for each finished group.
+        """
         try:
             async with contextlib.aclosing(self.collect([each.request for each in wave], keep_until)) as results:
                 async for result in results:

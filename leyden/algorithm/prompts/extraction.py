@@ -161,6 +161,11 @@ def _fields(conversation: Conversation) -> dict[_Field, str]:
 
 
 def _walk(name: str, expression: str, value: Any) -> Iterator[tuple[_Field, str]]:
+    """Yield a field for this value and for each value nested in it, with the text that a prompt
+    would contain. Dicts and lists have several texts, one per form of JSON.
+
+    expression: the Python expression that reads the value from the task.
+    """
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         inner = cast("dict[Any, Any]", value).items()

@@ -33,6 +33,9 @@ class Journal:
             self._read(path)
 
     def _read(self, path: Path) -> None:
+        """Read the answers of an earlier process. Cut off an incomplete last line, which a crash
+        left. Raise CheckpointError for any other unreadable line.
+        """
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):

@@ -60,6 +60,7 @@ def _arguments() -> argparse.Namespace:
 
 
 async def _train(arguments: argparse.Namespace) -> None:
+    """Serve the store and the gateway, and train with verl until it ends."""
     algorithm = VERL(arguments.config, overrides=arguments.overrides)
     token = os.environ.get("LEYDEN_STORE_TOKEN")
     folder: Path = arguments.run_dir

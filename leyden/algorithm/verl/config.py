@@ -216,6 +216,9 @@ def _unknown(config: Any, name: str) -> str:
 
 
 def _check_own(config: Any) -> None:
+    """Raise ConfigError for an invalid key below `leyden`, or for a key of verl that contradicts
+    one.
+    """
     own = config.leyden
     check_choice("leyden.mode", own.mode, ("v1", "v0"))
     check_number("leyden.port", own.port, at_least=0, at_most=65_535, whole=True)

@@ -165,6 +165,9 @@ def register_engine() -> None:
         """
 
         def _build_module(self) -> Any:
+            """Return a model with one value per token, in float32, without the FlashAttention that
+            verl's own function requires.
+            """
             model = self.model_config
             model.hf_config.update({"num_labels": 1, "classifier_dropout": 0.0})
             module = AutoModelForTokenClassification.from_pretrained(

@@ -193,6 +193,12 @@ class AgentModeDaemon(BatchInParts):
             self._resources_ids[mode] = resources_id
 
     async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> RolloutBatch:
+        """Run `n` rollouts per task and return their rows and metrics. Raise NoTrainingData if a
+        training step has none.
+
+        A validation step without usable rows returns one untrained row per rollout, because verl
+        needs its rewards.
+        """
         started = time.perf_counter()
         self._proxy.set_policy_version(self.options.model, policy_version(step, mode))
         requests = [
@@ -232,6 +238,9 @@ class AgentModeDaemon(BatchInParts):
         )
 
     def _request(self, task: str, mode: RolloutMode, step: int, place: int, session: int) -> EnqueueRolloutRequest:
+        """Return the request for one rollout. Failed attempts are not retried. place: index of the
+        task in the step. session: which of its rollouts.
+        """
         return EnqueueRolloutRequest(
             rollout_id=rollout_id_at(self._run_id, mode, step, place, session),
             input=json.loads(task),

@@ -98,6 +98,9 @@ def _describe(error: RayError, logs: Path | None) -> str:
 
 
 def _process_of(error: RayError) -> _Process:
+    """Return which process of Ray failed, with its class, pid and address as far as Ray's message
+    has them, and how.
+    """
     text = _COLOUR.sub("", describe_error(error))
     if isinstance(error, RayTaskError):
         return _raised(text, f"{type(error.cause).__name__}: {describe_error(error.cause)}")

@@ -208,6 +208,9 @@ def truncate_rows(
 def _fit(
     row: SequenceRow, report: Report, max_prompt: int, max_response: int, overlong: Overlong
 ) -> SequenceRow | None:
+    """Return the row, cut to `max_response` if `overlong` is "cut", or None if it must be dropped.
+    Count drops and cut tokens in `report`.
+    """
     if len(row.prompt_ids) > max_prompt:
         report.dropped[f"the prompt is longer than max_prompt_length={max_prompt}"] += 1
         return None

@@ -96,6 +96,9 @@ def queue_rows(
 
 
 def _fields(row: SequenceRow, session: int, source: str, *, step: int) -> dict[str, Any]:
+    """Return a row as verl's transfer queue stores it, with the reward on the response's last
+    token.
+    """
     prompts, responses = torch.tensor(row.prompt_ids), torch.tensor(row.response_ids)
     mask = torch.tensor(row.response_mask)
     scores = torch.zeros(len(responses))
@@ -166,6 +169,9 @@ class AgentLightningTrainer(PPOTrainerSync):
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Compute verl's advantages; with `leyden.rollout_loss`, scale each row so that rollouts
+        count equally, however many rows they have.
+        """
         batch = super()._compute_advantage(batch, metrics)
         if not self.config.leyden.rollout_loss:
             return batch

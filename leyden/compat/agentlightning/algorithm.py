@@ -96,6 +96,10 @@ def with_llm_proxy(
     """
 
     def decorate(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Wrap a method so that it receives the gateway as its first argument. A gateway that this
+        wrapper starts is stopped afterwards.
+        """
+
         @functools.wraps(func)
         async def with_its_proxy(self: Any, *args: Any, **kwargs: Any) -> Any:
             proxy: Any = self.get_llm_proxy()

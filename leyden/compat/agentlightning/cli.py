@@ -77,6 +77,7 @@ def _store_parser() -> argparse.ArgumentParser:
 
 
 async def _serve(url: str, host: str, port: int) -> None:
+    """Serve the store until SIGTERM. The token comes from `LEYDEN_STORE_TOKEN`."""
     token = os.environ.get("LEYDEN_STORE_TOKEN")
     options: dict[str, Any] = {"token": token} if token else {}
     async with open_store(url) as store:

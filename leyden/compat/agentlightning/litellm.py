@@ -92,6 +92,9 @@ class _Rewritten:
         self._body = b""
 
     async def __call__(self, message: Message) -> None:
+        """Pass a message on. A JSON response is held back until it is complete, because adding
+        fields changes its Content-Length.
+        """
         if message["type"] == "http.response.start":
             headers = dict(cast("list[tuple[bytes, bytes]]", message["headers"]))
             if message["status"] == 200 and headers.get(b"content-type", b"").startswith(b"application/json"):
@@ -112,6 +115,9 @@ class _Rewritten:
 
 
 def _with_provider_fields(body: bytes) -> bytes:
+    """Return a JSON response whose choices have their token ids in `provider_specific_fields` too,
+    where LiteLLM puts them. Any other body is returned as it is.
+    """
     try:
         answer: Any = json.loads(body)
         choices: list[dict[str, Any]] = answer["choices"]

@@ -142,6 +142,9 @@ class ConsoleMetricsBackend(MetricsBackend):
         logger.info("%s", "  ".join(sorted(entries)))
 
     def _entries(self, name: str, metric: _Metric, now: float) -> list[str]:
+        """Return one text per group of a metric's labels, without events older than the window.
+        Drops those events.
+        """
         level = metric.group_level if self.group_level is None else self.group_level
         groups: dict[LabelKey, list[tuple[float, float]]] = {}
         for labels, events in metric.events.items():

@@ -131,6 +131,11 @@ def flatten_attributes(
 
 
 def _flat(prefix: str, value: Any, expand: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested value with their dotted names. Raise ValueError for a key that
+    is not a string.
+
+    expand: also split lists of plain values, which OpenTelemetry could store as they are.
+    """
     if isinstance(value, Mapping):
         entries: list[tuple[Any, Any]] = list(value.items())
     elif isinstance(value, list) and not (prefix and not expand and _is_leaf(value)):

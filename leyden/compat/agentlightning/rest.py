@@ -34,6 +34,11 @@ class WireSpan(Span):
 
     @model_serializer(mode="wrap")
     def _with_old_fields(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Return the span as Agent Lightning 0.3 writes it: links, context and parent are fields,
+        the resource has a schema URL, and there are no token arrays.
+
+        write: pydantic's serialiser of the present fields.
+        """
         fields = write(self)
         fields.pop("tokens", None)
         fields["attributes"] = {name: value for name, value in fields["attributes"].items() if name != semconv.LINKS}

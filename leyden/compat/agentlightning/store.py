@@ -143,6 +143,9 @@ class OldStore(LightningStore):
         return await super().get_rollout_by_id(rollout_id)
 
     async def _set_status(self, rollout_id: str, status: Any) -> None:
+        """Set a rollout's status, by steps that Leyden's state machine allows. A queued rollout
+        starts an attempt first.
+        """
         rollout = await super().get_rollout_by_id(rollout_id)
         if rollout.status == status:
             return

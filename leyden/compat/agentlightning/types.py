@@ -121,6 +121,9 @@ class Span(types.Span):
     @model_validator(mode="before")
     @classmethod
     def _take_old_fields(cls, values: Any) -> Any:
+        """Accept the fields of Agent Lightning 0.3: links become an attribute, the resource an
+        object; context and parent, which only repeat ids, are dropped.
+        """
         if not isinstance(values, Mapping):
             return values
         fields = dict(cast(Mapping[str, Any], values))

@@ -93,6 +93,7 @@ class Checkpoint(Callback):
             self._save(loop, vessel)
 
     def _save(self, loop: TrainLoop, vessel: Any) -> None:
+        """Write a checkpoint, then make `latest.pth` a link to it or a copy (`save_latest`)."""
         self.dirpath.mkdir(parents=True, exist_ok=True)
         self._last_checkpoint_iter = loop.current_iter
         self._last_checkpoint_time = time.monotonic()

@@ -66,6 +66,9 @@ class LazyLoadDataset(Sequence[Any]):
         return len(self._orders)
 
     def __getitem__(self, index: Any) -> Any:
+        """Return the order number `index`, from its first tick to the end of its last. As in Qlib,
+        the first day's ticks stand for every day.
+        """
         if index >= len(self):
             raise IndexError(f"there are {len(self)} orders, and none has the number {index}")
         row = self._orders.iloc[index]
@@ -167,6 +170,7 @@ def main(config: Mapping[str, Any], run_training: bool, run_backtest: bool) -> N
 
 
 def _run(config: Mapping[str, Any], run_training: bool, run_backtest: bool) -> None:
+    """Build the parts of a Qlib experiment from its configuration, then train and backtest."""
     if "seed" in config["runtime"]:
         seed_everything(config["runtime"]["seed"])
     sys.path.extend(config["env"].get("extra_module_paths", []))

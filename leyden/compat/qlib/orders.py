@@ -383,6 +383,9 @@ def _day(table: Any, stock_id: str, date: Any) -> Any:
 
 @lru_cache(maxsize=10)
 def _read_table(stem: Path) -> Any:
+    """Return a pickled table with dates as pandas' timestamps, sorted by its index. stem: the path
+    without its suffix.
+    """
     found = [path for suffix in _SUFFIXES if (path := stem.with_name(stem.name + suffix)).exists()]
     if not found:
         raise FileNotFoundError(f"there is no {stem}.pkl, nor {stem}.pkl.backtest")

@@ -178,6 +178,9 @@ An installed pyqlib takes precedence. Its modules get Leyden's classes when they
 
 
 def _modules() -> Mapping[str, ForeignModule]:
+    """Return the table of Qlib's modules: those of RL, the packages that join several of them, and
+    the modules that their programs import beside them.
+    """
     modules = {
         f"qlib.{name}": ForeignModule(names, only_if_missing=name in _OF_PYQLIB) for name, names in _MODULES.items()
     }

@@ -110,6 +110,7 @@ class FiniteVectorEnv:
         return self
 
     def _begin(self, venv: native.FiniteVectorEnv) -> None:
+        """Take over Leyden's vector environment and reset what tianshou's collector sees."""
         self.native = venv
         self.env_num = venv.num_envs
         space: Any = venv.observation_space
@@ -225,6 +226,7 @@ class FiniteVectorEnv:
         return list(range(self.env_num)) if id is None else [int(env) for env in np.atleast_1d(id)]
 
     def _observations(self, ids: list[int]) -> Any:
+        """Return these environments' newest observations, stacked as tianshou expects."""
         rows: Any = self._rows
         if self._draws_itself:
             given: list[Any] = [obs for obs in rows["obs"] if obs is not None]

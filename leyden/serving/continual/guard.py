@@ -184,6 +184,11 @@ def decide(settings: GuardSettings, state: GuardState) -> Verdict:
 
 
 def _decision(settings: GuardSettings, state: GuardState, reports: Sequence[MetricReport]) -> tuple[Decision, str]:
+    """Return the guard's decision and its reason. Rolling back has priority over promoting.
+
+    A metric's peak is the largest log wealth of its test; it is compared with -log(error), Ville's
+    inequality.
+    """
     if state.worse_peak >= -math.log(settings.rollback_error):
         worst = min(reports, key=lambda report: report.worse_p)
         return "roll_back", f"{worst.name} is worse in the canary, at an error of {settings.rollback_error:g}"
@@ -199,6 +204,9 @@ def _decision(settings: GuardSettings, state: GuardState, reports: Sequence[Metr
 
 
 def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome) -> MetricState:
+    """Return the metric's state after one request. A missing value is evidence by itself: its rate
+    is compared between the arms.
+    """
     value = outcome.values.get(metric.name)
     canary, share = outcome.canary, outcome.share
     missing = float(value is None)

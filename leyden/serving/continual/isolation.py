@@ -217,6 +217,11 @@ async def _within_cost(job: Job, cost_left: float | None) -> Any:
 
 
 def _apply(limits: Limits, parent: Parent) -> None:
+    """Apply the limits to this child process: priority, CPUs (the last ones of its parent's),
+    memory and CPU time.
+
+    Beyond `cpu_seconds`, report the reason to the parent and exit.
+    """
     _lower_priority(limits.nice)
     if sys.platform == "linux":
         here = sorted(os.sched_getaffinity(0))

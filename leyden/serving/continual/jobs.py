@@ -167,6 +167,9 @@ class _Measure(Algorithm):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> BaseModel:
+        """Run every task `replicas` times on each side and return the outcomes of both. The sides
+        take turns in going first, so that neither has the idler machine.
+        """
         tasks, run_id, store = train_dataset or (), self.get_run().run_id, self.get_store()
         requests: list[EnqueueRolloutRequest] = []
         for side, resources in self.versions.items():

@@ -252,6 +252,9 @@ class ContinualLearning:
     # ---- the states ------------------------------------------------------------------------------
 
     async def _begin_if_due(self) -> CycleStatus:
+        """Begin a cycle if the trigger fires and there is enough data, and return its status; else
+        return why there is none.
+        """
         store, now = self._store, time.time()
         if await is_stopped(store):
             return CycleStatus("stopped", None, "learning is stopped; allow_learning(store) allows it again")
@@ -406,6 +409,9 @@ class ContinualLearning:
         details: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> CycleStatus:
+        """Take one transition of a cycle in the store and return the new status. why: the reason
+        for the audit log.
+        """
         row = await advance(
             self._store, row, event, details={**(details or {}), "why": why}, deadline=deadline, who=_WHO, why=why
         )

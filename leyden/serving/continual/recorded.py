@@ -136,6 +136,9 @@ async def read_inputs(store: LightningStore, version: VersionKey, *, since: floa
 
 
 def _split(records: Sequence[RecordedTask], settings: DataSettings) -> LearningData:
+    """Split the records into training, validation and held-out data by a hash of the input, so that
+    a task never changes sides. Only the first record of a held-out input is kept.
+    """
     data = LearningData(train=[], validation=[], held_out=[])
     known: set[str] = set()
     for record in records:
@@ -155,6 +158,12 @@ def _split(records: Sequence[RecordedTask], settings: DataSettings) -> LearningD
 def _record(
     rollout: Rollout, feedback: Sequence[Feedback], settings: DataSettings, since: float
 ) -> RecordedTask | None:
+    """Return a rollout's record for learning, or None if it has no reward or ran without stored
+    resources.
+
+    since: start of this cycle's data, in seconds since the epoch. An earlier rollout is marked as
+        replayed, because a former cycle may have learned from it.
+    """
     reward = settings.values(rollout, feedback).get(_REWARD)
     if reward is None or rollout.resources_id is None or rollout.resources_version is None:
         return None
