@@ -52,8 +52,8 @@ LOSS = PPOLoss(clip_low=0.2, clip_high=0.28)
 OPTIM = OptimParams(learning_rate=1e-5, betas=(0.9, 0.99), weight_decay=0.0, max_grad_norm=1.0)
 WARM_UP_STEPS = 2
 STEPS = 5
-HEADLINES = ("RL step: 2 to 6 turns, 830k model",)
 """Timed in each run; one run is the median of so many."""
+HEADLINES = ("RL step: 2 to 6 turns, 830k model",)
 UNIT = "tokens/CPU s"
 
 
