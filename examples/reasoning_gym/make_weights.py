@@ -3,9 +3,8 @@
     python examples/reasoning_gym/make_weights.py spell_backward
 
 The pupil of `chain_sum` reads a minus as a plus in 6 of 10 cases. The others misunderstand 13 of 20
-questions: they spell the word forward, or leave the matrix as it is. The policy's likeliest answer
-    is
-therefore often wrong, so that a lower temperature does not help: the policy has to learn.
+questions: they spell the word forward, or leave the matrix as it is. So the policy's likeliest
+answer is often wrong, and a lower temperature does not help: the policy has to learn.
 
 The pupil's answers are recorded in a store, and `SFT` learns from the store, as for the demo's
 weights. It takes some minutes on one core. `weights/chain_sum` is older: 4,000 steps of 64 answers.
