@@ -81,7 +81,9 @@ class _Sighting:
 
     @cached_property
     def answered(self) -> str:
-        """Return the answer in a form that all conventions share; empty if there is none."""
+        """Return a digest of the output messages, equal for two instrumentations of one call; empty
+        if there is no output.
+        """
         return _digest(self.view.output_messages)
 
 

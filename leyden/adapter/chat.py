@@ -69,7 +69,9 @@ def _content_parts(text: str) -> Any:
 
 
 def tool_call(call: Json) -> Json:
-    """Return a tool call, in any known shape, as chat has it. Its arguments are JSON text."""
+    """Return a tool call of any supported API in the form of OpenAI's chat completions; its
+    arguments are JSON text.
+    """
     call = as_dict(call.get("tool_call")) or call
     function = as_dict(call.get("function")) or call
     arguments = function.get("arguments")
@@ -83,7 +85,7 @@ def tool_call(call: Json) -> Json:
 
 
 def chat_tool(tool: Any) -> Json:
-    """Return a tool's definition, in any known shape, as chat has it."""
+    """Return a tool definition of any supported API in the form of OpenAI's chat completions."""
     tool = as_dict(parsed(as_dict(as_dict(tool).get("tool")).get("json_schema"))) or as_dict(parsed(tool))
     if "function" in tool:
         return tool

@@ -57,8 +57,9 @@ class TurnMerges:
 
 
 def turn_merges(spans: Sequence[Span]) -> TurnMerges:
-    """Return how many turns of one attempt merge. Failed calls, calls without tokens, and replayed
-    calls are left out.
+    """Return how many calls of one attempt continue an earlier call token by token, and why the
+    others do not. Failed calls and calls without tokens are left out; a replayed call can be the
+    earlier one of a pair only.
     """
     views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
     calls = [_ComparableCall(view, place) for place, view in enumerate(views)]

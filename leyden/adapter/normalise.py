@@ -4,10 +4,9 @@
 |---|---|---|
 | `leyden` | the name `leyden.model_call` | Leyden's gateway, the only one that proves tokens |
 | `agentlightning` | `agentlightning.operation.output.*`, `raw_gen_ai_request` | Agent Lightning |
-| `openinference` | `openinference.span.kind` = `LLM`, `llm.input_messages.*` | Arize's
-instrumentors | | `gen_ai` | `gen_ai.input.messages`, `gen_ai.operation.name` | OpenTelemetry today,
-OpenLLMetry | | `gen_ai_indexed` | `gen_ai.prompt.N.*` | conventions up to 1.36, AgentOps, older
-Traceloop |
+| `openinference` | `openinference.span.kind` = `LLM`, `llm.input_messages.*` | Arize |
+| `gen_ai` | `gen_ai.input.messages`, `gen_ai.operation.name` | OpenTelemetry, OpenLLMetry |
+| `gen_ai_indexed` | `gen_ai.prompt.N.*` | conventions up to 1.36, AgentOps, older Traceloop |
 
 The module reads one span at a time and knows nothing of the others; `calls` finds that two spans
 belong to one call. A span in none of these conventions is no model call. To add a convention, add a
@@ -128,9 +127,8 @@ def _kind(attributes: Attributes) -> str | None:
     """Return the kind of span that an instrumentation declares, in lower case."""
     for name in ("openinference.span.kind", "agentops.span.kind", "traceloop.span.kind"):
         if isinstance(kind := attributes.get(name), str):
-            return kind.rpartition(".")[
-                2
-            ].lower()  # AgentOps' enum is sometimes written whole: AgentOpsSpanKindValues.TOOL
+            # AgentOps' enum is sometimes written whole: AgentOpsSpanKindValues.TOOL.
+            return kind.rpartition(".")[2].lower()
     return None
 
 
@@ -405,9 +403,8 @@ def read_tool_call(span: Span) -> ToolCallView | None:
     attributes = span.attributes
     name = _name(attributes.get("gen_ai.tool.name")) or _name(attributes.get("tool.name"))
     kind = _kind(attributes)
-    said_by_id = (
-        kind is None and "tool.call.id" in attributes
-    )  # AgentOps, whose kind some versions of OpenTelemetry drop
+    # AgentOps, whose kind some versions of OpenTelemetry drop.
+    said_by_id = kind is None and "tool.call.id" in attributes
     if attributes.get(semconv.GEN_AI_OPERATION) != "execute_tool" and kind != "tool" and not said_by_id:
         return None
     name = name or _name(attributes.get("traceloop.entity.name")) or span.name

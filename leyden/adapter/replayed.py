@@ -16,7 +16,7 @@ from leyden.types import Span
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """One model call of an attempt that repeats another."""
+    """One model call of a replay, and whether the record or the model answered it."""
 
     call_index: int
     state: Literal["replayed", "diverged", "live", "failed"]

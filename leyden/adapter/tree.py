@@ -255,8 +255,8 @@ def _has_agent(node: TraceTree) -> bool:
 
 
 def _hosts(node: TraceTree) -> list[TraceTree]:
-    """Return the nodes that may take in a floating span: all that have a length, except model calls
-    and the nodes below them.
+    """Return the nodes under which `repair_hierarchy` may put a span without a parent: spans of
+    non-zero duration that are no model call and lie below none.
     """
     found: list[TraceTree] = []
     waiting = [node]

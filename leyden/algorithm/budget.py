@@ -31,7 +31,8 @@ class Budget:
     One that another run has paid for is free.
 
     Tokens and cost are those of the calls that the gateway records, the algorithm's own calls among
-    them. They are kept as long as no attempt takes more than its limit; see `tokens_per_attempt`.
+    them. These two limits hold as long as no attempt takes more than `tokens_per_attempt` or
+    `cost_per_attempt`.
     """
 
     rollouts: int | None = None
@@ -271,9 +272,11 @@ class Budget:
         return problem
 
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
-        """Return an attempt that stands for one model call outside the gateway, to be settled.
+        """Return an attempt that stands for one finished model call of the algorithm's own client,
+        outside the gateway. The caller settles it.
 
-        key: of the reservation. The call's price is unknown, so `cost_per_attempt` is charged.
+        key: of the reservation. tokens: of the prompt and the response. The call's price is
+        unknown, so `cost_per_attempt` is charged.
         """
         fixed: dict[str, Any] = {"rollout_id": key, "attempt_id": key, "sequence_id": 1, "start_time": 0.0}
         ended = {"status": "succeeded", "response_tokens": tokens, "cost": self.cost_per_attempt}

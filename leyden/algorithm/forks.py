@@ -177,7 +177,7 @@ class _Side:
 
     @property
     def squared_error(self) -> float:
-        """The squared standard error of the mean."""
+        """The squared standard error of the mean return of this side's forks."""
         return 0.0 if self.exact else statistics.variance(self.returns_N) / len(self.returns_N)
 
     def proportion(self) -> tuple[float, float]:

@@ -126,11 +126,13 @@ class PromptUsage:
 
 
 def _rollouts_without(counts: Mapping[str, _Count]) -> int:
-    """Return in how many rollouts the agent has ignored the texts of a prompt; 0 if it is not
-    known to ignore it.
+    """Return how many rollouts ran without the prompt that they were given; 0 unless it is known
+    that the agent ignores the prompt.
 
-    A prompt that only some tasks need is in few rollouts, and is not ignored. An agent that has the
-    first text hard-coded sends that one always, and never a new one.
+    The agent ignores it if no rollout used any of its texts, or if most rollouts with one text used
+    that one and none of many used another: then the first text is hard-coded. A prompt that only
+    some tasks need is in few rollouts, and is not ignored.
+    counts: by the prompt's text.
     """
     total, used = sum(count.rollouts for count in counts.values()), sum(count.used for count in counts.values())
     if used == 0:

@@ -73,7 +73,9 @@ class ForeignModule:
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds the modules of the tables, and makes them."""
+    """The import finder and loader for foreign modules (`agentlightning`, `qlib.rl`), which it
+    makes from their tables of names in Leyden.
+    """
 
     def __init__(self, tables: Mapping[str, str] = TABLES) -> None:
         self._tables = {**_BESIDE, **tables}

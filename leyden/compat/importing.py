@@ -236,7 +236,7 @@ class _Source:
             ) from None
 
     async def all(self, path: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return all items."""
+        """Return the items of all pages of a list route of the source's server."""
         items: list[dict[str, Any]] = []
         while True:
             page, total = await self.page(path, query, len(items))

@@ -182,9 +182,8 @@ class StreamAssembler:
             if name != "choices" and value is not None:
                 self._head.setdefault(name, value)
         if chunk.get("usage") is not None:
-            self._head["usage"] = chunk[
-                "usage"
-            ]  # with `continuous_usage_stats` every chunk has one; the last one counts
+            # With `continuous_usage_stats` every chunk has a usage; the last one counts.
+            self._head["usage"] = chunk["usage"]
         for part in chunk.get("choices") or ():
             self._feed_choice(part)
 

@@ -27,11 +27,13 @@ class ChunksToEvents(Protocol):
     """Translate chat's chunks to the events of one stream."""
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """Return the events that one chunk becomes. Raise Untranslatable."""
+        """Return the server-sent events of this API for one chunk of a chat stream. Raise
+        Untranslatable for a chunk that the API cannot express.
+        """
         ...
 
     def end(self) -> list[bytes]:
-        """Return the events after the last chunk."""
+        """Return the server-sent events that close the client's stream."""
         ...
 
 
@@ -42,7 +44,9 @@ class EventsToChunks(Protocol):
     """Whether the last event has arrived."""
 
     def feed(self, event: Json) -> list[Json]:
-        """Return the chunks that one event becomes. Raise Untranslatable."""
+        """Return the chat chunks for one event of this API's stream, often none. Raise
+        Untranslatable for an event that chat cannot express.
+        """
         ...
 
 

@@ -80,6 +80,11 @@ class TrainedPart:
 
     @classmethod
     def of(cls, sequence: TrainingSequence, columns: Sequence[str], index: int) -> TrainedPart:
+        """Keep a sequence's inputs up to its last trained token. The logits at `positions` predict
+        `targets`.
+
+        The sequence has at least one weight that is not 0. index: its place in the call.
+        """
         at = [place for place, weight in enumerate(sequence.weights) if weight]
         return cls(
             inputs=list(sequence.token_ids[: at[-1]]),
@@ -121,9 +126,8 @@ def micro_batches(
 def held_tokens(batch: Sequence[TrainedPart], *, shares_prefixes: bool) -> int:
     """Return how many tokens' activations a gradient of the sequences holds.
 
-    With shared prefixes each token counts once, and a quarter more for every sequence that
-    has it, because attention sees each sequence on its own. Without, all sequences are
-    padded to the longest.
+    With shared prefixes, a token that n sequences share counts 1 + n/4: its activations once, and
+    its attention for each sequence. Without, every sequence is padded to the longest.
     """
     if not shares_prefixes:
         return len(batch) * max(len(part.inputs) for part in batch)

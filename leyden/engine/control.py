@@ -63,7 +63,8 @@ def write_prompts(prompts: Sequence[Sequence[int]]) -> Json:
 
 
 def write_sequences(sequences: Sequence[TrainingSequence]) -> Json:
-    """Write training sequences as one array for each of their lists.
+    """Return training sequences as a JSON body: one flat array per field, with the sequences'
+    lengths.
 
     Raise ConfigError unless all sequences have the same columns.
     """

@@ -118,7 +118,9 @@ class TorchLearner:
     def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, temperature: float
     ) -> ForwardBackwardResult:
-        """See `Learner.forward_backward`."""
+        """Add the gradient of `loss` over the sequences to the parameters, and return the metrics.
+        See `Learner.forward_backward`.
+        """
         kind = find_loss(loss)
         columns = kind.columns_of(loss)
         check_sequences(sequences, self._n_vocabulary, self._forward.max_length, kind.name, columns)

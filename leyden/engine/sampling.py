@@ -69,8 +69,10 @@ def _invert(chances_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
 
 
 def _find(chances_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first place up to which the chances of a row sum to more than the uniform number,
-    as a share of all, and how far into that place the number lies, in [0, 1).
+    """Sample by inverting the cumulative distribution. Return the index, (B, 1), and how far into
+    that index's share the uniform number lies, in [0, 1).
+
+    The rest is uniform again, so that a second draw can use it. chances_BK: need not sum to 1.
     """
     cumulative_BK = chances_BK.cumsum(dim=-1, dtype=torch.float64)
     sought_B1 = uniforms_B1 * cumulative_BK[:, -1:]

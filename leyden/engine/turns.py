@@ -103,12 +103,13 @@ class Turns:
         *,
         before: TurnKey | None = None,
     ) -> None:
-        """Remember a response.
+        """Keep the token ids of a prompt and its response, so that the next turn's prompt continues
+        them.
 
         answer: content and calls of the response.
         end: the text of the response's end-of-turn token, if it has one.
-        before: the turn before it in the conversation. That one is forgotten first from now on,
-            because only a branch of the conversation can use it.
+        before: the previous turn of the conversation. It becomes the first to be forgotten, because
+        only a branch of the conversation can still use it.
         """
         if before in self._turns:
             self._turns.move_to_end(before, last=False)

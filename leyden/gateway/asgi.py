@@ -58,10 +58,11 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
 
 
 def sent_time(scope: Scope, arrived: float) -> float | None:
-    """Return when the agent's process sent the call, in Unix seconds by its clock, or None.
+    """Return when the agent's process sent the call, in Unix seconds by its clock, or None if a
+    client on another machine did not say.
 
-    arrived: when the call came in, by this machine's clock. A client on this machine has the same
-        clock, so it need not send the time.
+    arrived: when the call came in, by this machine's clock. It stands for the time of a client on
+    this machine, which need not send one.
     """
     given, client = header(scope, b"x-leyden-sent"), scope.get("client")
     if given is None and client is not None and client[0] in ("127.0.0.1", "::1"):
@@ -128,7 +129,7 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return headers as aiohttp takes them, which writes UTF-8."""
+    """Decode header bytes for aiohttp, which encodes the text as UTF-8 again."""
     return [(_text(name), _text(value)) for name, value in headers]
 
 

@@ -23,7 +23,10 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 60.0, 3600.0
 
 
 class SetAside(Generic[T]):
-    """Use it in one event loop. Any thread may ask for its length."""
+    """Records that the store fails on, kept in a file and tried again with growing pauses.
+
+    All methods belong to one event loop, except `len`, which any thread may call.
+    """
 
     def __init__(
         self,

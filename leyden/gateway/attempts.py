@@ -125,10 +125,8 @@ class Attempts:
 
         call_index: the number that the call already has, if its client sends it again.
         claim: the claim of a live rollout that a session signed. It is admitted even if the store
-            does not know it yet.
-        Raise Refusal: 404 for ids that the store does not know, 410 for an attempt that is over,
-        503 if
-            the store cannot be asked.
+        does not know it yet. Raise Refusal: 404 for ids that the store does not know, 410 for an
+        attempt that is over, 503 if the store cannot be asked.
         """
         key = (rollout_id, attempt_id)
         if key in self._ended:

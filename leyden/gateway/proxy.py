@@ -503,7 +503,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return settings, self._reservation.listener
 
     def run_by(self, end: Callable[[], Awaitable[None]]) -> None:
-        """Control the gateway in the other process from now on.
+        """Control the gateway that runs in a child process from now on.
 
         end: ends that process. `stop` and `leave` call it.
         """

@@ -233,9 +233,9 @@ def _describe_request(request: Json, attributes: Attributes) -> None:
 
 
 def input_messages(request: Json) -> Any:
-    """Return the messages of a request in chat form, or None.
+    """Return the messages of a request in chat form, or None if it has none.
 
-    The prompt of a completion becomes one message of the user's.
+    The `prompt` of a completion and the `input` of embeddings become one user message.
     """
     messages = request.get("messages")
     for name in ("prompt", "input"):

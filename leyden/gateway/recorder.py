@@ -166,7 +166,9 @@ class Recorder:
     async def flush(self, key: AttemptKey) -> None:
         """Wait until everything that was begun for this attempt is in the store.
 
-        Raise StoreError, once, if something could not be written.
+        Raise StoreError if the store has been away for `_PATIENCE_SECONDS`: the records stay
+        queued, and a later flush waits for them again. Raise it once for a record that could not be
+        written at all.
         """
         while key in self._pending:
             written = asyncio.get_running_loop().create_future()

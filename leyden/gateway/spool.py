@@ -29,7 +29,10 @@ _COMPACT_BYTES = 4 * 2**20
 
 
 class Spool(Generic[T]):
-    """Items as lines of JSON. One process uses a file at a time."""
+    """A queue on disk, bounded in bytes, in which items wait until they are delivered.
+
+    Items are lines of JSON. One process uses a file at a time.
+    """
 
     def __init__(self, path: Path | None = None, *, max_bytes: int, items: TypeAdapter[T]) -> None:
         """Open the file, and lock it if it has a name.

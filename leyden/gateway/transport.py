@@ -29,7 +29,7 @@ class UpstreamResponse(Protocol):
 
     @property
     def headers(self) -> Headers:
-        """The headers in the form for the agent."""
+        """The response's headers as they are passed on to the agent."""
         ...
 
     async def read(self) -> bytes:

@@ -28,7 +28,7 @@ HTTP_CLIENTS: Final = ("httpx", "httpx2", "aiohttp")
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `instrument` takes, of installed libraries and others."""
+    """Return the names that `instrument` takes, whether their library is installed or not."""
     return tuple(_CLASSES)
 
 

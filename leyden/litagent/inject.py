@@ -47,8 +47,8 @@ class Binder:
         self._ambiguity_reported = False
 
     def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
-        """Raise ConfigError for a signature that a rollout cannot be passed to, by name, or without
-        `needs`.
+        """Raise ConfigError unless every parameter can be passed by name and, if `needs` is given,
+        one parameter has that name.
         """
         signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
         possible = f"possible: {', '.join(PARAMETERS)}, and any other with a default value"

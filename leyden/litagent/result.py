@@ -4,10 +4,9 @@
 |---|---|
 | None | nothing more |
 | a finite number, a bool | the final reward |
-| a dict of finite numbers by name | the final rewards; `primary` (or the only one) is the primary
-one | | a Span or a list of them, of this attempt or made with `propagate=False` | those spans, once
-each | | an ended OpenTelemetry span, or a list of them | those spans, unless they were collected
-before |
+| a dict of finite numbers by name | the final rewards; `primary`, or the only one, comes first |
+| a Span or a list, of this attempt or made with `propagate=False` | those spans, once each |
+| an ended OpenTelemetry span, or a list | those spans, unless they were collected before |
 
 Any other value raises InvalidReturn. The module knows traces and the store's protocol. To allow
 another kind of value, add a case to `result_spans`.

@@ -133,7 +133,8 @@ def _move(handler: logging.Handler, originals: Sequence[Any], above: _Above | No
             stack.callback(writer.setStream, stream)
     elif isinstance(console := getattr(handler, "console", None), Console) and any(
         console.file is original for original in originals
-    ):  # rich's handler
+    ):
+        # rich's handler
         stack.callback(setattr, console, "file", console.file)
         console.file = cast(TextIO, above)
 

@@ -395,14 +395,8 @@ def _of_a_checkpoint(what: str = "what a run saved") -> Generator[None]:
     """Raise CheckpointError where a part of a checkpoint cannot be loaded."""
     try:
         yield
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # torch's is RuntimeError
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        # torch raises RuntimeError.
         if isinstance(error, LeydenError):
             raise
         raise CheckpointError(

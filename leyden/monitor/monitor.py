@@ -426,8 +426,7 @@ async def _repeat(watch: Watch, interval_seconds: float) -> None:
             return
         except LeydenError as error:
             logger.warning("the monitor could not write its metrics and tries again: %s", error)
-        except (
-            Exception
-        ):  # no caller awaits this task: an error that ended it would leave the store unwatched in silence
+        except Exception:
+            # No caller awaits this task: an error that ended it would leave the store unwatched.
             logger.exception("the monitor failed unexpectedly and tries again in %s s", interval_seconds)
         await asyncio.sleep(interval_seconds)

@@ -181,14 +181,8 @@ def _n_weights(folder: Path) -> int | None:
                 header = json.loads(file.read(min(_LONGEST_HEADER, int.from_bytes(file.read(8), "little"))))
             shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
             n = (n or 0) + sum(map(math.prod, shapes))
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ):  # the engine reports it when it loads the model
-            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # the engine reports the error when it loads the model
     return n
 
 

@@ -21,8 +21,10 @@ _HEALTH_SECONDS = 2.0
 
 
 class ModelAddresses:
-    """`resources` may be called from any thread; `watch` runs in one event loop until it is
-    cancelled.
+    """Gives the resources of each request the gateway's address, or the models' own addresses while
+    the gateway is away.
+
+    `resources` may be called from any thread. `watch` runs in one event loop until it is cancelled.
     """
 
     def __init__(self, gateway: str, own: Mapping[str, LLM] | None) -> None:
@@ -34,12 +36,11 @@ class ModelAddresses:
         self.gateway_is_away = False
 
     def resources(self, resources: NamedResources, version: VersionKey, claim: str) -> tuple[NamedResources, bool]:
-        """Return a copy of the resources with the models' addresses, and whether calls are
+        """Return a copy of the resources with the models' addresses, and whether their calls are
         recorded.
 
-        claim: the signed claim of the rollout. Raise GatewayError if the gateway is away
-            and there are no own
-        addresses, ConfigError if one is missing.
+        claim: the signed claim of the rollout. Raise GatewayError if the gateway is away and the
+        models have no addresses of their own, ConfigError if one of them has none.
         """
         if not self.gateway_is_away:
             return {name: self._at_gateway(resource, claim) for name, resource in resources.items()}, True

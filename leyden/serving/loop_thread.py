@@ -48,8 +48,7 @@ class LoopThread:
             for task in left:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self._loop.run_until_complete(
-                self._loop.shutdown_asyncgens()
-            )  # closes the store's connections of this loop
+            # Closes the store's connections of this loop.
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()

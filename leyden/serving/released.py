@@ -42,7 +42,7 @@ class Released:
 
 
 class ReleasedVersions:
-    """Follows what is released.
+    """Keeps the released versions of the store's resources in memory, up to date.
 
     `now` may be read from any thread; the rest runs in one event loop.
     """

@@ -152,9 +152,8 @@ class TraceContext:
         otel_context.detach(attached)
         try:
             CURRENT.reset(current)
-        except (
-            ValueError
-        ):  # left in another context than entered (a generator finished elsewhere): that one has no such trace
+        except ValueError:
+            # The trace was entered in another context (a generator finished elsewhere).
             logger.debug("the trace %r was closed in another context than it was opened in", self._trace.name)
         _LAST.set(self._trace)
         return self._trace

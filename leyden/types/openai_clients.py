@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
-    """Return a client for `base_url` on the running loop's connections. Raise ConfigError without a
-    loop or the package.
+    """Return an asynchronous OpenAI client for `base_url` that shares the running loop's
+    connections. Raise ConfigError without a running loop, or if `openai` is not installed.
     """
     shared, _ = _client_classes()
     try:
@@ -40,8 +40,8 @@ def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
 
 
 def sync_client(base_url: str, api_key: str | None) -> OpenAI:
-    """Return a client for `base_url` on this process's connections. Raise ConfigError without the
-    package.
+    """Return an OpenAI client for `base_url` that shares this process's connections. Raise
+    ConfigError if `openai` is not installed.
     """
     _, shared = _client_classes()
     return shared(base_url=base_url, api_key=_key(api_key), http_client=_sync_pool(os.getpid()))

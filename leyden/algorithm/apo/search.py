@@ -14,7 +14,9 @@ from leyden.algorithm.prompts.candidate import Candidate
 
 @dataclass(slots=True)
 class Search:
-    """Candidates are named by their place: 0 is the first one, which the user gave."""
+    """The state of an APO search: its candidates, their rewards and the beam. A candidate's number
+    is its index in `candidates`; 0 is the user's prompt.
+    """
 
     candidates: list[Candidate]
     parents: list[int | None] = field(default_factory=lambda: [None])

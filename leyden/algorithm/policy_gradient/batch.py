@@ -145,11 +145,10 @@ def has_signal(group: Group, advantages: Advantages) -> bool:
 
 
 def build_step(groups: Sequence[Group], advantages: Advantages, *, keep_flat: bool = False) -> StepData:
-    """Return the rollouts of the groups that have signal, without advantages yet;
-    count the other groups.
+    """Return the rollouts to train on, without advantages yet. Groups that are too small, or whose
+    rewards are all equal (flat), have no signal: they are left out and counted.
 
-    keep_flat: return those of flat groups too, for a loss with a term that does not
-        depend on rewards.
+    keep_flat: keep flat groups too, for a loss with a term that does not depend on rewards.
     """
     step = StepData()
     for number, group in enumerate(groups):
@@ -210,6 +209,9 @@ def number_calls(rollout: StepRollout) -> None:
 
 
 def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> RolloutRewards:
+    """Return the rewards of a rollout as estimators take them. The penalty (KL in the reward) is
+    subtracted from the rollout's reward and from its last call's.
+    """
     call_rewards = _call_rewards(rollout.data)
     call_rewards[-1] -= penalty
     return RolloutRewards(

@@ -71,8 +71,8 @@ class RolloutReader:
         """Return the reward and trajectories of a rollout, and add the rollout to `counts`. Return
         None if the rollout does not count in its group.
 
-        A rollout with a call that cannot be trained on keeps its reward, and has no trajectory:
-        what the policy did in that call would get no gradient.
+        A rollout with a call that cannot be trained on keeps its reward, and has no trajectory,
+        because training on its other calls alone would credit them with what that call did.
         """
         triplets = self._triplets(result.spans)
         counts.rollouts += 1

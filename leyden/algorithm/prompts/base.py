@@ -173,10 +173,9 @@ class PromptOptimiser(Algorithm):
         """Return the best prompt so far.
 
         run: read it from a run's folder or store (see `leyden.runs.open_run`), for example after a
-            restart. None: the run of this object.
-        resource_name: which, if there are several. None: the only one that is
-            improved, or the first.
-        Raise ConfigError if there is none.
+        restart. None: the run of this object.
+        resource_name: the name of the prompt to return. None: the algorithm's own `resource_name`,
+        or the first prompt. Raise ConfigError if there is none.
         """
         if run is None:
             if self._best is None:

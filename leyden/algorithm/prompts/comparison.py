@@ -41,7 +41,9 @@ class Comparison:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the interval lies above 0 and the sign test agrees."""
+        """Return whether the confidence interval of the mean difference lies above 0 and the sign
+        test also rejects that both prompts are equal.
+        """
         return self.difference.low is not None and self.difference.low > 0 and self.chance <= _SURE
 
     def __str__(self) -> str:

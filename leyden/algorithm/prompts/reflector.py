@@ -152,7 +152,8 @@ class Reflector:
     async def _call_in_time(
         self, purpose: str, model: str | None, messages: list[Message], place: str
     ) -> tuple[str, int]:
-        """Do as `_call`.
+        """Return the model's text and token count, within the budget's time. Warn once if the
+        answer takes longer than `_SLOW_SECONDS`.
 
         Raise BudgetExceeded when the budget's time is over, before the call or during it.
         """

@@ -323,8 +323,8 @@ def _count(statuses: Any) -> dict[str, int]:
 
 
 def _row_metrics(rows: Sequence[SequenceRow], suffix: str) -> Metrics:
-    """Return the lengths of rows under the names of seed systems: before rows are dropped
-    and cut, or after.
+    """Return the lengths of rows under the metric names of Agent Lightning's daemon. suffix: tells
+    the rows before dropping and cutting from the rows after.
     """
     prompts, responses = [len(row.prompt_ids) for row in rows], [len(row.response_ids) for row in rows]
     if not rows:

@@ -112,9 +112,10 @@ class Report:
 
 
 def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[list[RewardedRollout], Report]:
-    """Return the rollouts of all groups that have a finite reward.
+    """Return the rollouts of all groups that have a finite reward, and a report that counts the
+    others by reason.
 
-    names: the name of each group; empty numbers them.
+    names: the name of each group; by default its number.
     """
     report = Report()
     scored: list[RewardedRollout] = []
@@ -150,7 +151,11 @@ def make_rows(rollouts: Sequence[RewardedRollout], level: Aggregation = "traject
 
 
 def _row(rollout: RewardedRollout, trajectory: Trajectory, calls: Sequence[tuple[int, int]]) -> SequenceRow:
-    """Return the row that holds some calls of a trajectory, one after the other."""
+    """Return the row that holds consecutive calls of a trajectory.
+
+    calls: (start, end) indices of the calls' response tokens. Tokens between two calls are in the
+    row, with mask 0.
+    """
     start, end = calls[0][0], calls[-1][1]
     return SequenceRow(
         group=rollout.group,

@@ -89,7 +89,9 @@ class NativeView(_PassedOn):
         return self._store.answered_in_json if isinstance(self._store, InJson) else ()
 
     def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> Awaitable[bytes]:
-        """See `InJson`."""
+        """Return the result of a store method as JSON in Agent Lightning's form. packed: write
+        tokens as packed arrays.
+        """
         return cast(InJson, self._store).json_of(method, arguments, packed=packed)
 
 

@@ -183,7 +183,9 @@ class OldStore(LightningStore):
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> NativeSpan | None:
-        """Record an ended OpenTelemetry span."""
+        """Record an ended OpenTelemetry span. Return the stored span, or None if a span with its id
+        was stored before.
+        """
         span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0)
         return await self.add_span(span)
 

@@ -55,7 +55,7 @@ class TraceStatus(SpanStatus):
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> TraceStatus:
-        """Return OpenTelemetry's status."""
+        """Return the TraceStatus for a status of OpenTelemetry."""
         return cls(src.status_code.name, src.description)
 
 
@@ -64,7 +64,7 @@ class Event(SpanEvent):
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> Event:
-        """Return OpenTelemetry's event."""
+        """Return the Event for an event of OpenTelemetry."""
         return cls(name=src.name, attributes=dict(src.attributes or {}), timestamp=convert_timestamp(src.timestamp))
 
 
@@ -76,7 +76,7 @@ class Link(BaseModel):
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> Link:
-        """Return OpenTelemetry's link."""
+        """Return the Link for a link of OpenTelemetry."""
         return cls(context=SpanContext.from_opentelemetry(src.context), attributes=dict(src.attributes or {}) or None)
 
 
@@ -94,7 +94,7 @@ class OtelResource(dict[str, Any]):
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> OtelResource:
-        """Return OpenTelemetry's resource."""
+        """Return the OtelResource for a resource of OpenTelemetry."""
         return cls(dict(src.attributes or {}), src.schema_url or "")
 
     def model_dump(self, **_: Any) -> dict[str, Any]:

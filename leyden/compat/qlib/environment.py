@@ -34,7 +34,9 @@ class EnvWrapper(
             self.logger = LogCollector()
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode with the next seed. Raise RuntimeError after the last one was missed."""
+        """Begin an episode with the next seed. After the last seed, return NaN once; raise
+        RuntimeError at any later reset.
+        """
         if self._is_dead:
             raise RuntimeError("the environment wrapper is dead: its seeds have ended, and its last reset returned NaN")
         try:

@@ -585,7 +585,7 @@ def _native(state: Any) -> Any:
 
 
 def _of_tables(state: Any) -> SAOEState:
-    """Return a state whose times, ticks and histories are pandas' objects as Leyden's."""
+    """Convert a state with pandas' times, ticks and histories into one with Leyden's arrays."""
     steps, ticks = state.history_steps, state.history_exec
     newest = ticks.index >= steps.index[-1] if len(steps) else ticks.index == ticks.index
     return state._replace(
@@ -641,8 +641,8 @@ class CategoricalActionInterpreter(_ActionInterpreter, native.CategoricalActionI
 class TwapRelativeActionInterpreter(_ActionInterpreter, native.TwapRelativeActionInterpreter):
     """Action 1 trades an equal part of the rest in each remaining step.
 
-    Steps are counted as in Qlib, all of the same length: an order that begins within a step has one
-    more than that.
+    Steps are counted as in Qlib, all of the same length. If an order begins between two steps, the
+    simulator makes one step more than this count.
     """
 
     def interpret(self, simulator_state: Any, action: Any) -> float:

@@ -50,7 +50,7 @@ def _converted(read: Any) -> Any:
 
 
 class Simulator(AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType, parts.ActType]):
-    """One trajectory, made anew for each seed."""
+    """A simulator of one episode, made anew for each seed."""
 
     def __init__(self, initial: Any = None, **kwargs: Any) -> None:
         """Take and drop the initial state and any other argument."""

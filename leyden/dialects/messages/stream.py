@@ -29,7 +29,9 @@ class EventsFromChat:
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """Return the events of one chunk. Raise Untranslatable if they cannot be expressed."""
+        """Return Anthropic's events for one chunk of a chat stream. Raise Untranslatable for a
+        chunk that they cannot express.
+        """
         events: list[Json] = [] if self._started else [self._start(chunk)]
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
@@ -147,7 +149,9 @@ class EventsToChat:
         self._usage: Json = {}
 
     def feed(self, event: Json) -> list[Json]:
-        """Return the chunks of one event. Raise Untranslatable if chat cannot express them."""
+        """Return the chat chunks for one event of Anthropic's stream, often none. Raise
+        Untranslatable for an event that chat cannot express.
+        """
         match event.get("type"):
             case "message_start":
                 return self._start(an_object(event.get("message"), "message"))

@@ -114,8 +114,8 @@ def _chat_messages(items: list[Json]) -> list[Json]:
 
 
 def _turn(messages: list[Json], *, before: tuple[str, ...]) -> Json | None:
-    """Return the assistant's message that a new item may join: the last one, if it has none of
-    `before` yet.
+    """Return the assistant's message that a new item may join: the last message, if it is the
+    assistant's and has none of the fields `before` yet.
     """
     if messages and messages[-1]["role"] == "assistant" and not any(name in messages[-1] for name in before):
         return messages[-1]

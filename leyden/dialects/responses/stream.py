@@ -27,7 +27,7 @@ class EventsFromChat:
     """
 
     def __init__(self, request: Json) -> None:
-        """request: the client's own."""
+        """request: the client's request, whose options the response repeats."""
         self._request = request
         self._head: Json = {}
         self._n_events = 0

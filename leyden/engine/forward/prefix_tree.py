@@ -164,8 +164,10 @@ def _width_class(n: int) -> int:
 
 
 def _part_block(rows: Sequence[tuple[list[int], int]], device: torch.device) -> tuple[RowBlock, list[int | None]]:
-    """Return a block of rows whose own tokens alone are queries, and the token at each
-    query, None at padding.
+    """Return a block of rows in which only each row's own tokens are queries, and the token index
+    of each query, None at padding.
+
+    rows: the token indices of each row, and how many of them it shares with other rows.
     """
     own = [source[n_shared:] for source, n_shared in rows]
     length, n_queries = max(len(source) for source, _ in rows), max(map(len, own))

@@ -30,10 +30,10 @@ Each new shape costs 0.2 milliseconds once. Decoding repeats its shapes; gradien
 
 
 def use_faster_products(model: torch.nn.Module) -> None:
-    """Let every plain linear layer of a model compute large float32 products with `linear`.
+    """Let every plain linear layer of a model compute large float32 products with `linear`, LoRA's
+    layers and the layers that they wrap included.
 
-    Adapters' layers and the layers that they wrap count. It does nothing where torch's own products
-    are as fast.
+    Do nothing where torch's own products are as fast.
     """
     if not has_faster_products():
         return

@@ -402,9 +402,10 @@ class VLLMBackend(PolicyBackend):
     # ---- weights ---------------------------------------------------------------------------------
 
     async def _push(self, running: _StartedBackend) -> None:
-        """Give the server the learner's weights.
+        """Load the learner's weights into the server.
 
-        Raise EngineError, naming weights, unless its probes agree.
+        Raise EngineError, which names the weights that the server ignores, if the server's
+        log-probabilities of the probes differ from the learner's.
         """
         running.n_pushes += 1
         folder = running.exchange / f"push-{running.n_pushes}"

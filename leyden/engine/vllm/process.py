@@ -219,6 +219,10 @@ def _served_rank(rank: int) -> int:
 
 
 def _free_port(host: str, port: int) -> int:
+    """Return a port that is free now. vLLM opens it later, so another program may take it first.
+
+    port: the wanted one; 0 for any.
+    """
     try:
         with listen(host, port) as listener:
             return int(listener.getsockname()[1])

@@ -135,6 +135,11 @@ def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) ->
 
 
 def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
+    """Standardise, call position by call position, the sums of later rewards over the rollouts of a
+    group that reached the position. A position that only one rollout reached gets 0.
+
+    sums: one row per rollout, one number per call.
+    """
     rows: list[list[float]] = [[] for _ in sums]
     for call in range(max(map(len, sums))):
         reached = [place for place, row in enumerate(sums) if len(row) > call]

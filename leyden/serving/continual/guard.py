@@ -237,6 +237,9 @@ def _observe_missing(evidence: Evidence, canary: bool, value: float, share: floa
 
 
 def _report(metric: Metric, state: MetricState) -> MetricReport:
+    """Return a metric's means in both arms and its p-values. Each is exp(-peak of the test's log
+    wealth), valid at any time, and at most 1.
+    """
     return MetricReport(
         name=metric.name,
         canary_mean=state.required.treated.mean,

@@ -33,9 +33,9 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Exceeds:
-    """Unbounded values with a limit, such as a latency objective.
+    """A metric with a limit and no upper bound, such as a latency objective.
 
-    The test compares how often it is exceeded.
+    The guard compares how often the canary and the control exceed the limit.
     """
 
     limit: float

@@ -108,8 +108,10 @@ async def read_data(
 ) -> LearningData:
     """Return the training data of a cycle: finished live requests that have a reward.
 
-    since: requests that reached the store before are older ones. before: later ones are left out,
-        so that a cycle that is continued reads what it has read before.
+    since: requests that reached the store from then on are new; earlier ones fill the share
+        `replayed` of the training data, chosen by a hash with `cycle_id`.
+    before: later requests are left out, so that a cycle that is continued reads what it has read
+        before.
     """
     page = await store.query_rollouts(mode_in=["live"], sort_by="start_time", sort_order="desc", limit=settings.read)
     rollouts = [each for each in page if each.finished and each.start_time < before]

@@ -157,9 +157,9 @@ async def begin(
         who=who,
         why=why,
     )
-    if release.state in OPEN_STATES and await is_stopped(
-        store
-    ):  # read after the release can be seen by `stop_learning`
+    # Read the switch after the insert: either `stop_learning` sees the release, or this call sees
+    # the switch.
+    if release.state in OPEN_STATES and await is_stopped(store):
         return await advance(store, release, "stop", who=who, why="learning is stopped")
     return release
 

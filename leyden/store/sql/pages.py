@@ -157,9 +157,8 @@ def order_and_limit(
         raise ConfigError(f"sort_order must be 'asc' or 'desc', got {sort_order!r}")
     if sort_by is not None and sort_by not in columns:
         raise ConfigError(f"cannot sort by {sort_by!r}; possible: {', '.join(sorted(columns))}")
-    nulls = (
-        "" if sort_by is None or sort_by in never_null else " NULLS LAST"
-    )  # PostgreSQL reads no index in its order with these words
+    # With NULLS LAST, PostgreSQL does not read an index in its order: add it only where needed.
+    nulls = "" if sort_by is None or sort_by in never_null else " NULLS LAST"
     first = [] if sort_by is None else [f"{columns[sort_by]} {sort_order}{nulls}"]
     order = " ORDER BY " + ", ".join([*first, *(f"{column} {sort_order}" for column in tie)])
     return (

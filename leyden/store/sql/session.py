@@ -117,9 +117,8 @@ class Session:
                     finished += self._transaction.finished
                     spans = spans or self._transaction.spans
                     labels = labels or self._transaction.labels
-            self._execute(
-                "COMMIT" if changed else "ROLLBACK"
-            )  # after a rollback to a savepoint, COMMIT would still write
+            # After a rollback to a savepoint, COMMIT would still write to the file.
+            self._execute("COMMIT" if changed else "ROLLBACK")
         except BaseException as error:  # noqa: BLE001 -- the batch is undone, and each caller gets the error
             self._undo("ROLLBACK")
             told = as_leyden_error(self.url, error)

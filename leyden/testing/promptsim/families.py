@@ -25,7 +25,7 @@ _DRIFTS_AT = 200
 
 @dataclass(frozen=True)
 class PromptSetting:
-    """A world, and what is known to be true of it."""
+    """A simulated family of tasks for prompt optimisers, whose best prompts are known."""
 
     world: World
     initial_prompts: Mapping[str, str]

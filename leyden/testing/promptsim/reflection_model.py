@@ -90,8 +90,8 @@ class ReflectionModel:
         return "\n".join(sorted((each for each in places if places[each] >= 0), key=lambda each: places[each]))
 
     def rewrite(self, prompt: str, symptoms: Sequence[AnswerRule], chance: random.Random) -> str:
-        """Return the prompt with one more clause, and with the losses and the fluff of the model's
-        skill.
+        """Return the prompt with one more clause. With the probabilities of `Skill`, other clauses
+        get lost and meaningless ones are added.
 
         Without an unmet symptom, the clause is a guess among all rules and distractors.
         """

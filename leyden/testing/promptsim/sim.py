@@ -121,9 +121,9 @@ class PromptSim:
     # ---- the truth -------------------------------------------------------------------------------
 
     def expected_score(self, prompts: Prompts, *, at: int = 0) -> float:
-        """Return the exact probability that a rollout that ends is solved.
+        """Return the exact probability that a rollout which finishes is solved.
 
-        at: the number of a task; of a drifting world, the tasks of that time are meant.
+        at: the number of a task. In a world that drifts, it selects the time whose tasks are meant.
         Raise ConfigError unless there is a prompt for each component and no other.
         """
         return expected_score(self.world, self._texts(prompts), self.world.kinds_at(at))
@@ -171,10 +171,10 @@ class PromptSim:
     # ---- the models, as functions of FakeUpstream ------------------------------------------------
 
     def reply(self, body: dict[str, Any]) -> str:
-        """Answer a chat as the task model if its last message is a ticket, otherwise as
-        the reflection model.
+        """Answer a chat as the task model if its last message is a ticket, otherwise as the
+        reflection model.
 
-        The request's `seed` is the replica.
+        The request's `seed` says which of the repeated samples of the prompt and task to return.
         """
         messages, replica = _messages(body), int(body.get("seed") or 0)
         call = read_call(self.world, messages, replica)

@@ -94,7 +94,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class World:
-    """Rules, tasks and constants. Raise ConfigError if the parts contradict each other."""
+    """A simulated problem for prompt optimisers: the rules that its prompts should state, its kinds
+    of tasks, and the constants of its models.
+
+    Raise ConfigError if the parts contradict each other.
+    """
 
     rules: tuple[AnswerRule, ...]
     kinds: tuple[Kind, ...]
