@@ -314,6 +314,11 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
                 if isinstance(result, Exception):
                     raise result
             await summarise(store, board, came)
+            if not is_enough.is_set():
+                print(
+                    f"\nThe visitors had gone before {options.promotions} promotions and the thumbs after them. "
+                    "Learning gets little CPU on a busy machine; give it time with --visitors 5000."
+                )
             if options.stay:
                 print(f"\nThe page stays at {address}, without learning; Ctrl-C ends it.", flush=True)
                 await asyncio.Event().wait()

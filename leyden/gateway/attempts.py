@@ -56,6 +56,8 @@ It exceeds the number of calls that one attempt has under way.
 """
 _CLOCK_SKEW_SECONDS = 1.0
 """Seconds by which the store's clock may be ahead of this machine's."""
+_FIRST_CALL_SECONDS = 10.0
+"""Seconds after its beginning within which a rollout's first call needs no look into the store."""
 _ENDED_KEPT = 65_536
 """The most ended attempts in memory. Older ones are looked up in the store."""
 
@@ -174,7 +176,8 @@ class Attempts:
                 f"call for {_CLAIM_SECONDS:,.0f} s; begin another, and see that the clocks agree",
             )
         live = _Live(trace_id=trace_id_of(key), mode="live", sampling_key=f"{claim.rollout_id}\x1f0")
-        if claim.start_time > self._all_met_since:  # this gateway meets it with its first call
+        began_now = abs(now - claim.start_time) <= _FIRST_CALL_SECONDS  # else its clock may be wrong
+        if began_now and claim.start_time > self._all_met_since:  # this gateway meets it with its first call
             live.calls_before = 0
             live.check_again_at = time.monotonic() + _RECHECK_SECONDS
         return live

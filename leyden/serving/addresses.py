@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 
 import aiohttp
 
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _HEALTH_SECONDS = 2.0
 """Seconds that the gateway may take to answer a check."""
+_AWAY = "is away, so calls could not be recorded; start it again"
+_REFUSED = "has another live_key, so it would refuse all calls; give it and the sessions the same LEYDEN_LIVE_KEY"
 
 
 class ModelAddresses:
@@ -27,13 +30,21 @@ class ModelAddresses:
     `resources` may be called from any thread. `watch` runs in one event loop until it is cancelled.
     """
 
-    def __init__(self, gateway: str, own: Mapping[str, LLM] | None) -> None:
+    def __init__(self, gateway: str, own: Mapping[str, LLM] | None, *, claim: str) -> None:
         """own: the models' own addresses by their names, for the time without the gateway; None:
         requests fail then.
+        claim: any claim that the session has signed. Checks carry it, because a gateway with
+            another live key refuses every call of the session.
         """
         self._gateway = gateway.rstrip("/").removesuffix("/v1")
         self._own = own
-        self.gateway_is_away = False
+        self._check_url = f"{self._gateway}/live/{claim}/v1/models"
+        self._why: str | None = None
+
+    @property
+    def gateway_is_away(self) -> bool:
+        """Return whether the gateway did not answer the last check, or refused its claim."""
+        return self._why is not None
 
     def resources(self, resources: NamedResources, version: VersionKey, claim: str) -> tuple[NamedResources, bool]:
         """Return a copy of the resources with the models' addresses, and whether their calls are
@@ -42,12 +53,12 @@ class ModelAddresses:
         claim: the signed claim of the rollout. Raise GatewayError if the gateway is away and the
         models have no addresses of their own, ConfigError if one of them has none.
         """
-        if not self.gateway_is_away:
+        if self._why is None:
             return {name: self._at_gateway(resource, claim) for name, resource in resources.items()}, True
         if self._own is None:
             raise GatewayError(
-                f"the gateway at {self._gateway} is away, so calls could not be recorded; start it again, or give the session "
-                "fallback=True and models= to serve unrecorded meanwhile"
+                f"the gateway at {self._gateway} {self._why}, or give the session fallback=True and models= to serve "
+                "unrecorded meanwhile"
             )
         return {name: self._at_own_address(resource, version) for name, resource in resources.items()}, False
 
@@ -65,13 +76,13 @@ class ModelAddresses:
 
     async def _look(self, http: aiohttp.ClientSession) -> None:
         try:
-            async with http.get(f"{self._gateway}/health") as response:
-                away = response.status != 200
+            async with http.get(self._check_url) as response:
+                why = _REFUSED if response.status == HTTPStatus.UNAUTHORIZED else None if response.ok else _AWAY
         except (aiohttp.ClientError, TimeoutError, OSError):
-            away = True
-        if away != self.gateway_is_away:
-            logger.warning("the gateway at %s %s", self._gateway, "is away" if away else "is back")
-        self.gateway_is_away = away
+            why = _AWAY
+        if why != self._why:
+            logger.warning("the gateway at %s %s", self._gateway, why or "is back")
+        self._why = why
 
     def _at_gateway(self, resource: ResourceUnion, claim: str) -> ResourceUnion:
         if not isinstance(resource, LLM):

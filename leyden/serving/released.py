@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,11 +55,15 @@ class ReleasedVersions:
         self.now = Released()
         self.store_error: str | None = None
         """Why the store could not be asked the last time; None if it could."""
+        self._heard = time.monotonic()
+        """When the store last answered."""
 
     @property
     def are_old(self) -> bool:
-        """Return whether the store could not be asked the last time."""
-        return self.store_error is not None
+        """Return whether the store could not be asked the last time, or has not been asked for long
+        because this process did not run.
+        """
+        return self.store_error is not None or time.monotonic() - self._heard > 2 * _NEWS_SECONDS
 
     async def begin(self, within_seconds: float) -> None:
         """Read what is released, or take what the file has if the store is away.
@@ -93,7 +98,7 @@ class ReleasedVersions:
         if (labels, shares) != (self.now.labels, self.now.shares):
             self.now = Released(labels, resources, shares)  # one assignment, so that no request mixes two versions
             self._file.write(self.now)
-        self.store_error = None
+        self.store_error, self._heard = None, time.monotonic()
 
     async def follow(self, pause_seconds: float) -> None:
         """Read the released versions each time the store reports a change of them, until cancelled.
@@ -109,10 +114,10 @@ class ReleasedVersions:
                 if after is None or news.labels or news.gap:
                     async with asyncio.timeout(2 * _NEWS_SECONDS):
                         await self.read()
-                after = news.after
+                after, self._heard = news.after, time.monotonic()
             except Exception as error:  # noqa: BLE001 -- serving goes on with what was released last
                 words = self._words(error)
-                if not self.are_old:
+                if self.store_error is None:
                     logger.warning("labels cannot be read, serving goes on with %s: %s", dict(self.now.labels), words)
                 self.store_error, after = words, None
                 await asyncio.sleep(pause_seconds)

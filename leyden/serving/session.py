@@ -91,6 +91,7 @@ class SessionStatus:
     store_error: str | None
     """The reason why the store takes nothing, such as a full disk; None if it takes records."""
     gateway_is_away: bool
+    """Whether the gateway does not answer, or has another live key."""
     waiting: int
     """Records that are not in the store yet."""
     served: Mapping[str, int]
@@ -155,7 +156,8 @@ class OnlineSession:
         check_number("refresh_seconds", refresh_seconds, above=0)
         check_number("timeout_seconds", timeout_seconds, above=0)
         self._store = store
-        self._addresses = ModelAddresses(gateway, dict(models or {}) if fallback else None)
+        check = sign_claim(live_key, LiveClaim("check", "check", "check", 0, "check", 0.0))
+        self._addresses = ModelAddresses(gateway, dict(models or {}) if fallback else None, claim=check)
         self._key = live_key
         self._assignment = assignment or Assignment()
         self._folder = None if folder is None else Path(folder)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -81,6 +83,10 @@ class Place:
         """`kill -9`."""
         for role in roles:
             await asyncio.to_thread(self._forker.kill, self._alive.pop(role))
+
+    def pause(self, role: Role, *, stop: bool = True) -> None:
+        """Stop a process without its notice (`SIGSTOP`), or let it go on."""
+        os.kill(self._alive[role], signal.SIGSTOP if stop else signal.SIGCONT)
 
     async def kill_all(self) -> None:
         await self.kill(*self._alive)

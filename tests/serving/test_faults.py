@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from leyden.errors import GatewayError
+from leyden.semconv import CALL_INDEX
 from leyden.serving import OnlineSession
 from leyden.serving.continual import open_releases, stop_learning
 from leyden.serving.session import Served
@@ -346,3 +347,54 @@ async def test_a_gateway_without_its_store_keeps_the_calls_of_rollouts_that_a_ki
 
 async def _n_rollouts(store: LightningStore, n: int) -> bool:
     return (await store.query_rollouts(limit=1)).total == n
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("ahead_seconds", [-3600.0, 3600.0])
+async def test_calls_are_numbered_on_after_a_killed_gateway_whatever_the_clock_of_the_sessions_host(
+    forker: Forker, tmp_path: Path, ahead_seconds: float
+) -> None:
+    async with opened_place(forker, tmp_path, "gateway") as place, aiohttp.ClientSession() as http:
+        claim = LiveClaim("ro-1", "at-1", "rs", 1, "control", time.time() + ahead_seconds)
+        llm = {
+            "endpoint": f"{place.url('gateway')}/live/{sign_claim(KEY, claim)}/v1",
+            "model": "fake",
+            "api_key": "any",
+        }
+        async with LightningStoreClient(place.url("store")) as store:
+            for n in range(1, 3):
+                assert await call_model(http, llm) == 200
+                await until(lambda n=n: _holds(store, Counter({"ro-1": n})))
+                await place.kill("gateway")
+                await place.start("gateway")
+            spans = await store.query_spans("ro-1")
+        assert [span.attributes[CALL_INDEX] for span in spans] == [0, 1]
+
+
+@pytest.mark.faults
+async def test_requests_of_a_process_that_was_stopped_while_a_label_moved_are_marked_until_it_knows(
+    forker: Forker, tmp_path: Path
+) -> None:
+    async with (
+        opened_place(forker, tmp_path, "gateway", "serve") as place,
+        aiohttp.ClientSession() as http,
+        LightningStoreClient(place.url("store")) as store,
+    ):
+        place.pause("serve")
+        await store.set_label("production", "rs", 2)
+        asked = [asyncio.create_task(_begin(http, place)) for _ in range(5)]
+        await asyncio.sleep(4.5)  # longer than a session goes without news
+        place.pause("serve", stop=False)
+        versions = dict(await asyncio.gather(*asked))
+        while 2 not in versions.values():
+            versions.update([await _begin(http, place)])
+        await until(lambda: _n_rollouts(store, len(versions)))
+        old = [each for each in await store.query_rollouts() if versions[each.rollout_id] == 1]
+        assert all(each.metadata.get("labels_are_old") for each in old)
+
+
+async def _begin(http: aiohttp.ClientSession, place: Place) -> tuple[str, int]:
+    """Begin a request, and return its rollout's id and its version."""
+    async with http.post(f"{place.url('serve')}/v1/serving/begin", json={"input": "q", "user": "ada"}) as response:
+        begun = await response.json()
+    return begun["rollout_id"], begun["version"][1]

@@ -330,6 +330,20 @@ async def test_while_the_gateway_is_away_requests_fail_or_go_unrecorded(
         await ask(strict.begin("q", user="ada").llm())
 
 
+async def test_a_gateway_with_another_live_key_counts_as_away_and_the_session_says_why(
+    store: InMemoryLightningStore, gateway: LLMProxy, upstream: FakeUpstream
+) -> None:
+    options: dict[str, Any] = {"gateway": gateway.endpoint, "live_key": "another key"}
+    async with OnlineSession(store, **options) as strict:
+        assert strict.status().gateway_is_away
+        with pytest.raises(GatewayError, match=r"has another live_key.*LEYDEN_LIVE_KEY"):
+            strict.begin("q", user="ada")
+    async with OnlineSession(store, **options, fallback=True, models={"fake": upstream.llm()}) as lenient:
+        served = lenient.begin("q", user="ada")
+        assert not served.recorded
+        await ask(served.llm())
+
+
 async def test_while_the_store_is_away_serving_goes_on_and_everything_arrives_once(
     tmp_path: Path, upstream: FakeUpstream
 ) -> None:
