@@ -5,10 +5,12 @@ optimisers of Leyden ask the reflection model over HTTP. The truth of a prompt i
 family says (1 s in the median), a reflection 5 s, and 16 rollouts run at a time. What an optimiser does at once is scheduled at once,
 and what waits for something starts after it.
 
-Finished runs are kept in `results/prompts_runs.jsonl` and not repeated; delete the file to start afresh. `PROMPTS_SEEDS=2` takes
-fewer seeds than twenty, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. Two families, `HELD_OUT`, were not looked at
-while the optimisers were written. Without peers of environments of their own, each family and seed takes 5 s of CPU: 20 seeds take
-nine minutes on two idle cores. A run of Agent Lightning's APO goes on after its budget, see `LIMIT`, and takes 1 to 5 s.
+Finished runs are kept in `results/prompts_runs.jsonl` and not repeated, so an interrupted benchmark continues. Delete the lines of a
+side to run it anew, or the file to start afresh. What the reflection model draws depends on the order in which calls arrive, so on a
+busy machine a run of Leyden may differ from the one that is kept. `PROMPTS_SEEDS=2` takes fewer seeds than twenty, `PROMPTS_JOBS=1`
+fewer processes than the machine has CPUs. Two families, `HELD_OUT`, were not looked at while the optimisers were written. Without
+peers of environments of their own, each family and seed takes 5 s of CPU: 20 seeds take nine minutes on two idle cores. A run of
+Agent Lightning's APO goes on after its budget, see `LIMIT`, and takes 1 to 5 s.
 """
 
 from __future__ import annotations
