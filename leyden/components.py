@@ -120,7 +120,7 @@ def instantiate_from_spec(
 ) -> Any:
     """Return the object of any type that a name, an import path or a dict means.
 
-    Parameters as in `build_component`.
+    spec_name, optional_defaults, registry and the two parameters of dicts: see `build_component`.
     """
     target: Any = spec
     arguments: dict[str, Any] = {}
@@ -149,7 +149,8 @@ def instantiate_component(
 ) -> Any:
     """Call a class or factory with `arguments`, and with the `optional_defaults` that it accepts.
 
-    Raise ConfigError, before the call, as `check_arguments` does.
+    spec_name: what messages call the component, such as "runner". Raise ConfigError, before the
+    call, for an argument that is unknown or missing.
     """
     given = {name: value for name, value in (optional_defaults or {}).items() if name in (_parameters(target) or ())}
     given |= arguments or {}

@@ -200,8 +200,9 @@ def _options(made: object) -> list[str]:
 
 
 def _names(kind: type) -> Iterator[str]:
-    """Yield the names of the keyword arguments that a constructor accepts. Base classes count as
-    long as each class takes `**kwargs` to pass on.
+    """Yield the names of the keyword arguments that the constructor takes.
+
+    `**kwargs` are followed to the next base class with an `__init__`, where they are passed on.
     """
     for base in kind.__mro__:
         if "__init__" not in vars(base):

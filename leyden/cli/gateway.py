@@ -68,9 +68,8 @@ def gateway(
     Examples:
       leyden gateway --model policy=http://127.0.0.1:8000/v1
       leyden gateway --model a=http://gpu-1:8000/v1 --model a=http://gpu-2:8000/v1
-      leyden gateway --store http://127.0.0.1:4747 --model policy=http://gpu-1:8000/v1 --num-workers
-      4 LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model
-      policy=http://gpu-1:8000/v1
+      leyden gateway --num-workers 4 --model policy=http://gpu-1:8000/v1
+      LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1
     """
     import asyncio
 
@@ -132,6 +131,9 @@ async def _report_targets(store: str, models: Sequence[Mapping[str, Any]]) -> No
 
 @asynccontextmanager
 async def _one(store_url: str, port: int, options: dict[str, Any]) -> AsyncGenerator[tuple[str, str]]:
+    """Run the gateway in this process. Yield its address and the URL of the store that it records
+    in.
+    """
     from leyden.gateway import LLMProxy
     from leyden.store import open_store
 

@@ -45,7 +45,7 @@ def train(
       leyden rl train --resume runs/ppo
       leyden rl train longer.yaml --resume runs/ppo
 
-    \b Sections of the file: runtime, env, simulator, data, state_interpreter, action_interpreter,
+    Sections of the file: runtime, env, simulator, data, state_interpreter, action_interpreter,
     reward, network, policy, trainer. `_base_: other.yaml` starts from another file. Paths in it are
     relative to the current folder.
     """

@@ -162,6 +162,11 @@ class AgentLoop:
                 AgentLoop._current = None
 
     def _run(self) -> None:
+        """Run the agents' loop until it is finished, whatever an agent does to stop it. Runs in a
+        thread.
+
+        While the loop is lent to another thread, it waits.
+        """
         asyncio.set_event_loop(self.loop)
         while not self._finished:  # `loop.stop()` is not an agent's to say
             self._not_lent.wait()

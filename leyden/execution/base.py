@@ -101,7 +101,7 @@ class ExecutionStrategy(NamedOptions, ABC):
         """Return when the algorithm is done and the runners have drained.
 
         ready: runners begin when it is open; None: at once. The side that first ends with an error
-        stops the other one, and its error is raised. Cancelling this (Ctrl-C) gives the runners
-        `drain_seconds` to finish, then cancels them, then the algorithm. It ends in a few seconds,
-        whatever an agent does.
+        stops the other one, and its error is raised. Cancelling this call (Ctrl-C) gives the
+        runners `drain_seconds` to finish, then cancels them, then the algorithm. The call returns a
+        few seconds later, even if an agent ignores its cancellation.
         """

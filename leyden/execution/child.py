@@ -109,7 +109,7 @@ The lag watchdog (`runner/watchdog.py`) has named the agent long before."""
 def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildEnvironment) -> None:
     """Run one worker, then end the process without returning. A runner's process calls it.
 
-    packed: a Payload.
+    packed: a Payload, as `pack` made it.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setpgid(0, 0)  # so that processes that agents start can be ended with this one

@@ -24,7 +24,12 @@ class InterProcessExecutionStrategy(ProcessExecutionStrategy):
 
     @asynccontextmanager
     async def share(self, store: LightningStore) -> AsyncGenerator[Any]:
-        """See ProcessExecutionStrategy.share."""
+        """Yield what runners open: the store itself if other processes can open it (`zero_copy`),
+        else a server of it on a Unix socket.
+
+        The socket's path and folder are `left_behind`, so that runners remove them if this process
+        is killed.
+        """
         if store.capabilities["zero_copy"]:
             yield store
             return

@@ -157,9 +157,10 @@ class _Crew:
         return self._actors[worker_id]
 
     async def fresh_process(self, actor: Any) -> None:
-        """Wait until the actor is in a process that has not worked yet.
+        """Restart the actor until it is in a process in which no earlier runner worked.
 
-        Raise RayError if Ray starts it no more.
+        An agent may have left threads or changed modules behind. Raise RayError if Ray no longer
+        restarts the actor.
         """
         while (name := await _result_of(actor.wake.options(max_task_retries=-1).remote())) in self._names:
             with contextlib.suppress(self.died):
@@ -193,7 +194,9 @@ class RunnerActor:
             self.kill()  # it had nothing to do yet
 
     def terminate(self) -> None:
-        """See WorkerProcess."""
+        """Cancel the worker's task, so that it reports its end. An actor that has no place yet is
+        killed.
+        """
         if self._worker_id in self._crew.placed:
             self._actor.cancel.remote()
         else:

@@ -38,7 +38,12 @@ class Runners(Protocol):
 async def run_together(
     algorithm: Coroutine[Any, Any, None], runners: Runners, stop: StopSignal, *, drain_seconds: float
 ) -> None:
-    """See ExecutionStrategy.execute."""
+    """Run the algorithm beside the runners until both have ended.
+
+    The algorithm is done: the runners finish what is under way. The runners are gone: the algorithm
+    is notified (`deserted`) and awaited. An end is requested, or this is cancelled: the runners get
+    `drain_seconds`. One side fails: the other is stopped at once, and the error is raised.
+    """
     ended = asyncio.ensure_future(runners.wait())
     ended.add_done_callback(lambda _: stop.ended.set())
     work = asyncio.ensure_future(algorithm)

@@ -388,7 +388,12 @@ class Parent:
             raise EOFError from None
 
     def has_ended(self, within_seconds: float) -> bool:
-        """Wait for the end of the parent's process, and return whether it has ended."""
+        """Return whether the parent's process has ended, waiting at most `within_seconds` for its
+        end.
+
+        Without a descriptor of the process to wait on (before Linux 5.3, or elsewhere) it returns
+        at once.
+        """
         try:
             with _descriptor_of(self.pid) as process:
                 if process is None:

@@ -25,6 +25,6 @@ class AgentFrameworkInstrumentation(Instrumentation):
         self._observability.enable_instrumentation(enable_sensitive_data=True)
 
     def remove(self) -> None:
-        """Restore Agent Framework's observability settings as they were before `install`."""
+        """Restore the framework's observability settings as they were before `install`."""
         settings = self._observability.OBSERVABILITY_SETTINGS
         settings.enable_instrumentation, settings.enable_sensitive_data = self._before

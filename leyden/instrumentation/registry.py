@@ -28,7 +28,7 @@ HTTP_CLIENTS: Final = ("httpx", "httpx2", "aiohttp")
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `instrument` takes, whether their library is installed or not."""
+    """Return the names that `instrument` takes, whether or not their libraries are installed."""
     return tuple(_CLASSES)
 
 

@@ -21,11 +21,11 @@ _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout
 
 
 class LitAgent(NamedOptions, Generic[T]):
-    """An agent as a class. Override `rollout` (blocking) or `rollout_async`; training and
-    validation use it too unless their variants are overridden.
+    """An agent as a class. Override `rollout` or `rollout_async`; the training and validation
+    variants call them unless overridden too.
 
-    An agent with any `_async` method overridden is asynchronous: hundreds of its rollouts run in
-    one event loop. The rollouts of other agents run in threads.
+    An agent with any `_async` method overridden is an async one, of which hundreds run in one event
+    loop; the others run in threads.
     """
 
     _trainer: weakref.ref[Any] | None = None

@@ -48,8 +48,8 @@ class _Above(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Show an unfinished line of this thread, such as a question, unless it is a bar that will
-        be redrawn.
+        """Show this thread's unfinished line, such as the prompt of `input()`, unless it is a
+        progress bar that will be redrawn.
         """
         if self.is_over:
             if not self.stream.closed:  # since Python 3.13 an error in a stream's finaliser is printed

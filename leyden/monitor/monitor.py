@@ -89,8 +89,8 @@ class Monitor(NamedOptions):
     async def watch(self, store: LightningStore) -> AsyncGenerator[Watch]:
         """Check `store` now and every `interval_seconds`, while the context is open.
 
-        At the end all alerts are closed, and actions release what they hold. A store that cannot be
-        reached raises an alert, never an exception.
+        At the end all alerts are resolved, and actions release what they hold. A store that cannot
+        be reached raises an alert, never an exception.
         """
         watch = Watch(self, store)
         task = asyncio.create_task(_repeat(watch, self.interval_seconds), name="leyden-monitor")

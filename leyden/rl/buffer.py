@@ -49,11 +49,11 @@ class Buffer(Protocol):
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the second half of a step: its outcomes, each (N, ...).
+        """Add the results of the actions that `add_decisions` stored, each of shape (environments,
+        ...).
 
-        Rows of environments that did not act are ignored.
-
-        lost: environments whose simulator failed, so that they made no step.
+        obs: the observations after the step. lost: environments whose simulator failed, so that
+        they made no step. Rows of environments that did not act are ignored.
         """
         ...
 
@@ -135,7 +135,8 @@ class RolloutBuffer:
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the second half of a step; see `Buffer`.
+        """Add the results of the actions that `add_decisions` stored, each of shape (environments,
+        ...).
 
         A lost episode is dropped whole, because its end is missing and its seed may be run again.
         """
@@ -271,7 +272,8 @@ class ReplayBuffer:
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the second half of a step; see `Buffer`.
+        """Add the results of the actions that `add_decisions` stored, each of shape (environments,
+        ...).
 
         The earlier steps of a lost episode are kept, as if a limit had ended it there.
         """

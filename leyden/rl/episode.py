@@ -38,21 +38,21 @@ class EnvWriter(Protocol):
         ...
 
     def on_env_all_ready(self) -> None:
-        """Handle the beginning of a collect."""
+        """Called at the beginning of a collect, before any episode begins."""
         ...
 
     def on_env_reset(self, env_id: int, obs: Any, /) -> None:
-        """Handle the beginning of an episode."""
+        """Called when an environment begins an episode. obs: its first observation."""
         ...
 
     def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any], /) -> None:
-        """Handle a step."""
+        """Called after each step, with its result. done: the episode has ended."""
         ...
 
     def log_episode(self, episode: EpisodeStats, /) -> None:
-        """Handle the end of an episode."""
+        """Called with the statistics of each episode that has ended."""
         ...
 
     def on_env_all_done(self) -> None:
-        """Handle the end of a collect."""
+        """Called at the end of a collect, when all environments have stopped."""
         ...

@@ -267,10 +267,9 @@ def as_seed_source(seeds: SeedPlan[T], *, entropy: int = 0) -> SeedPlan[T]: ...
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource: ...
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
     """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable,
-    or None (no items, for ever).
+    or None for endless seeds without an item.
 
-    entropy: the `Seed.entropy` of an iterable's seeds and of None's. Other sources have their
-        own.
+    entropy: of the seeds of an iterable and of None. A plan, a queue and a sequence do not use it.
     """
     if seeds is None:
         return _IteratorSeeds(_for_ever(), entropy)

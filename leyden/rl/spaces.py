@@ -72,7 +72,9 @@ class Conformer:
 
 
 def conformer(space: AnySpace) -> Conformer:
-    """Return the lenient check of a space."""
+    """Return a check that converts a sample to the space's type where Gymnasium's check would
+    refuse it.
+    """
     if isinstance(space, spaces.Dict):
         return _DictConformer(cast(AnySpace, space))
     if isinstance(space, spaces.Tuple):

@@ -107,7 +107,11 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     def init(
         self, agent: LitAgent[T], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
     ) -> None:
-        """Bind the agent. `recorders`: see AttemptRecorder."""
+        """Bind the agent.
+
+        hooks: called around each attempt and its trace. recorders: notified of each attempt's begin
+        and end.
+        """
 
     @abstractmethod
     def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:

@@ -72,9 +72,9 @@ async def call_async(
 ) -> Any:
     """Return the async agent's result.
 
-    cancelled: cancel the agent when this is resolved; the caller still owns it.
-    Raise what the agent raised, AgentTimeout, or AgentCancelled. Cancelling the caller cancels the
-    agent.
+    cancelled: once the caller resolves this future, the agent is cancelled and AgentCancelled is
+    raised. Raise the agent's own Exception, RuntimeError around anything else that it raised
+    (SystemExit), or AgentTimeout. Cancelling the caller cancels the agent.
     """
     pid = os.getpid()
 
@@ -165,8 +165,9 @@ async def call_sync(
     """Return the sync agent's result, from a daemon thread called `name` that sees the caller's
     context variables.
 
-    cancelled: leave the agent to itself when this is resolved; the caller still owns it.
-    Raise what the agent raised, AgentTimeout, or AgentCancelled.
+    cancelled: once the caller resolves this future, the thread is abandoned and AgentCancelled is
+    raised. Raise the agent's own Exception, RuntimeError around anything else that it raised
+    (SystemExit), or AgentTimeout.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()

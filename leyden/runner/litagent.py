@@ -335,6 +335,9 @@ class _RunningSet:
             self.failed.result()
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
+        """Count the outcome of a rollout's task that has ended, or fail the runner with the task's
+        error.
+        """
         self.tasks.discard(task)
         self._changed.set()  # who waits for it looks after this call
         if task.cancelled():

@@ -82,10 +82,10 @@ class Position:
 
 
 def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
-    """Return why a thread that is in one step of its loop, then and now, has not ended it.
+    """Return why an event loop is still in the callback in which it was found before: then and now.
 
-    Time in the queue for a core is not the step's own. A thread that waits for Python's lock uses
-    no CPU, as one that sleeps. But other threads do, and it wakes every 5 ms to ask for the lock.
+    Time in the queue for a core does not count. A thread that waits for Python's lock uses no CPU,
+    like a sleeping one; but other threads do, and it wakes every 5 ms to ask for the lock.
     """
     if importing:
         return "importing"

@@ -189,8 +189,9 @@ def _n_weights(folder: Path) -> int | None:
 def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:
     """Return the length of a data set and a digest of its items as JSON.
 
-    The cost is bounded: of a long data set, evenly spaced items are digested (`digested_items` says
-    how many); one whose items cannot be read, or not within a second, has the digest None.
+    The cost is bounded. Of a long data set, evenly spaced items are digested, until a limit of
+    characters is reached; `digested_items` says how many were. Items that cannot be read, or not
+    within a second, give the digest None.
     """
     length = len(dataset)
     step = max(1, math.ceil(length / _DIGEST_ITEMS))

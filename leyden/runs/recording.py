@@ -120,6 +120,10 @@ class FolderRecorder:
             _append(self._failures, asdict(failure))
 
     def _beat(self) -> None:
+        """Touch the manifest every HEARTBEAT_SECONDS until the end. Runs in a thread.
+
+        At first it adds whether the git work tree is dirty, which may take git a while.
+        """
         dirty = git_is_dirty() if self.manifest.record.config.get("git") else None
         if dirty is not None:
             self.manifest.record.config["git"]["dirty"] = dirty

@@ -94,6 +94,11 @@ class ReportedLoop(TrainLoop):
                     writer.close()
 
     def _open_writers(self) -> None:
+        """Open the writers, once.
+
+        A writer of a file that keeps no earlier rows begins an empty one, so it gets the rows of
+        before the resume again.
+        """
         if self._writers_are_open:
             return
         self._writers_are_open = True

@@ -44,7 +44,8 @@ class ScoredRollout:
 def group_failures(failures: Iterable[FailedRollout]) -> list[FailureGroup]:
     """Return the failures by reason, the most frequent first.
 
-    Ids, addresses and numbers do not tell reasons apart. A group has its last failure's reason.
+    Reasons that differ only in ids, addresses or numbers are one group, which shows its latest
+    reason.
     """
     groups: dict[tuple[str | None, str], list[FailedRollout]] = {}
     for failure in failures:

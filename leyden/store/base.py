@@ -325,19 +325,21 @@ class LightningStore(NamedOptions, ABC):
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
-        """Return the spans of a rollout or of one of its attempts, tokens included.
+        """Return a page of spans, tokens included: of a rollout, of one of its attempts, or of all.
 
-        An `attempt_id` of None means all attempts; without a `rollout_id`, spans of every rollout
-        are searched. The latest attempt ("latest") of a rollout that was not claimed yet has no
-        spans.
-        `filter_logic` joins the filters from `trace_id` to `kind`. The ids of rollout and attempt,
-        the time range (`start_time` in `[started_from, started_before)`, Unix seconds) and the
-        `attributes` always hold. An attribute matches if both values are equal and of one kind
-        (string, boolean or number): 1 matches 1.0, and neither True nor "1".
-        Across all rollouts, the order is by arrival unless `sort_by` says otherwise (sequence ids
-        compare within an attempt only, so they mean arrival too), and an attribute must be indexed
-        (`index_span_attribute`). A search by time, by name (joined by "and") or by attribute then
-        reads no more spans than match in one of them; any other search reads all spans.
+        rollout_id, attempt_id: None for all. "latest" is the latest attempt, which has no spans
+        before the rollout is claimed.
+        started_from, started_before: Unix seconds, the latter exclusive.
+        attributes: each must be equal and of the same kind (string, boolean or number): 1 matches
+        1.0, and neither True nor "1". Across all rollouts it must be indexed
+        (`index_span_attribute`).
+        filter_logic: joins the filters from `trace_id` to `kind`. The others always hold.
+        limit: -1 for all.
+        sort_by: across all rollouts "sequence_id" means the order of arrival, because sequence ids
+        compare within an attempt only.
+
+        A search of all rollouts by time, by name (joined by "and") or by attribute reads only the
+        spans that match the most selective of these; any other search of all rollouts reads all.
         Raise UnknownRollout, UnknownAttempt, and ConfigError for a bad `sort_by`, `limit` (0 or
         below -1) or `offset` (negative), for an `attempt_id` without `rollout_id`, for a list as an
         attribute's value, and for an attribute without an index across all rollouts.

@@ -173,8 +173,8 @@ class Signals:
     def any_news(self, *, spans: bool = False, labels: bool = False) -> Generator[Waiter, None, None]:
         """Register a waiter that wakes whenever something is published.
 
-        spans: wake for spans too. labels: wake for changes of labels and releases, and for nothing
-            else.
+        spans: wake for new spans too. labels: wake for changes of labels and releases alone;
+        `spans` then has no effect.
         """
         waiter = Waiter()
         with self._lock:
@@ -252,8 +252,8 @@ class Signals:
                     self._forget(rollout_id, waiter)
 
     def found(self, waiter: RolloutWaiter, finished: Iterable[str]) -> bool:
-        """Note which rollouts a waiter found finished. Return whether, with the news since, it need
-        not wait.
+        """Record which rollouts a waiter found finished. Return True if it need not wait any more,
+        counting what was published since its look-up.
         """
         with self._lock:
             for rollout_id in finished:

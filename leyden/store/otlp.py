@@ -150,8 +150,9 @@ async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
 
 
 async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
-    """Add spans in one transaction, all or none. If none, find the faulty ones by adding smaller
-    parts.
+    """Add spans and return a message for each that was refused, an empty list if all were added.
+
+    All are tried in one transaction. After a refusal each attempt is tried alone, then each span.
     """
     parts = [list(group) for _, group in groupby(spans, key=_OWNER)]
     try:

@@ -78,7 +78,9 @@ class ReadOnlyDriver:
             way = "open it without read_only"
         else:
             where = (
-                f"open {owner.server}, where it serves it" if owner.server else "let that one change it, or serve it"
+                f"open its server {owner.server} instead"
+                if owner.server
+                else "make the change there, or have it serve the file with LightningStoreServer"
             )
             way = f"process {owner.pid} owns it: {where}"
         raise StoreError(f"{self.url} was opened read-only here and cannot be changed; {way}")

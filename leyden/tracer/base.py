@@ -129,9 +129,9 @@ class Tracer(NamedOptions, ABC):
         timestamp: float | None = None,
         status: SpanStatus | StatusCode | None = None,
     ) -> Span:
-        """Record a step of no length in the current trace. See Trace.create_span.
+        """Record an event, a span that ends when it begins, in the current trace.
 
-        Raise NoActiveTrace or InvalidEmission.
+        timestamp: Unix seconds; None for now. Raise NoActiveTrace or InvalidEmission.
         """
         return active_trace("create_span").create_span(name, attributes, timestamp=timestamp, status=status)
 

@@ -145,6 +145,12 @@ def _apart(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method of `multiprocessing.pool.Pool` so that the function it passes on runs in the
+    current trace.
+
+    A thread gets a copy of the context, a process the packed trace.
+    """
+
     def give(self: multiprocessing.pool.Pool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         trace = CURRENT.get()
         if trace is None:
@@ -160,6 +166,10 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `Popen.__init__` so that the program gets the current trace's environment variables,
+    merged with the call's `env`.
+    """
+
     def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
         trace = CURRENT.get()
         if trace is not None:

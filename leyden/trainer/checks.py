@@ -134,7 +134,7 @@ def checked_run_dir(run_dir: Any) -> Path | None:
 
 
 def checked_retention(retention: Any) -> Retention | None:
-    """Return the retention. Raise ConfigError for other objects."""
+    """Return the retention, or None. Raise ConfigError for anything else."""
     if retention is None or isinstance(retention, Retention):
         return retention
     raise ConfigError(f"retention is {retention!r:.200}; give a Retention, for example Retention(max_rollouts=100_000)")

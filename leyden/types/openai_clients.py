@@ -40,8 +40,9 @@ def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
 
 
 def sync_client(base_url: str, api_key: str | None) -> OpenAI:
-    """Return an OpenAI client for `base_url` that shares this process's connections. Raise
-    ConfigError if `openai` is not installed.
+    """Return a synchronous client for `base_url`, which shares this process's connections.
+
+    Raise ConfigError if the package `openai` is not installed.
     """
     _, shared = _client_classes()
     return shared(base_url=base_url, api_key=_key(api_key), http_client=_sync_pool(os.getpid()))

@@ -97,7 +97,7 @@ holds the estimator's constants."""
 
 @dataclass(frozen=True, slots=True)
 class RegisteredEstimator:
-    """An entry of the registry of estimators: the function and the class of its constants."""
+    """An entry of the registry of estimators: name, function, and the class of its constants."""
 
     name: str
     function: EstimatorFunction[Any]

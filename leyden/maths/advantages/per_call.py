@@ -135,10 +135,11 @@ def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) ->
 
 
 def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
-    """Standardise, call position by call position, the sums of later rewards over the rollouts of a
-    group that reached the position. A position that only one rollout reached gets 0.
+    """Standardise each call's sum over the rollouts that made as many calls, one position at a
+    time.
 
-    sums: one row per rollout, one number per call.
+    sums: for each rollout, the sum of the rewards from each call on. A position that only one
+    rollout reached has the advantage 0. Return the advantages in the shape of `sums`.
     """
     rows: list[list[float]] = [[] for _ in sums]
     for call in range(max(map(len, sums))):

@@ -17,8 +17,9 @@ class ReinforceLoss(PolicyLoss):
 
 @register_loss("reinforce", ReinforceLoss, columns=("logprobs", "advantages"))
 def reinforce(batch: TokenBatch, constants: ReinforceLoss) -> LossTerms:
-    """Return the objective to maximise, A log pi for each token (REINFORCE, Williams 1992, "Simple
-    statistical gradient-following algorithms", eq. 4).
+    """Return the loss terms of the objective A log pi (REINFORCE, Williams 1992, "Simple
+    statistical gradient-following algorithms", eq. 4), with the KL and entropy terms of every
+    policy loss.
 
     There is no ratio, so it is meant for one optimizer step on each batch of samples.
     """

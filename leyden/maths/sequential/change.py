@@ -41,9 +41,8 @@ def observe_change(evidence: ChangeEvidence, *, value: float, reference: float) 
     """Return the evidence after one value: each detector R becomes (R + 1) * (1 + bet * (reference
     - value)).
 
-    value: in [0, 1].
-    reference: in (0, 1), the mean that is still acceptable. Each detector has its own bet, a
-    fraction of 1 / (1 - reference), the largest that keeps the factor at or above 0. Raise
+    value: in [0, 1]. reference: in (0, 1), the mean that is still acceptable. Each detector's bet
+    is its fraction of 1 / (1 - reference), the largest that keeps the factor at or above 0. Raise
     ConfigError for a number out of its range.
     """
     check_number("value", value, at_least=0, at_most=1)

@@ -100,9 +100,10 @@ class _EnvWorker:
         self._starts += 1
 
     def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> EnvsReady:
-        """Wait until the environments are made, with a warning each `quiet_seconds`.
+        """Wait until the environments are made. Warn after `quiet_seconds`, then after twice as
+        long, and so on.
 
-        Raise _WorkerLost if the worker fails.
+        Raise _WorkerLost if the worker fails or takes more than `timeout_seconds`.
         """
         began, after = time.monotonic(), quiet_seconds
         end = math.inf if timeout_seconds is None else timeout_seconds
@@ -350,7 +351,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
     def _take_in(self, worker: _EnvWorker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
         """Return a worker's infos and failures, by the numbers of all environments.
 
-        envs: the environments, by the worker's own numbers, that it was asked to step or reset.
+        envs: the environments, by the worker's own numbers, that it was asked to step or reset. A
+        bare SIGNAL means that the results are in shared memory, without infos or failures.
         """
         start = worker.part.start
         self._awaited = worker

@@ -437,8 +437,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- work ------------------------------------------------------------------------------------
 
     def where(self) -> tuple[int, str] | None:
-        """Return the number and a description of the work under way, for another thread; None if
-        idle.
+        """Return the number of the call under way, and the beginning of a sentence about it; None
+        if idle.
+
+        The sentence goes on with what the environment "has" done. Another thread calls this.
         """
         if not self._at_work:
             return None

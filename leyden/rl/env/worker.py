@@ -203,6 +203,7 @@ def _send(channel: Channel, results: Results) -> None:
 
 
 def _picklable(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of an info that can be pickled. "note" names the last one that cannot."""
     kept: dict[str, Any] = {}
     for name, value in info.items():
         try:

@@ -105,7 +105,11 @@ class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """Return the parts. Raise ConfigError for an order with more ticks or steps than fit."""
+        """Return the observation of `observation_space`: features, positions, and the order's
+        numbers.
+
+        Raise ConfigError for an order with more ticks or steps than fit.
+        """
         state = simulator_state
         order, ticks = state.order, state.ticks_index
         if len(ticks) > self.data_ticks:
@@ -204,9 +208,11 @@ class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
         return self._space
 
     def interpret(self, simulator_state: SAOEState, action: float) -> float:
-        """Return the units to trade.
+        """Return the units to trade: `action` times an equal share of what is left for each
+        remaining step.
 
-        Steps are counted as the simulator makes them, even if the first one is shorter.
+        1.0 is TWAP. Remaining steps are counted as the simulator makes them, even if the first is
+        shorter.
         """
         left = simulator_state.n_steps - simulator_state.cur_step
         return min(simulator_state.position, simulator_state.position / left * float(action))

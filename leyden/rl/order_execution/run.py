@@ -98,7 +98,7 @@ class OrdersWriter(LogWriter):
         """Ignore the rows of stages."""
 
     def close(self) -> None:
-        """Write the file."""
+        """Write the collected rows to the file, in the order of their index."""
         columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
         with self.path.open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, columns, restval="")

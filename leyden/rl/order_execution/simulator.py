@@ -93,7 +93,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         return self.ticks_index[self._at] if self._at < self._end else self.order.end_time
 
     def step(self, action: float) -> None:
-        """Trade `action` units, up to the market's limit.
+        """Trade `action` units, up to the market's limit. The last step trades all that is left.
 
         Raise InvalidTrade, and change nothing, if the amount is negative or more than is left.
         Raise OrderDone if there is no further step.

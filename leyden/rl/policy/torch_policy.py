@@ -71,7 +71,7 @@ class TorchPolicy(Policy):
         self.optimizer = torch.optim.Adam([self.flat.vector], lr=lr, weight_decay=weight_decay, fused=True)
 
     def train(self, mode: bool = True) -> None:
-        """Let modules behave as in training."""
+        """Set the module's training mode, as `torch.nn.Module.train` does."""
         self.module.train(mode)
 
     # ---- steps -----------------------------------------------------------------------------------

@@ -386,8 +386,10 @@ class Trainer(TrainLoop):
         return {**metrics, **totals}
 
     def _metrics_callback(self, on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
-        """Update `metrics` and the counters: with the newest episode's values, at last with
-        means.
+        """Update `metrics` and the counters. A `LogBuffer` calls this.
+
+        on_episode: an episode has ended, and `metrics` gets its values. Otherwise a collect has
+        ended (`on_collect`), and `metrics` gets the means of its episodes.
         """
         metrics = log_buffer.episode_metrics() if on_episode else log_buffer.collect_metrics()
         if on_episode and self.current_stage == "train":

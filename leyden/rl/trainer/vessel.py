@@ -119,9 +119,9 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
         self._trainer = weakref.ref(trainer)
 
     def require_stage(self, stage: Stage) -> None:
-        """Raise ConfigError unless the vessel can run this stage, before anything has begun.
+        """Raise ConfigError unless the vessel can run this stage. Called before anything has begun.
 
-        It is a SeedIteratorNotAvailable if the vessel has no initial states for the stage.
+        The error is a SeedIteratorNotAvailable if the vessel has no initial states for the stage.
         """
         seeds, run, _ = _STAGES[stage]
         if _is_method_of(TrainingVesselBase, self, seeds):
@@ -337,6 +337,11 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     def _collect(
         self, vector_env: FiniteVectorEnv, n_episode: int | None, total: int, *, explore: bool, buffer: Any = None
     ) -> CollectResult:
+        """Collect episodes with the policy, report the progress, and return the result.
+
+        n_episode: episodes to collect; None: until the seeds end. total: the episodes that the
+        progress display counts up to.
+        """
         report = self.iteration.progress
 
         def progress(episodes: int, steps: int) -> None:

@@ -107,8 +107,11 @@ class RunningProgram:
         self._report.add_done_callback(lambda _: self._let_go())
 
     async def output(self) -> ProcessOutput:
-        """Wait for its end. Cancelling this leaves it running. Raise ProcessFailed if it could not
-        be started.
+        """Wait until the program ends, and return its output. Cancelling the wait leaves it
+        running.
+
+        Raise ProcessFailed if the program could not be started, or its supervisor ended without a
+        report.
         """
         await asyncio.wait({self._report})
         try:

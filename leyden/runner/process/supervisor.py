@@ -59,7 +59,11 @@ class Kept:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """Add the next bytes of the stream."""
+        """Add the next bytes of the stream. The first half of the limit is kept, and the latest
+        half.
+
+        The tail is trimmed when it is four times too long, so that bytes are seldom moved.
+        """
         self.total += len(data)
         room = self._half - len(self.head)
         if room > 0:
@@ -166,8 +170,10 @@ class Supervisor:
                 raise NotStarted(reason.decode())
 
     def _watch_runner(self) -> None:
-        """Read standard input, whose end means that the runner is gone, unless a fork of it holds
-        the other end too.
+        """Watch for the runner's death: the end of standard input, and on Linux its pidfd.
+
+        A forked child of the runner may hold the other end of standard input open, so its end alone
+        is no proof.
         """
         self._poll.register(0, select.POLLIN)
         if not _LINUX:

@@ -231,7 +231,11 @@ class Patience:
         self._pause_seconds = 0.01
 
     def wait(self, error: BaseException | None) -> None:
-        """Wait once. Raise StoreError, with the last error's message, after the last wait."""
+        """Sleep for the next back-off pause before another try.
+
+        Raise StoreError with the message of `error`, the last failure, when the patience has run
+        out or the store is being closed.
+        """
         if time.monotonic() > self._deadline or self._closing.is_set():
             why = (
                 "is being closed and does not answer"

@@ -92,7 +92,9 @@ class Guesses:
         self._gate = threading.Lock()
 
     def get(self, key: tuple[str, str]) -> SpanTarget | None:
-        """Return a copy of the guess for a rollout's attempt, None without one."""
+        """Return a copy of the span target that is assumed for an attempt (rollout id, attempt id),
+        or None.
+        """
         guess = self._targets.get(key)
         return None if guess is None else replace(guess)
 

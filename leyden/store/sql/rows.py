@@ -296,10 +296,10 @@ def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | 
 
 
 def span_json(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None, *, packed: bool) -> str:
-    """Return the span as JSON, as `span_from` returns it as an object. Columns that hold JSON are
-    inserted as they are.
+    """Return a span as JSON text, without making the Span. Columns that hold JSON are inserted
+    unchanged.
 
-    packed: tokens as `PACKED` says.
+    packed: write tokens as base64 of their arrays, for Leyden's client, not as lists of numbers.
     """
     sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[_WHICH]
     start_time, end_time, attributes, events, resource = row[_WHAT]

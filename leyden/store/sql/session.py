@@ -49,8 +49,9 @@ class Session:
         role: Literal["reader", "writer", "only"],
         publish: Publish = _publish_nothing,
     ) -> None:
-        """role: the only connection to its database reads without a transaction, because no other
-        connection can change what it reads.
+        """role: "reader" and "writer" are connections to one database. "only" is the sole
+        connection to its database, and reads without a transaction, because no other can change
+        what it reads.
         """
         self.lock = threading.Lock()
         """Held by the one thread that uses the session."""

@@ -155,8 +155,9 @@ class Transaction(Protocol):
         ...
 
     def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
-        """Call `put` for each of these rows, in few statements. For an INSERT of one row, whose
-        VALUES are `?` alone.
+        """Call `put` for each of these rows, in few statements.
+
+        The query must be an INSERT of one row whose VALUES are all `?`.
         """
         ...
 

@@ -109,7 +109,8 @@ def filter_by_outcome(
 ) -> None:
     """Add the conditions on outcomes of `query_rollouts` and `summarise_rollouts`.
 
-    Raise ConfigError for an unknown measure and for an empty range.
+    between: [start, before) of each measure; a None is an open end, and two keep rollouts that have
+    the measure. Raise ConfigError for an unknown measure and for NaN.
     """
     filters.among("r.arm", arm_in)
     filters.equal("r.resources_id", resources_id)

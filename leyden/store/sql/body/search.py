@@ -170,7 +170,7 @@ class _Page:
 
     @property
     def part(self) -> slice:
-        """Return the page's items, given all items in that order."""
+        """Return the slice that cuts this page out of all items in its order."""
         return slice(self.offset, None if self.limit == -1 else self.offset + self.limit)
 
 

@@ -39,8 +39,10 @@ def attribute_digest(value: AttributeValue | None) -> bytes | None:
 
 
 def begin_attribute_index(tx: Transaction, key: str) -> None:
-    """Index this attribute of spans that arrive from now on. Raise ConfigError for a name that no
-    store takes.
+    """Index this attribute of spans that arrive from now on. `extend_attribute_index` covers the
+    others.
+
+    Raise ConfigError for a name that no store takes.
     """
     check_id("key", key)
     if tx.one("get_attribute_index", attribute=key) is None:
@@ -49,10 +51,14 @@ def begin_attribute_index(tx: Transaction, key: str) -> None:
 
 
 def extend_attribute_index(tx: Transaction, key: str) -> bool:
-    """Index this attribute of some more earlier spans. Return whether these were the last."""
+    """Index this attribute of the next `_STEP` spans that were stored before
+    `begin_attribute_index`.
+
+    Return True once all of them are indexed.
+    """
     tx.expect(_STEP)
     row = tx.one("get_attribute_index", attribute=key)
-    assert row is not None, "begin_attribute_index comes first, and nothing is taken back"
+    assert row is not None, "call begin_attribute_index first; an attribute index is never deleted"
     index, done, until = row
     end = min(done + _STEP, until)
     for span, attributes in tx.all("select_attributes", after=done, until=end):
