@@ -44,9 +44,7 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
     async def few_shot(
         *, evaluator: Evaluator, store: Any, initial_resources: Any, train_dataset: Any, val_dataset: Any
     ) -> PromptResult:
-        """Choose demonstrations by successive halving: sample prompts from the solved training
-        tasks, measure them on a part of the validation set, keep the better half, double the part.
-        """
+        """Choose demonstrations by successive halving on a growing part of the validation set."""
         resources, train, val = dict(initial_resources or {}), list(train_dataset or ()), list(val_dataset or ())
         if not train or not val:
             raise ConfigError("FewShot needs a train_dataset and a val_dataset, each with at least one task")
