@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
+from leyden.compat.qlib import parts
 from leyden.compat.qlib.checkpoint import convert_checkpoint, read_checkpoint
+from leyden.compat.qlib.environment import EnvWrapper
 from leyden.compat.qlib.policy import PPO
 from leyden.compat.qlib.spaces import as_gymnasium, check_nan_observation, generate_nan_observation
+from leyden.compat.qlib.vector import FiniteDummyVectorEnv
 from leyden.errors import CheckpointError
 
 PROGRAMS = Path(__file__).parent / "qlib_programs"
@@ -38,9 +42,49 @@ def test_an_environment_of_the_old_gym_may_observe_what_its_space_lacks(tmp_path
     assert f"done {kind}" in run("any_observation", tmp_path, kind)
 
 
-def test_a_nan_observation_is_recognised_in_any_space() -> None:
-    from gymnasium import spaces
+class Once(parts.Simulator):
+    """Ends after one step."""
 
+    def __init__(self, number: int) -> None:
+        self.number, self.stepped = number, False
+
+    def step(self, action: int) -> None:
+        self.stepped = True
+
+    def get_state(self) -> int:
+        return self.number
+
+    def done(self) -> bool:
+        return self.stepped
+
+
+class Number(parts.StateInterpreter):
+    observation_space = spaces.Discrete(100)
+
+    def interpret(self, simulator_state: int) -> int:
+        return simulator_state
+
+
+class Act(parts.ActionInterpreter):
+    action_space = spaces.Discrete(2)
+
+    def interpret(self, simulator_state: int, action: int) -> int:
+        return action
+
+
+def test_environments_with_seeds_of_their_own_run_them_all() -> None:
+    venv = FiniteDummyVectorEnv(
+        None, [lambda first=first: EnvWrapper(Once, Number(), Act(), [first, 7]) for first in (1, 2)]
+    )
+    seen: list[list[int]] = []
+    with venv.collector_guard():
+        while True:
+            seen.append(venv.reset(np.arange(2)).tolist())
+            venv.step(np.ones(2, int), np.arange(2))
+    assert seen == [[1, 2], [7, 7]]
+
+
+def test_a_nan_observation_is_recognised_in_any_space() -> None:
     space = spaces.Dict(
         {
             "camera": spaces.Tuple((spaces.Box(0, 1, (2, 2)), spaces.Box(0, 1, ()))),

@@ -141,6 +141,11 @@ def test_a_configuration_of_qlib_trains_saves_and_backtests(data: Path, provider
     assert sorted(map(str, train_on_policy(data, restored, "--no_training"))) == sorted(map(str, rows))
 
 
+def test_the_backtest_of_an_installed_pyqlib_is_its_own_program(data: Path) -> None:
+    said = run("-W", "ignore", "-m", "leyden.compat", "-m", "qlib.rl.contrib.backtest", "--help", folder=data)
+    assert "--use_simulator" in said
+
+
 def test_twap_of_a_configuration_has_no_price_advantage(data: Path) -> None:
     execution = "qlib.rl.order_execution"
     parts = {

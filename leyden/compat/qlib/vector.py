@@ -21,8 +21,10 @@ import gymnasium
 import numpy as np
 
 from leyden.compat.qlib.environment import AnyObservation, OldEnv
+from leyden.compat.qlib.environment import EnvWrapper as OldEnvWrapper
 from leyden.errors import ConfigError
 from leyden.loop import EpisodeStats, LogWriter
+from leyden.rl import DataQueue
 from leyden.rl import env as native
 from leyden.rl.batch import copied, select
 from leyden.rl.env import EnvWrapper
@@ -289,4 +291,7 @@ def worker_options(kind: str) -> dict[str, Any]:
 
 def _make(factory: Callable[[], Any]) -> Any:
     env: Any = factory()
-    return cast(Any, env) if isinstance(env, EnvWrapper) else OldEnv(env)
+    draws_itself = not isinstance(env, EnvWrapper)
+    if isinstance(env, OldEnvWrapper):
+        draws_itself = not isinstance(cast(Any, env).seed_iterator, DataQueue | None)
+    return OldEnv(env) if draws_itself else cast(Any, env)
