@@ -22,7 +22,12 @@ def gateway(
         list[str], typer.Option(help="NAME=URL: a model and its server's base URL; several times for several.")
     ],
     store: Annotated[
-        str, typer.Option(help="Where calls are recorded: http://HOST:PORT, postgresql://..., a file, memory://.")
+        str,
+        typer.Option(
+            envvar="LEYDEN_STORE",
+            show_envvar=True,
+            help="Where calls are recorded: http://HOST:PORT, postgresql://..., a file, memory://.",
+        ),
     ] = "http://127.0.0.1:4747",
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,

@@ -19,7 +19,10 @@ def serve(
         str, typer.Option(help="The gateway's address; it has the same live key.")
     ] = "http://127.0.0.1:4748",
     store: Annotated[
-        str, typer.Option(help="The store: http://HOST:PORT, postgresql://..., or a file.")
+        str,
+        typer.Option(
+            envvar="LEYDEN_STORE", show_envvar=True, help="The store: http://HOST:PORT, postgresql://..., or a file."
+        ),
     ] = "http://127.0.0.1:4747",
     live_key: Annotated[
         str | None, typer.Option(envvar="LEYDEN_LIVE_KEY", show_envvar=True, help="The secret shared with the gateway.")

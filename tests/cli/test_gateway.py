@@ -33,9 +33,9 @@ async def test_it_records_calls_in_the_store_that_is_named_and_ends_by_sigterm(t
         process = await asyncio.create_subprocess_exec(
             *LEYDEN,
             "gateway",
-            *("--store", str(file), "--port", "0", "--model", f"fake={upstream.endpoint}", "--durable"),
+            *("--port", "0", "--model", f"fake={upstream.endpoint}", "--durable"),
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"LEYDEN_GATEWAY_TOKEN": "sesame"},
+            env=os.environ | {"LEYDEN_GATEWAY_TOKEN": "sesame", "LEYDEN_STORE": str(file)},
         )
         try:
             assert process.stdout is not None

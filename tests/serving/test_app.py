@@ -33,13 +33,11 @@ async def test_an_application_in_any_language_is_served(tmp_path: Path) -> None:
                 "-m",
                 "leyden",
                 "serve",
-                "--store",
-                server.endpoint,
                 "--gateway",
                 gateway.endpoint,
             ]
             command += ["--port", str(port), "--folder", str(tmp_path / "serving"), "--token", "sesame"]
-            environment = {**os.environ, "LEYDEN_LIVE_KEY": KEY}
+            environment = {**os.environ, "LEYDEN_LIVE_KEY": KEY, "LEYDEN_STORE": server.endpoint}
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
                 try:
                     await _use(f"http://127.0.0.1:{port}", store)
