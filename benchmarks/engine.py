@@ -59,7 +59,7 @@ def main(peer: Peer | None) -> list[Row | report.Table]:
             else:
                 found = rows_of(work, *paired(partial(run, "leyden", work, model), partial(run, "plain", work, model)))
             rows |= {row.row: row for row in found}
-    in_order = sorted(rows.values(), key=lambda row: "decode" not in row.row)
+    in_order = sorted(rows.values(), key=lambda row: ("decode" not in row.row, "beside" in row.row))
     return [*in_order, floor_table(floors, rows), *gpu]
 
 

@@ -12,7 +12,8 @@ In float32, then in bfloat16: there the peer keeps float32 weights and runs unde
 float32 copies in the optimizer. A table puts the bare matrix products of a step beside both: the forward and backward products of every
 linear layer over each distinct token of the batch, where a token that rollouts share with all that stands before it counts once.
 
-The last two rows compare Leyden with itself: six-turn rollouts merged into one sequence each, and one row for each call.
+The last two rows compare Leyden with itself: six-turn rollouts merged into one sequence each, and one row for each call. What rows share at
+their beginning is computed once on both sides, so the second row is what merging saves beyond that.
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def write_job(workload: Workload, path: Path, *, dtype: str) -> Path:
 
 
 def merged_against_calls(model: Path) -> list[Row]:
-    """Two rows: tokens run through the model, and trained tokens a CPU second. Raises RuntimeError if the gradients differ."""
+    """Two rows: tokens of the sequences, and trained tokens a CPU second. Raises RuntimeError if the gradients differ."""
     merged: list[Gradient] = []
     calls: list[Gradient] = []
     for seed in range(MINIMUM_RUNS):
@@ -292,7 +293,13 @@ def merged_against_calls(model: Path) -> list[Row]:
     name = "Leyden, a row for each call"
     title = "6-turn rollouts, merged"
     return [
-        summary(f"{title}: tokens run", "tokens", *_samples(merged, calls, "n_tokens"), name, higher_is_better=False),
+        summary(
+            f"{title}: tokens of the sequences",
+            "tokens",
+            *_samples(merged, calls, "n_tokens"),
+            name,
+            higher_is_better=False,
+        ),
         summary(f"{title}: same gradient", UNIT, *_samples(merged, calls, "rate"), name, higher_is_better=True),
     ]
 
