@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from leyden.engine import untyped
 from leyden.engine.forward.base import ModelForward
 from leyden.engine.forward.products import linear
 from leyden.engine.forward.recompute import recomputed
@@ -111,8 +112,7 @@ def chunked_logprobs(
     if type(head) is torch.nn.Linear:
         linear = cast(torch.nn.Linear, head)
         n_tokens = max(1, chunk_elements // linear.weight.shape[0])
-        apply = cast(Callable[..., tuple[Tensor, Tensor]], _ChunkedLinear.apply)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
-        return apply(hidden_NE, linear.weight, cast(Tensor | None, linear.bias), ids_N, temperature, n_tokens)
+        return untyped.apply(_ChunkedLinear, hidden_NE, linear.weight, linear.bias, ids_N, temperature, n_tokens)
     # Adapters or quantised weights inside the head: autograd computes each chunk again.
     with torch.no_grad():
         n_vocabulary = head(hidden_NE[:1]).shape[-1]
@@ -180,7 +180,7 @@ class _ChunkedLinear(torch.autograd.Function):
         return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] -- one gradient for each output
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden states, weight and bias, and None for the other inputs of
         `forward`. Logits are computed again, chunk by chunk.
         """

@@ -19,12 +19,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from leyden.engine import untyped
 from leyden.engine.base import ForwardBackwardResult, ForwardResult, OptimParams
 from leyden.engine.batches import Targets, TrainedPart, check_sequences, held_tokens, micro_batches
 from leyden.engine.forward.base import ModelForward
 from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
 from leyden.engine.memory import OffloadedOptimizer, free_cached_memory, is_out_of_memory
-from leyden.engine.sampling import listed
+from leyden.engine.untyped import listed
 from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import Loss, RegisteredLoss, TokenBatch, find_loss
 from leyden.types import TrainingSequence
@@ -147,7 +148,7 @@ class TorchLearner:
                 )
             inputs = None if owed is None else [self.parameters[name] for name in owed]
             if inputs is None or inputs:
-                summed.backward(inputs=inputs)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+                untyped.backward(summed, inputs)
             total.add(seen, n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N))
 
         self._in_micro_batches(trained, run)
@@ -213,7 +214,7 @@ class TorchLearner:
         def note(_: Tensor) -> None:
             self._accumulated.add(name)
 
-        parameter.register_post_accumulate_grad_hook(note)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+        untyped.after_gradient(parameter, note)
 
     def offload(self) -> None:
         """Let optimizer state wait in the CPU's memory, if the learner was made so."""
@@ -272,7 +273,7 @@ class TorchLearner:
         for group, rate in zip(self.optimizer.param_groups, (params.learning_rate, of_values), strict=False):
             group.update(lr=rate, betas=params.betas, weight_decay=params.weight_decay)
         with torch.inference_mode(False):
-            self.optimizer.step()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+            untyped.step(self.optimizer)
             self.publish()
         self.clear_gradient()
         self.offload()

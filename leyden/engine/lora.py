@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] -- half typed
 
 from leyden.engine.base import LoRA
+from leyden.engine.untyped import load_tensors
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
 
@@ -89,7 +89,7 @@ def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
     made_for: the base model that the adapter names, for the error message.
     """
     try:
-        found = load_file(folder / _WEIGHTS)
+        found = load_tensors(folder / _WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"the adapter in {folder} cannot be read: {error}") from error
     wanted = {name: tuple(each.shape) for name, each in peft.get_peft_model_state_dict(model).items()}

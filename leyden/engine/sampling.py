@@ -8,11 +8,13 @@ requests and no cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from leyden.engine.untyped import listed
 
 _BLOCK: Final = 128
 """Tokens of a block, whose probabilities are summed before one of them is looked for."""
@@ -80,11 +82,6 @@ def _find(chances_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
     after_B1 = cumulative_BK.gather(-1, place_B1)
     before_B1 = after_B1 - chances_BK.gather(-1, place_B1)
     return place_B1, ((sought_B1 - before_B1) / (after_B1 - before_B1)).clamp(0.0, _BELOW_1)
-
-
-def listed(tensor: Tensor) -> list[Any]:
-    """Return the values of a tensor, nested as its shape is."""
-    return cast(list[Any], tensor.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
 
 
 def _nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:

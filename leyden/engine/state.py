@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] -- half typed
 from torch import Tensor
 
 from leyden.engine.learner import TorchLearner
+from leyden.engine.untyped import load_tensors, save_tensors
 from leyden.errors import CheckpointError
 
 _FORMAT = 1
@@ -60,7 +60,7 @@ class StateFiles:
         path.mkdir(parents=True, exist_ok=True)
         for file, tensors in self.tensors.items():
             try:
-                save_file(tensors, path / file)
+                save_tensors(tensors, path / file)
             except SafetensorError as error:  # its way to say that the disk is full
                 raise OSError(f"{path / file} could not be written: {error}") from error
         for file, text in self.texts.items():
@@ -97,8 +97,8 @@ def read_state(path: Path, learner: TorchLearner) -> LoadedState:
             raise CheckpointError(
                 f"{path} has engine state format {about.get('format')!r}; this version reads {_FORMAT}"
             )
-        weights = load_file(path / "model.safetensors")
-        moments = load_file(path / "optimizer.safetensors")
+        weights = load_tensors(path / "model.safetensors")
+        moments = load_tensors(path / "optimizer.safetensors")
         steps = json.loads((path / "optimizer.json").read_text())["steps"]
         internal = about["random_state"]
         random_state = (internal[0], tuple(internal[1]), internal[2])

@@ -169,9 +169,9 @@ class BlockingStore:
         spans: AsyncGenerator[Span] = self._store.watch_spans(**options)
         try:
             while True:
-                yield self._thread.run(anext(spans))  # type: ignore[arg-type]  # a coroutine of an async generator
+                yield self._thread.run(anext(spans))
         finally:
-            self._thread.run(spans.aclose())  # type: ignore[arg-type]
+            self._thread.run(spans.aclose())
 
     def _end(self, attempt: Attempt, **changes: Any) -> None:
         try:

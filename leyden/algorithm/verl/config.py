@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from leyden.errors import ConfigError
 from leyden.extras import import_optional, require_packages
@@ -161,7 +161,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         key = ".".join(filter(None, (prefix.removeprefix("+"), part)))
         key = f"+{key}" if is_new else key
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, key)  # pyright: ignore[reportUnknownArgumentType] -- a user's mapping
+            yield from _flat(cast(Mapping[str, Any], value), key)
         else:
             yield key, value
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import types
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
@@ -149,16 +149,14 @@ def register_engine() -> None:
         def _build_fsdp_module(self, module: Any) -> Any:
             forward_only, self.engine_config.forward_only = self.engine_config.forward_only, False
             try:
-                return super()._build_fsdp_module(module)  # pyright: ignore[reportAttributeAccessIssue] -- of verl's engine
+                return cast(Any, super())._build_fsdp_module(module)
             finally:
                 self.engine_config.forward_only = forward_only
 
-    @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-    class CPUEngine(InPlace, FSDPEngineWithLMHead):  # pyright: ignore[reportUnusedClass] -- the registry has it
+    class CPUEngine(InPlace, FSDPEngineWithLMHead):
         """verl's FSDP2 engine of a policy or its reference."""
 
-    @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
-    class CPUCriticEngine(InPlace, FSDPEngineWithValueHead):  # pyright: ignore[reportUnusedClass] -- the registry has it
+    class CPUCriticEngine(InPlace, FSDPEngineWithValueHead):
         """verl's FSDP2 engine of a critic, loaded with the attention that `override_config` names.
 
         verl's own loader asks for flash attention, whatever the configuration says.
@@ -179,3 +177,6 @@ def register_engine() -> None:
             if model.enable_gradient_checkpointing:
                 module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             return module
+
+    for model_type, engine in (("language_model", CPUEngine), ("value_model", CPUCriticEngine)):
+        EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)

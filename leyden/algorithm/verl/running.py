@@ -10,6 +10,7 @@ every strategy. verl's workers and servers are processes of Ray.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
@@ -104,7 +105,7 @@ def use_platform(config: Any) -> None:
     if config.trainer.device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
         os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", "leyden.algorithm.verl.cpu")
-        import leyden.algorithm.verl.cpu  # noqa: F401 # pyright: ignore[reportUnusedImport] -- it registers the platform
+        importlib.import_module("leyden.algorithm.verl.cpu")  # it registers the platform
 
 
 def use_plug_points(config: Any) -> None:
@@ -117,8 +118,6 @@ def use_plug_points(config: Any) -> None:
         if config.actor_rollout_ref.model.external_lib is None:
             config.actor_rollout_ref.model.external_lib = PLUGIN
         config.transfer_queue.enable = True
-    import importlib
-
     importlib.import_module(PLUGIN)
 
 

@@ -11,13 +11,14 @@ Shapes: N rows of the input, I features in, O features out.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from leyden.engine import untyped
 
 _SMALLEST: Final = 2**22
 """Multiplications from which a product is worth it. Each call of oneDNN costs 10 microseconds
@@ -71,8 +72,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
         return functional.linear(x, weight_OI, bias_O)
     if not has_gradient:
         return _product(x, weight_OI, bias_O)
-    apply = cast(Callable[..., Tensor], _Linear.apply)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
-    return apply(x, weight_OI, bias_O)
+    return untyped.apply(_Linear, x, weight_OI, bias_O)
 
 
 def _linear_of(module: torch.nn.Linear, input: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class _Linear(torch.autograd.Function):
         return _product(x, weight_OI, bias_O)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] -- one gradient for each output
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, weight_OI = ctx.saved_tensors
         by_output = gradients[0].contiguous()
         by_output_NO = by_output.flatten(0, -2)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from leyden.engine import untyped
 from leyden.errors import ConfigError
 
 T = TypeVar("T")
@@ -27,9 +27,7 @@ def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """
     if not torch.is_grad_enabled():
         return function(*arguments, **named)
-    checkpoint = cast(Callable[..., Any], torch.utils.checkpoint.checkpoint)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
-    # Dropout is off, so no random state has to be restored.
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+    return untyped.checkpointed(function, *arguments, **named)
 
 
 def gated_mlp(act: Any, gate: Tensor, up: Tensor, down: Callable[[Tensor], Tensor]) -> Tensor:
@@ -40,8 +38,7 @@ def gated_mlp(act: Any, gate: Tensor, up: Tensor, down: Callable[[Tensor], Tenso
     """
     if type(act).__name__ not in _SILU or not torch.is_grad_enabled():
         return down(act(gate) * up)
-    apply = cast(Callable[..., Tensor], _GatedSiLU.apply)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
-    product = apply(gate, up)
+    product: Tensor = untyped.apply(_GatedSiLU, gate, up)
     address, n = product.data_ptr(), product.numel()
 
     def pack(kept: Tensor) -> Tensor | torch.Size:
@@ -63,7 +60,7 @@ class _GatedSiLU(torch.autograd.Function):
         return _silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride] -- one gradient for each output
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         (by_product,) = gradients
         by_gate = torch.ops.aten.silu_backward(by_product * up, gate)

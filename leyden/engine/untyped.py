@@ -1,0 +1,62 @@
+"""Typed names for functions that torch and safetensors leave partly untyped.
+
+Each one only forwards its arguments, so that the modules of the engine need no type ignores. It
+knows nothing of models. Add a function here when the type checker cannot read one of torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+_safetensors: Any = safetensors.torch
+_checkpoint: Any = torch.utils.checkpoint
+
+
+def listed(tensor: Tensor) -> list[Any]:
+    """Return the values of a tensor, nested as its shape is."""
+    return cast(Any, tensor).tolist()
+
+
+def backward(loss: Tensor, inputs: list[Tensor] | None) -> None:
+    """Add the gradient of a scalar to `inputs`; to all leaves that require one if None."""
+    cast(Any, loss).backward(inputs=inputs)
+
+
+def after_gradient(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Call `hook` with the parameter each time that a gradient has been added to it."""
+    cast(Any, parameter).register_post_accumulate_grad_hook(hook)
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """Take one step of the optimizer."""
+    cast(Any, optimizer).step()
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Return the outputs of an autograd function, which its `backward` differentiates."""
+    return cast(Any, function).apply(*arguments)
+
+
+def checkpointed(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Return `function(*arguments, **named)`, which is run again for its gradient.
+
+    Random state is not restored, because dropout is off.
+    """
+    return _checkpoint.checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, by name."""
+    return _safetensors.load_file(path)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors to a safetensors file."""
+    _safetensors.save_file(tensors, path)
