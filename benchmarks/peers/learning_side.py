@@ -87,19 +87,19 @@ def guess_the_number(seed: int, folder: Path) -> Found:
 
 
 def sft(seed: int, folder: Path) -> Found:
-    """Record 1,200 games of the untrained policy in groups of four, and imitate the best of each group that won."""
+    """Record 2,400 games of the untrained policy in groups of four, and imitate the best of each group that won."""
     from leyden.demo.agent import play
 
     def backend() -> ly.EmbeddedBackend:
         return ly.EmbeddedBackend(WEIGHTS, device="cpu", max_length=128, seed=seed)
 
     secrets = random.Random(seed)
-    tasks = [{"secret": secrets.randrange(NUMBERS)} for _ in range(300)]
-    games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(500)]
+    tasks = [{"secret": secrets.randrange(NUMBERS)} for _ in range(600)]
+    games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(1000)]
     still = ly.GRPO(
         backend(),
         n_steps=5,
-        tasks_per_step=60,
+        tasks_per_step=120,
         rollouts_per_task=4,
         max_tokens=4,
         optim=ly.OptimParams(learning_rate=1e-12),
@@ -112,11 +112,11 @@ def sft(seed: int, folder: Path) -> Found:
         query={"mode_in": ["train"]},
         min_reward=1.0,
         items_per_step=64,
-        n_steps=40,
+        n_steps=80,
         max_tokens=4,
         optim=ly.OptimParams(learning_rate=1e-3),
         validate_first=True,
-        val_every_n_steps=20,
+        val_every_n_steps=40,
         seed=seed,
     )
     ly.Trainer(algorithm=algorithm, run_dir=folder / "run", concurrency=96, progress=False).fit(
@@ -125,10 +125,10 @@ def sft(seed: int, folder: Path) -> Found:
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     measured = [row["reward"] for row in rows if row.get("stage") == "val"]
     return {
-        "curve": [[20 * place, reward] for place, reward in enumerate(measured)],
+        "curve": [[40 * place, reward] for place, reward in enumerate(measured)],
         "before": measured[0],
         "after": measured[-1],
-        "rollouts": 1200,
+        "rollouts": 2400,
         "facts": {},
     }
 
