@@ -7,6 +7,7 @@ They run on Leyden's. A vessel takes policies of tianshou; one that overrides `t
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,10 @@ from leyden.rl.env import FiniteVectorEnv as NativeVectorEnv
 
 class TrainingVesselBase(native.TrainingVesselBase[Any]):
     """A policy with everything that it needs to act and to learn."""
+
+    reward: Any = None
+    aux_info_collector: Any = None
+    """These two are there for a subclass that does not call `super().__init__()`, as in Qlib."""
 
     def __init__(self, **parts: Any) -> None:
         """Take the parts by keyword, or none: a subclass may set `policy`, `reward` and
@@ -91,11 +96,29 @@ class Trainer(native.Trainer):
         env_options = {**worker_options(finite_env_type), **given}
         super().__init__(finite_env_type=finite_env_type, env_options=env_options, **options)
 
+    def named_callbacks(self) -> dict[str, Any]:
+        """Return the callbacks by their types' names; the second of a type has a 1 behind it."""
+        return _by_type(self.callbacks)
+
+    def named_loggers(self) -> dict[str, Any]:
+        """Return the writers by their types' names; the second of a type has a 1 behind it."""
+        return _by_type(self.loggers)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a value of `state_dict`, or what `torch.load` reads from a file of
         `Checkpoint`.
         """
         super().load_state_dict(with_arrays(dict(state)))
+
+
+def _by_type(parts: Sequence[Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    seen: Counter[str] = Counter()
+    for part in parts:
+        kind = type(part).__name__.lower()
+        named[f"{kind}{seen[kind] or ''}"] = part
+        seen[kind] += 1
+    return named
 
 
 def train(
