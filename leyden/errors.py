@@ -18,7 +18,9 @@ class LeydenError(Exception):
 
 
 class ConfigError(LeydenError, ValueError):
-    """An option, a component's name or a signature is wrong; nothing has been started."""
+    """An option, an argument, a component's name or a signature is wrong. The call that raises it
+    has changed nothing.
+    """
 
 
 class InvalidArgument(ConfigError, TypeError):

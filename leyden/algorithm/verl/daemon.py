@@ -22,7 +22,7 @@ from leyden.algorithm.policy_gradient.batch import Group, RolloutData
 from leyden.algorithm.policy_gradient.metrics import rollout_metrics
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
 from leyden.algorithm.verl.in_parts import BatchInParts, RolloutBatch
-from leyden.algorithm.verl.rows import SequenceRow, make_rows, score_rollouts, truncate_rows
+from leyden.algorithm.verl.rows import SequenceRow, make_rows, placeholder_row, score_rollouts, truncate_rows
 from leyden.errors import ConfigError, NoTrainingData, StoreError
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.legacy import AgentLightningServer
@@ -223,10 +223,8 @@ class AgentModeDaemon(BatchInParts):
         except NoTrainingData as error:
             if mode == "train":
                 raise NoTrainingData(f"step {step} has nothing to train on. {explanation(counts)}. {error}") from error
-            kept = [
-                SequenceRow(each.group, each.rollout_id, each.reward, [0], [0], [0], [0.0], n_calls=0)
-                for each in scored
-            ]
+            kept = [placeholder_row(each, self.options.pad_id) for each in scored]
+            report.placeholders = report.rows = len(kept)
         if report.dropped:
             logger.warning("step %d: %s", step, report)
         session_of = {str(request.rollout_id): place % n for place, request in enumerate(requests)}

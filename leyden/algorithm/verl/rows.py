@@ -204,7 +204,7 @@ def truncate_rows(
     for rollout in rollouts:
         if not kept[rollout.rollout_id]:
             report.placeholders += 1
-            kept[rollout.rollout_id].append(_placeholder(rollout, pad_id))
+            kept[rollout.rollout_id].append(placeholder_row(rollout, pad_id))
     found = [row for rollout in rollouts for row in kept[rollout.rollout_id]]
     report.rows = len(found)
     return found
@@ -233,7 +233,7 @@ def _fit(
     )
 
 
-def _placeholder(rollout: RewardedRollout, pad_id: int) -> SequenceRow:
+def placeholder_row(rollout: RewardedRollout, pad_id: int) -> SequenceRow:
     """Return a row without a trained token that carries a rollout's reward."""
     return SequenceRow(rollout.group, rollout.rollout_id, rollout.reward, [pad_id], [pad_id], [0], [0.0], n_calls=0)
 
@@ -282,7 +282,7 @@ def pad_rows(
     n_fillers = -len(rows) % multiple_of
     report.fillers += n_fillers
     filler = RewardedRollout("filler", "filler", 0.0, ())
-    padded = [*rows, *(_placeholder(filler, pad_id) for _ in range(n_fillers))]
+    padded = [*rows, *(placeholder_row(filler, pad_id) for _ in range(n_fillers))]
     width_P = prompt_length or max(len(row.prompt_ids) for row in padded)
     width_S = response_length or max(len(row.response_ids) for row in padded)
     return PaddedRows(
