@@ -130,8 +130,9 @@ class Evaluator:
         """Write resources to the store under an id that this run and their content give; safe to
         repeat.
 
-        A repeat returns the version that is there, unless the address or key of a
-        model has changed.
+        A repeat returns the version that is there, unless the address or key of a model has
+        changed.
+
         parent: the id and version that they were made from.
         """
         store, author = self.collector.store, current_run_id.get()

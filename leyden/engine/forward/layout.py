@@ -293,9 +293,9 @@ def _call(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
 def _attend_rows(q: Tensor, k: Tensor, v: Tensor, hidden_BQS: Tensor | None) -> Tensor:
     """Return (B, Q, H * D) from queries (B, Q, H, D), keys and values (B, S, K, D).
 
-    hidden_BQS: the places that a query may not see; None: queries and keys are the
-        same tokens, and each
-    sees those before it. Rows are right-padded, so a real token never attends to padding.
+    hidden_BQS: the places that a query may not see; None: queries and keys are the same tokens, and
+        each sees those before it.
+    Rows are right-padded, so a real token never attends to padding.
     """
     groups = q.shape[2] // k.shape[2]
     if groups > 1:

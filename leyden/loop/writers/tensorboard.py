@@ -21,10 +21,10 @@ class TensorboardWriter(AppendingWriter):
 
     axis: a number of the row to use as the step instead: "total_steps" for curves over environment
         steps. Rows without it are left out.
-    log_dir: the directory of the run; one event file, always of the same name. TensorBoard keeps 32
-        bits of a scalar. Strings and arrays
-    are left out. A new run replaces the file; a resumed one cuts it after the events that its
-    checkpoint counts, so nothing is doubled. Raise ConfigError without the package `tensorboard`
+    log_dir: the directory of the run; it has one event file, always of the same name.
+    TensorBoard keeps 32 bits of a scalar. Strings and arrays are left out. A new run replaces the
+    file; a resumed one cuts it after the events that its checkpoint counts, so nothing is doubled.
+    Raise ConfigError without the package `tensorboard`
     (extra `tensorboard`); TensorFlow is not needed.
     """
 

@@ -72,10 +72,11 @@ def dpo_weights(
     """Return the loss of pairs of answers and the weights of its gradient (DPO,
     arXiv:2305.18290, eq. 7).
 
-    m = beta ((chosen - reference chosen) - (rejected - reference rejected)); the loss of a pair is
-    - (1 - e) log sigmoid(m) - e log sigmoid(-m) with e = label_smoothing
-      (conservative DPO, Mitchell
-    2023), and its weight beta ((1 - e) sigmoid(-m) - e sigmoid(m)).
+    With m = beta ((chosen - reference chosen) - (rejected - reference rejected)) and
+    e = label_smoothing (conservative DPO, Mitchell 2023), the loss of a pair is
+    -(1 - e) log sigmoid(m) - e log sigmoid(-m), and its weight
+    beta ((1 - e) sigmoid(-m) - e sigmoid(m)).
+
     chosen_P, ...: log-probabilities of whole answers, each the sum over its tokens.
     Raise ConfigError without a pair, and for lists of unequal length.
     """

@@ -55,9 +55,8 @@ def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
 def call_means(values_N: Tensor, sequence_N: Tensor, calls_N: Tensor) -> Tensor:
     """Return for each token the mean of `values_N` over the tokens of its call, shape (N,).
 
-    sequence_N: number of each token's sequence. calls_N: number of its call within
-        that sequence. The
-    tokens of one call are next to each other.
+    sequence_N: number of each token's sequence. calls_N: number of its call within that sequence.
+    The tokens of one call are next to each other.
     """
     begins_N = (sequence_N.diff(prepend=sequence_N[:1]) != 0) | (calls_N.diff(prepend=calls_N[:1]) != 0)
     call_N = begins_N.cumsum(0)
