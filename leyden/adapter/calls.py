@@ -35,9 +35,9 @@ from leyden.types import Span
 def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     """Return the calls of one attempt in the order in which they started.
 
-    Failed calls are included (`ModelCallView.failed`), except tries that the client followed by
-    another of the same call. The order is the gateway's count if it saw every call and counted each
-    once; otherwise it is by the clocks.
+    Failed calls are included (`ModelCallView.failed`), except those that the client retried. The
+    order is the gateway's count if it saw every call and counted each once; otherwise it is by the
+    clocks.
     """
     ordered = in_order(spans)
     tried_again = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}

@@ -129,8 +129,9 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
     """The calls that a gateway recorded (Leyden's, or Agent Lightning's proxy), in the order in
     which they came to it.
 
-    Equal response ids of equal answers are one call. A reward belongs to the latest call without
-    one that had ended when it was emitted. Failed calls (status ERROR) are left out.
+    Records with the same response id and the same answer are one call. A reward belongs to the
+    latest call that had ended when the reward was emitted and has no reward yet. Failed calls
+    (status ERROR) are left out.
     """
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:

@@ -242,9 +242,9 @@ class RolloutCollector:
             whenever the runners have nothing left to claim.
         check: called at least every `check_seconds` while rollouts are unfinished. What it raises
             ends the collection.
-        Raise BudgetExceeded before it enqueues what the budget does not cover. Of a budget of
-        tokens or cost, that is known when nothing is under way that could give something back; the
-        results before that are yielded.
+        Raise BudgetExceeded before it enqueues what the budget does not cover. With a
+        budget of tokens or cost, first wait until the running attempts have given back what they
+        did not use, and yield their results.
         """
         if max_unfinished != "auto":
             check_number("max_unfinished", max_unfinished, at_least=1, whole=True, or_none="all")
@@ -348,11 +348,11 @@ class RolloutCollector:
 
     @contextlib.asynccontextmanager
     async def reserve_attempt(self) -> AsyncGenerator[Callable[[Attempt], None]]:
-        """Reserve the limits of an attempt of the algorithm's own during the block, as
-        soon as there is room.
+        """Keep room in the budget, during the block, for one attempt that the algorithm makes
+        itself. Wait until there is room.
 
-        Yield a function that is given the attempt when it has ended. An attempt that it is not
-        given counts with its limits, because a call may be billed although no answer came. Raises
+        Yield a function to call with the attempt when it has ended. If it is never called, the
+        attempt counts with its limits, because a call may be billed although no answer came. Raise
         BudgetExceeded if there is no room, and nothing is under way that could make some.
         """
         ended: list[Attempt] = []

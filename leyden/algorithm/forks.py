@@ -151,10 +151,10 @@ def call_advantages(
     n_calls: the number of calls of the original, whose own return, `own_return`, is exact for forks
         that keep all of them.
 
-    Return of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in
+    Returns of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in
     Medicine 17, 1998, method 10), which holds for small groups too. Others have Welch's, from three
-    returns on each side; it is a point if the returns of each side are all equal, so that more
-    forks are needed there.
+    returns on each side; that interval is a point if the returns of each side are all equal, so
+    that more forks are needed there.
     """
     if (n_calls is None) != (own_return is None):
         raise ConfigError(f"give n_calls and own_return together, got n_calls={n_calls} and own_return={own_return}")

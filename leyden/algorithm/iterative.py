@@ -100,8 +100,10 @@ class IterativeAlgorithm(Algorithm):
         """Called at the end of this process's part in any case."""
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:
-        """Return whether steps are left, for which a resumed run reads the rollouts that
-        were enqueued ahead.
+        """Return whether a resumed run needs the rollouts that were enqueued ahead, because steps
+        are left.
+
+        error: why the run ended; None: it is finished.
         """
         return error is not None or self._loop.current_iter < self.max_iters
 

@@ -58,7 +58,9 @@ class Conversations(Protocol):
         ...
 
     def with_history(self, request: Json, items: Sequence[Json]) -> Json:
-        """Return the request with the earlier items in place of the id. Raise Untranslatable."""
+        """Return the request with the earlier conversation's items in place of the id of its last
+        response. Raise Untranslatable for a request that cannot be extended.
+        """
         ...
 
     def items(self, request: Json, response: Json) -> list[Json] | None:

@@ -86,7 +86,7 @@ def _content(value: object) -> dict[str, AttributeValue]:
         return {semconv.OBJECT_JSON: json.dumps(value, ensure_ascii=False, allow_nan=False)}
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidEmission(
-            f"{_type_name(value)} {value!r:.200} is not JSON: {error}. Emit what of it matters as a dict, a list or a string"
+            f"{_type_name(value)} {value!r:.200} is not JSON: {error}. Emit the parts that you need, as a dict, a list or a string"
         ) from error
 
 

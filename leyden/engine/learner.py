@@ -98,7 +98,9 @@ class TorchLearner:
     def forward(
         self, sequences: Sequence[TrainingSequence], temperature: float, *, values: bool = False
     ) -> ForwardResult:
-        """See `Learner.forward`."""
+        """Return log-probabilities, entropies and, on request, values of the trained tokens,
+        without a gradient. See `Learner.forward`.
+        """
         check_sequences(sequences, self._n_vocabulary, self._forward.max_length)
         results = [[[0.0] * len(s.token_ids) for s in sequences] for _ in range(3 if values else 2)]
         trained = [TrainedPart.of(s, (), index) for index, s in enumerate(sequences) if any(s.weights)]

@@ -252,6 +252,9 @@ class Attempts:
         self.end(rollout_id, attempt_id)
 
     async def _end_if_over(self, key: AttemptKey, give_up: Callable[[str, str], None]) -> None:
+        """Look up in the store whether an attempt is over. If so, drop its state and cancel its
+        calls.
+        """
         live = self._live.get(key)
         if live is None or not live.check_again_at:
             return  # ended meanwhile, or its first call is asking the store

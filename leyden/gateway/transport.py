@@ -147,7 +147,7 @@ class AppTransport:
     async def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
-        """Call the application. See `Transport.ask`.
+        """Send the request to the engine's application in this process, without a socket.
 
         Leaving the context before the end of the response cancels the call.
         """

@@ -72,9 +72,9 @@ class GatewayWorkers:
         """Check the options; `start` starts the processes.
 
         store_url: where calls are recorded: the URL of a store server, or of a PostgreSQL.
-        control_secret: see `LLMProxy.share_control`.
+        control_secret: signs control commands; all processes have the same one.
         options: options of `LLMProxy`.
-        Raise ConfigError.
+        Raise ConfigError for an option that `LLMProxy` refuses.
         """
         if n_workers < 1:
             raise ConfigError(f"n_workers is {n_workers}; it must be at least 1")

@@ -164,9 +164,10 @@ async def disconnected(receive: Receive) -> None:
 
 @contextmanager
 def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[asyncio.Task[None]]:
-    """Call `leave` once if the client leaves during the block, whose body it has sent already.
+    """Call `leave` once if the client disconnects during the block. The request's body must have
+    been read before.
 
-    The task is done then.
+    Yield the task that waits for the client; it is done after a disconnection.
     """
 
     async def watch() -> None:

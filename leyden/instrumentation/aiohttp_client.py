@@ -13,7 +13,7 @@ from leyden.utils.patching import Patch
 
 
 class AiohttpInstrumentation(Patches):
-    """Every `aiohttp.ClientSession`."""
+    """Instruments every `aiohttp.ClientSession`."""
 
     modules: ClassVar[tuple[str, ...]] = ("aiohttp",)
 

@@ -29,7 +29,7 @@ class CrewAIInstrumentation(PackagedInstrumentation):
     instrumentor: ClassVar[str] = "CrewAIInstrumentor"
 
     def install(self) -> None:
-        """Instrument, and keep CrewAI's telemetry in."""
+        """Instrument the library, and stop CrewAI from sending telemetry of its own."""
         self._telemetry = os.environ.get(_NO_TELEMETRY)
         os.environ[_NO_TELEMETRY] = "true"  # read before each report
         super().install()

@@ -21,13 +21,13 @@ from leyden.utils.text import shown
 
 
 class FunctionalLitAgent(LitAgent[Any]):
-    """A function with the parameters of its choice: `task` first, then of resources, rollout, llm,
+    """A function as an agent. Its parameters: `task` first, then any of resources, rollout, llm and
     prompt_template.
 
-    needs: a parameter that it must have.
-    strip_proxy: give `llm` with the attempt's ids in its base URL, as a plain LLM.
-    Raise ConfigError for a parameter that has no source and no default, and for a generator
-    function; InvalidArgument for a value that is no function.
+    needs: a parameter that the function must have.
+    strip_proxy: pass `llm` with the attempt's ids in its base URL, as a plain LLM. Raise
+    ConfigError for a parameter that has no source and no default, and for a generator function;
+    InvalidArgument for a value that is no function.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:

@@ -113,7 +113,7 @@ def _bound_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _module_names(code: ast.AST) -> set[str]:
-    """Return the names of its module that code uses."""
+    """Return the module-level names that `code` refers to."""
     top = symtable.symtable(ast.unparse(code), "module", "exec")
     names, waiting = {each.get_name() for each in top.get_symbols()}, list(top.get_children())
     while waiting:

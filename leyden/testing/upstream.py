@@ -38,7 +38,7 @@ _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "ms
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of the model."""
+    """An answer for `FakeUpstream(reply=...)` to give, where a plain text is not enough."""
 
     text: str = ""
     reasoning: str = ""

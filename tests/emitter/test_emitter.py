@@ -147,7 +147,7 @@ def test_numpy_numbers_are_rewards(trace: Trace):
     "value", [object(), {"a": object()}, [math.nan], float("inf"), {(1, 2): 3}, b"bytes", {1, 2}, lambda: None]
 )
 def test_an_object_that_is_not_json_is_refused(trace: Trace, value: Any):
-    with pytest.raises(InvalidEmission, match=r"is not JSON: .*Emit what of it matters"):
+    with pytest.raises(InvalidEmission, match=r"is not JSON: .*Emit the parts that you need"):
         emit_object(value)
     assert trace.spans == []
 

@@ -206,7 +206,7 @@ class _BySuccess:
 
 
 def _leader_selector(evolution: Evolution) -> Any:
-    """Return what chooses the leader as each parent."""
+    """Return a candidate selector for the package `gepa` that always picks the leader."""
     base = import_optional("gepa.proposer.reflective_mutation.base", extra="gepa", needed_by="GEPA")
 
     class Leader(base.CandidateSelector):
@@ -276,6 +276,6 @@ class _Stopper:
 
 
 def output_of(answer: str) -> str:
-    """Return the text that an answer of the reflection model holds, as the package reads it."""
+    """Return the text in an answer of the reflection model, as the package `gepa` reads it."""
     wording = import_optional("gepa.strategies.instruction_proposal", extra="gepa", needed_by="GEPA")
     return str(wording.InstructionProposalSignature.output_extractor(answer.strip())["new_instruction"])

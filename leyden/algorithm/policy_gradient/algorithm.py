@@ -256,7 +256,7 @@ class PolicyGradient(PolicyAlgorithm):
         return written
 
     async def load(self, path: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the algorithm's state from a checkpoint that `save` wrote."""
         await super().load(path)
         if self._trains_critic and self.critic is not None:
             await self.critic.load_state(path / "critic")
@@ -350,7 +350,9 @@ class PolicyGradient(PolicyAlgorithm):
         )
 
     def _warn_of_forks(self, counts: ForkCounts) -> None:
-        """Log once why forks cannot be used, if many of them cannot."""
+        """Log once why forks cannot be used: rollouts whose calls have no index, or many forks that
+        diverge.
+        """
         if self._warned_of_forks:
             return
         if counts.unnumbered:

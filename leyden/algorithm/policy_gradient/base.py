@@ -222,7 +222,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return None
 
     async def load(self, path: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the algorithm's state from a checkpoint that `save` wrote."""
         await self.backend.load_state(path)
         if (proxy := self.get_llm_proxy()) is not None:
             self._note_version(proxy)

@@ -40,7 +40,9 @@ class Belief:
 
 
 def beliefs(parents: Sequence[int | None], rewards: Sequence[Mapping[Task, float]]) -> list[Belief]:
-    """Return what is believed about each candidate.
+    """Return the posterior mean and variance of each candidate's mean reward. The model is normal:
+    a task has an effect, and a child's value is its parent's plus a gain, whose distribution is
+    estimated from the data.
 
     parents: the place of each candidate's parent, which comes before it; None: it has none.
     rewards: of each candidate, by task; at least one candidate has one.

@@ -33,8 +33,8 @@ class Comparison:
 
     @property
     def chance(self) -> float:
-        """Return how probable so many better tasks are for one of `n_compared` candidates that are
-        all equally good, at most: a one-sided sign test with Bonferroni's correction.
+        """Return an upper bound of the p-value that the second candidate is no better: a one-sided
+        sign test with Bonferroni's correction for `n_compared` candidates.
         """
         n = self.better + self.worse
         return min(1.0, self.n_compared * sum(math.comb(n, k) for k in range(self.better, n + 1)) / 2**n)

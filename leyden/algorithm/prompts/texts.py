@@ -37,6 +37,9 @@ def rollouts_as_text(scores: Sequence[Score]) -> str:
 
 
 def _rollout_as_text(number: int, score: Score) -> str:
+    """Return a rollout as the reflection model reads it. Durations are left out, so that a repeated
+    run asks the same question.
+    """
     head = f'<run number="{number}" reward="{figure(score.reward)}">'
     lines = [head]
     if score.result is not None:

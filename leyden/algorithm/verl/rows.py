@@ -77,7 +77,7 @@ class SequenceRow:
 
 @dataclass(slots=True)
 class Report:
-    """Counts over the rows of one batch."""
+    """Counts of a batch: its rollouts and rows, what was dropped and why, and what was cut."""
 
     rollouts: int = 0
     rows: int = 0

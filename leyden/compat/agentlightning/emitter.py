@@ -108,7 +108,9 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propag
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Any:
-    """Record an exception; the step itself succeeded. Raise TypeError for anything else."""
+    """Record an exception that the agent has handled; the span's own status is OK. Raise TypeError
+    for a value that is no exception.
+    """
     if not isinstance(exception, BaseException):
         raise TypeError(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")
     own = {**format_exception_attributes(exception), **_flat(attributes)}
@@ -140,7 +142,7 @@ def encode_object(object: Any) -> dict[str, Any]:
     try:
         return {_OBJECT_TYPE: full_qualified_name(cast(Any, type(object))), _OBJECT_JSON: json.dumps(object)}
     except (TypeError, ValueError) as error:
-        raise RuntimeError(f"a {type(object).__name__} is not JSON ({error}); emit what of it matters") from error
+        raise RuntimeError(f"a {type(object).__name__} is not JSON ({error}); emit the parts that you need") from error
 
 
 def get_object_value(span: SpanLike) -> Any:

@@ -113,7 +113,7 @@ class ConsoleMetricsBackend(MetricsBackend):
 
     window_seconds: how long an event counts; None: for ever.
     log_interval_seconds: the first event after this many seconds logs every metric in one line.
-    group_level: events whose first so many labels agree are one entry; None: all are one.
+    group_level: aggregate by this many leading labels; None: aggregate all events.
     """
 
     def __init__(

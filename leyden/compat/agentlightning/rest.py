@@ -136,7 +136,7 @@ class OldStoreApp(StoreApp):
     def write_result(
         self, route: Route, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool
     ) -> bytes:
-        """Return the reply in the old form."""
+        """Return the reply as Agent Lightning 0.3 writes it."""
         if route.method == "get_many_span_sequence_ids":
             return dump({"sequence_id": result[0]})
         if route.method == "enqueue_many_rollouts":

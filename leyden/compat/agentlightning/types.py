@@ -40,7 +40,7 @@ class SpanContext(BaseModel):
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> SpanContext:
-        """Return OpenTelemetry's ids as text."""
+        """Return the SpanContext for a context of OpenTelemetry, with its ids in hexadecimal."""
         state = dict((src.trace_state or {}).items())
         return cls(
             trace_id=f"{src.trace_id:032x}", span_id=f"{src.span_id:016x}", is_remote=src.is_remote, trace_state=state

@@ -131,7 +131,9 @@ class LogBuffer(NativeLogBuffer):
     """
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return each metric's sum over the episodes of this collect, divided by all of them."""
+        """Return each metric's sum over the episodes of this collection, divided by the number of
+        all its episodes, with or without the metric.
+        """
         return {name: total / self.episode_count for name, total in self._sums.items()}
 
 

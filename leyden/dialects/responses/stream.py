@@ -41,7 +41,9 @@ class EventsFromChat:
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """Return the events of one chunk. Raise Untranslatable if they cannot be expressed."""
+        """Return the events of the Responses API for one chunk of a chat stream, often none. Raise
+        Untranslatable for a chunk that they cannot express.
+        """
         events = [] if self._head else self._start(chunk)
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]

@@ -70,8 +70,8 @@ class UncachedForward:
         return inputs, chosen_BS.to(self.device)
 
     def _head_if_exact(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the output head if the model's logits are exactly its output;
-        None if they are more.
+        """Return the output head if its output is the model's logits; None if the model changes it,
+        for example by a cap or a scale.
         """
         head = self.model.get_output_embeddings()
         sequences, positions = [[0, 1, 2], [2, 1, 0]], [[0, 2], [1]]

@@ -282,7 +282,11 @@ class VLLMBackend(PolicyBackend):
         return await asyncio.to_thread(StartedServer, _reachable(self._model), f"{self.model_name}-base", options)
 
     async def _adopt(self, running: _StartedBackend, initial: Path) -> None:
-        """Bring a server that has come up to the learner's weights, and check it."""
+        """Bring a server that has come up to the learner's weights, and check it.
+
+        A server that Leyden did not start, or one with an adapter, has other weights: it gets the
+        learner's. A server that was started with the learner's weights is only checked.
+        """
         if self._url is not None:
             models = await running.client.models()
             if not self._trains_adapter and self.model_name not in models:
@@ -374,9 +378,10 @@ class VLLMBackend(PolicyBackend):
         return self._policy_version
 
     async def statistics(self) -> EngineStatistics:
-        """Return the server's counters.
+        """Return the server's counters. Every `_LOOK_SECONDS` score a probe too, because a proxy
+        may have begun to drop token ids.
 
-        Raise EngineError if it has died, was started again, or reports no token ids.
+        Raise EngineError if the server has died, was started again, or reports no token ids.
         """
         running = self._started()
         running.server.check()
@@ -506,6 +511,9 @@ class VLLMBackend(PolicyBackend):
         running.mark = mark
 
     async def _check_mark(self, running: _StartedBackend) -> None:
+        """Raise EngineError if the server's weights no longer have the name that the last
+        publication gave them. A publication during the query changes the name, which is no error.
+        """
         mark = running.mark
         if mark is None:
             return

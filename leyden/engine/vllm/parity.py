@@ -61,8 +61,8 @@ async def stale_weights(
     """Return the names of the weights that the server does not take from a folder.
 
     Each group of tensors is changed in a copy of the folder that the server loads. Its scores
-    change, unless it ignores that group. A tied output head has no tensor to change: it is
-    stale if the scores agree as soon as the folder has one. The server has the folder's own
+    change, unless it ignores that group. A tied output head has no tensor to change: the folder
+    gets one, and the head is stale if the scores then agree. The server has the folder's own
     weights afterwards.
     work: a directory on the file system that the server reads; it is made and removed.
     wanted: the learner's scores of the probes.

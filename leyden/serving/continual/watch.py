@@ -219,7 +219,9 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
 async def _feedback_on(
     store: LightningStore, versions: Sequence[tuple[str, int] | None], since: float
 ) -> Mapping[str, Sequence[Feedback]]:
-    """Return all feedback since a time, by rollout, in the order of arrival."""
+    """Return the feedback on these versions that arrived since a time, by rollout, in the order of
+    arrival.
+    """
     by_rollout: dict[str, list[Feedback]] = {}
     for version in versions:
         if version is not None:

@@ -33,9 +33,7 @@ def words_of(text: str) -> list[str]:
 
 
 def statements_of(text: str) -> list[frozenset[str]]:
-    """Return the set of words of each statement: of what ends with a line, a semicolon, a `.`, `!`
-    or `?`.
-    """
+    """Split a text at line ends, `;`, `.`, `!` and `?`; return the set of words of each part."""
     return [frozenset(words_of(statement)) for statement in _STATEMENT_END.split(text)]
 
 
@@ -75,8 +73,8 @@ class RuleInteraction:
     """Added if a prompt states both; negative for a conflict."""
 
     def effect(self, stated: Collection[str]) -> float:
-        """Return the term that the pair adds to the log-odds of a prompt that states these
-        rules.
+        """Return what this pair of rules adds to the log-odds of a prompt that states the rules
+        `stated`.
         """
         n_stated = (self.first in stated) + (self.second in stated)
         return (0.0, self.alone, self.both)[n_stated]
