@@ -6,16 +6,17 @@ family says (1 s in the median), a reflection 5 s, and 16 rollouts run at a time
 and what waits for something starts after it.
 
 Finished runs are kept in `results/prompts_runs.jsonl` and not repeated, so an interrupted benchmark continues. Delete the lines of a
-side to run it anew, or the file to start afresh. What the reflection model draws depends on the order in which calls arrive, so on a
-busy machine a run of Leyden may differ from the one that is kept. `PROMPTS_SEEDS=2` takes fewer seeds than twenty, `PROMPTS_JOBS=1`
-fewer processes than the machine has CPUs. Two families, `HELD_OUT`, were not looked at while the optimisers were written. Without
-peers of environments of their own, each family and seed takes 5 s of CPU: 20 seeds take nine minutes on two idle cores. A run of
-Agent Lightning's APO goes on after its budget, see `LIMIT`, and takes 1 to 5 s.
+side to run it anew, or the file to start afresh. A run of Leyden depends on its seed alone, not on how busy the machine is.
+`PROMPTS_SEEDS=2` takes fewer seeds than twenty, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. Two families, `HELD_OUT`,
+were not looked at while the optimisers were written. Without peers of environments of their own, each family and seed takes 5 s of CPU:
+20 seeds take nine minutes on two idle cores. A run of Agent Lightning's APO goes on after its budget, see `LIMIT`, and takes 1 to 5 s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import itertools
 import json
 import math
 import os
@@ -48,6 +49,7 @@ from benchmarks.report import RESULTS, Table
 from benchmarks.sides import Side
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts import Candidate
+from leyden.algorithm.prompts.candidate import Branch
 from leyden.testing import FakeUpstream
 from leyden.testing.promptsim import FAMILIES
 
@@ -101,6 +103,10 @@ class _APO(_Timed, ly.APO):
         self.trace.clock.barrier()
         return await super()._rewrite(iteration, n_branches)
 
+    async def _branch(self, place: Branch, parent: int) -> Candidate | None:
+        _draws.set(itertools.count(1000 * (place.round * self.beam_width + place.branch + 1)))
+        return await super()._branch(place, parent)
+
     async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
         self.trace.clock.barrier()
         return await super()._run_drawn(iteration, n_runs)
@@ -131,18 +137,22 @@ class _GEPA(_Timed, ly.GEPA):
         return await super().race(proposals)
 
 
+_draws: contextvars.ContextVar[Iterator[int]] = contextvars.ContextVar("draws")
+"""Seeds for the calls of one branch, which do not depend on the order in which calls of other branches arrive."""
+
+
 class _Client:
     """A client of the reflection model that takes simulated time."""
 
     def __init__(self, client: openai.AsyncOpenAI, trace: Trace) -> None:
         self.chat = self.completions = self
-        self._client, self._trace = client, trace
+        self._client, self._trace, self._own_draws = client, trace, itertools.count(1)
 
     async def create(self, **request: Any) -> Any:
         self._trace.reflections += 1
         self._trace.clock.reflect()
         ask: Any = self._client.chat.completions.create
-        return await ask(**request, seed=self._trace.reflections)
+        return await ask(**request, seed=next(_draws.get(self._own_draws)))
 
 
 async def _leyden(trace: Trace, make: Callable[[Any, Trace, int], Any], seed: int) -> tuple[dict[str, str], float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ pytest.importorskip("gepa")
 
 from benchmarks import prompts
 from benchmarks.peers.prompts_world import BUDGET, LIMIT, REFLECTION_SECONDS, SLOTS, Clock, Run
+from leyden.testing import FakeUpstream, Misbehaviour
 
 
 def run(*curve: tuple[int, float, float], side: str = "ours", seed: int = 0) -> Run:
@@ -55,3 +58,18 @@ def test_rollouts_beyond_the_slots_and_what_follows_a_reflection_start_later() -
     assert clock.end == 3.0
     clock.reflect()
     assert clock.end == 3.0 + REFLECTION_SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [prompts.APO, prompts.GEPA])
+def test_a_run_repeats_exactly_whatever_the_order_in_which_answers_come(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repeat(jitter: int) -> Run:
+        chance = random.Random(jitter)
+        late = functools.partial(FakeUpstream, fault=lambda body: Misbehaviour(delay_seconds=chance.uniform(0, 0.03)))
+        monkeypatch.setattr(prompts, "FakeUpstream", late)
+        return replace(prompts.run_here((side, "additive", 3)), wall_s=0.0)
+
+    monkeypatch.setattr(prompts, "BUDGET", 120)
+    assert repeat(1) == repeat(2)
