@@ -107,7 +107,7 @@ async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    opened = _one(store, port, options) if num_workers == 1 else _several(store, port, num_workers, options)
+    opened = _one_process(store, port, options) if num_workers == 1 else _several(store, port, num_workers, options)
     async with opened as (endpoint, recording):
         who = "with the token" if options["token"] else "without a token"
         names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
@@ -135,7 +135,7 @@ async def _report_targets(store: str, models: Sequence[Mapping[str, Any]]) -> No
 
 
 @asynccontextmanager
-async def _one(store_url: str, port: int, options: dict[str, Any]) -> AsyncGenerator[tuple[str, str]]:
+async def _one_process(store_url: str, port: int, options: dict[str, Any]) -> AsyncGenerator[tuple[str, str]]:
     """Run the gateway in this process. Yield its address and the URL of the store that it records
     in.
     """

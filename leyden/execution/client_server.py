@@ -143,7 +143,12 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
     ) -> None:
-        """See ExecutionStrategy.execute."""
+        """Run the side or sides that `role` names.
+
+        "both": the algorithm here and the runners in processes. "algorithm": the algorithm and a
+        server of its store. "runner": runners on that store, until the algorithm has ended or its
+        store has gone.
+        """
         if self.role == "both":
             await super().execute(algorithm, runner, store, ready=ready)
         elif self.role == "algorithm":

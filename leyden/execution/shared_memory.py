@@ -72,7 +72,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
     ) -> None:
-        """See ExecutionStrategy.execute."""
+        """Run both sides in this process, until both have ended.
+
+        The runners run in a loop of their own, and the algorithm on this one; with
+        `main_thread="runner"` it is the other way round.
+        """
         stop = StopSignal()
         if self.managed_store and not store.capabilities["thread_safe"]:
             store = on_this_loop(store)

@@ -391,8 +391,7 @@ class Parent:
         """Return whether the parent's process has ended, waiting at most `within_seconds` for its
         end.
 
-        Without a descriptor of the process to wait on (before Linux 5.3, or elsewhere) it returns
-        at once.
+        On a system without pidfds (other than Linux) it returns at once.
         """
         try:
             with _descriptor_of(self.pid) as process:

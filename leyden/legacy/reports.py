@@ -56,7 +56,7 @@ class LegacyAgent(LitAgent[Any]):
         return _recorded(agent.run(task, resources, rollout), rollout)
 
     async def run_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """See LitAgent.run_async."""
+        """Run the agent as version 0.1 would, and return its result with the report as a span."""
         agent = self.agent
         method = _method(agent.training_rollout_async, agent.validation_rollout_async, rollout)
         if _is_of_v01(method):

@@ -222,6 +222,10 @@ def _task(rollout: AttemptedRollout) -> Task:
 
 
 def _plain(resource: Any, attempted: AttemptedRollout | None) -> Any:
+    """Return a resource that the protocol of version 0.1 knows: a ProxyLLM becomes an LLM.
+
+    attempted: the attempt whose calls its address records; None: the address without an attempt.
+    """
     if not isinstance(resource, ProxyLLM):
         return resource
     if attempted is not None:

@@ -47,9 +47,7 @@ class Binder:
         self._ambiguity_reported = False
 
     def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
-        """Raise ConfigError unless every parameter can be passed by name and, if `needs` is given,
-        one parameter has that name.
-        """
+        """Raise ConfigError unless a rollout's arguments, `needs` too, can be passed by name."""
         signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
         possible = f"possible: {', '.join(PARAMETERS)}, and any other with a default value"
         if not parameters or parameters[0].name != "task":

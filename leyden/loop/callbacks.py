@@ -388,6 +388,6 @@ class MetricsWriter(Callback):
         return {"train": self._train.state_dict(), "validation": self._validation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Truncate both files to these positions when they are opened."""
+        """Restore how far both CSV files were written. They are cut there when they are opened."""
         self._train.load_state_dict(state["train"])
         self._validation.load_state_dict(state["validation"])

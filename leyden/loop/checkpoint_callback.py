@@ -239,7 +239,7 @@ class Checkpoint(Callback):
             (self.store.dirpath / name).unlink(missing_ok=True)
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Save a checkpoint if a monitored training metric is the best so far.
+        """Record whether a monitored training metric is the best so far, as the best checkpoint's.
 
         The first time, warn of a validation metric that looks misspelt.
         """

@@ -304,7 +304,7 @@ class ReplayBuffer:
     def set_num_envs(self, num_envs: int) -> None:
         """Set the number of environments of the next collect, and keep the transitions.
 
-        Raise ConfigError as `__init__` does.
+        Raise ConfigError if the buffer is too small for so many environments.
         """
         if num_envs != self.num_envs:
             _check_size(self.size, num_envs)

@@ -166,12 +166,11 @@ class DataQueue(Generic[T]):
             yield seed.item
 
     def put(self, item: T, block: bool = True, timeout_seconds: float | None = None) -> None:
-        """Add an item, which is taken before the data set's.
+        """Add an item. It is taken before the items of the data set, and then only `mark_as_done`
+        ends the queue.
 
-        Then only `mark_as_done` ends the queue.
-
-        Wait while `queue_maxsize` added items have not been taken. Raise TimeoutError as `get`
-        does, and ConfigError after `mark_as_done`.
+        Wait while `queue_maxsize` added items have not been taken. Raise TimeoutError after
+        `timeout_seconds`, or at once if `block` is False, and ConfigError after `mark_as_done`.
         """
         self._end.put(item, 0.0 if not block else timeout_seconds)
 

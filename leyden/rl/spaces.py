@@ -72,8 +72,10 @@ class Conformer:
 
 
 def conformer(space: AnySpace) -> Conformer:
-    """Return a check that converts a sample to the space's type where Gymnasium's check would
-    refuse it.
+    """Return a function that casts a sample to the space's type, as Gymnasium's own check does not.
+
+    Numbers outside the bounds of a Box pass, with a `note`. Raise GymSpaceValidationError for any
+    other error.
     """
     if isinstance(space, spaces.Dict):
         return _DictConformer(cast(AnySpace, space))

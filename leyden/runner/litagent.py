@@ -188,7 +188,9 @@ class LitAgentRunner(Runner[T]):
         mode: RolloutMode | None = None,
         event: Latch | None = None,
     ) -> Rollout:
-        """See Runner.step."""
+        """Run one task at once, outside of the queue, and return its rollout. Raise what the agent
+        raised.
+        """
         attempts, store = self._attempt_runner(), self._bound_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
         rollout = await store.start_rollout(input, mode=mode, resources_id=resources_id, worker_id=self.worker_name)
@@ -339,7 +341,7 @@ class _RunningSet:
         error.
         """
         self.tasks.discard(task)
-        self._changed.set()  # who waits for it looks after this call
+        self._changed.set()  # a waiter looks in a later turn of the loop, after the count
         if task.cancelled():
             return
         if (error := task.exception()) is None:

@@ -428,7 +428,10 @@ class LagWatchdog:
 
 
 def _tell(news: Sequence[Coroutine[Any, Any, Any]]) -> None:
-    """Report to stores from this thread, all at once. Errors are ignored."""
+    """Await reports to stores from this thread, all at once.
+
+    A report on an attempt that has ended is dropped. Any other error of a store is logged.
+    """
 
     async def tell(call: Coroutine[Any, Any, Any]) -> None:
         try:

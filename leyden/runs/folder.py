@@ -177,6 +177,7 @@ def _read_current(content: dict[str, Any], touched: float) -> Manifest:
 
 
 def _read_first(content: dict[str, Any], directory: Path) -> Manifest:
+    """Return the manifest that the first format of `run.json` describes, as a stopped run."""
     record = RunRecord(
         run_id=content["run_id"],
         name=name_of(directory),

@@ -88,9 +88,9 @@ class InJson(Protocol):
         ...
 
     def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> Awaitable[bytes]:
-        """Return the result of a method as JSON.
+        """Return the result of a method as JSON. Raise what the method raises.
 
-        packed: in the form of LEYDEN_JSON. Raise what the method raises.
+        packed: write tokens as base64 of their arrays, for Leyden's client (LEYDEN_JSON).
         """
         ...
 

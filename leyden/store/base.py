@@ -954,7 +954,10 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """Return the workers that match every filter. Raise ConfigError for a bad sort or page."""
+        """Return the workers that match the filters, which `filter_logic` joins.
+
+        Raise ConfigError for a bad sort or page.
+        """
 
     @abstractmethod
     async def get_worker_by_id(self, worker_id: str) -> Worker:
@@ -1082,8 +1085,8 @@ class LightningStore(NamedOptions, ABC):
     ) -> PaginatedResult[MetricPoint]:
         """Return a run's metrics by iteration, then stage, then name.
 
-        names, stage: only these. iteration_from: only this iteration and later ones; the cost of
-            what comes before it is nothing.
+        names, stage: only these. iteration_from: only this iteration and later ones; earlier ones
+            are not read.
         Raise UnknownRun, ConfigError for a bad page.
         """
 

@@ -148,7 +148,12 @@ def _listening_again(target: Target, requests: _Requests) -> Any | None:
 
 
 def _hear(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """Listen and tell until it is stopped. Raise psycopg.Error when the connection is lost."""
+    """Publish notifications to `signals` until it is stopped. Runs in a thread.
+
+    At most every _PAUSE_SECONDS it announces this process's new spans to the other stores
+    (`requests.spans`) and wakes local waiters (`requests.look`). Raise psycopg.Error when the
+    connection is lost.
+    """
     told = 0.0
     news = True
     """Whether a notification may be there."""

@@ -53,6 +53,9 @@ class ReadOnlyDriver:
         self._watch = _FileWatch(path, self.url, signals)
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        """Run a read on the newest file at this path. If another file has replaced it meanwhile,
+        read again.
+        """
         while True:
             reader, stamp = self._newest_reader()
             try:

@@ -209,7 +209,11 @@ class Route:
             raise ConfigError(f"{self}: {_faults(error)}") from None
 
     def written(self, arguments: Mapping[str, Any], answer: Any, body: bytes, *, packed: bool) -> bytes:
-        """Return the answer to `body` as JSON. packed: as LEYDEN_JSON."""
+        """Return a result as the JSON of the reply. A request for one item (`body`) gets one item
+        or null.
+
+        packed: write tokens as base64 of their arrays (LEYDEN_JSON), for Leyden's client.
+        """
         if self.echoes and packed:
             assert self.body_is is not None
             return dump(_in_short(arguments[self.body_is], answer))

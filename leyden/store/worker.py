@@ -244,7 +244,10 @@ def _resolve(jobs: SimpleQueue[QueuedOperation | None], answered: Sequence[Queue
 
 
 async def answer_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> Any:
-    """Wait for the answer of a job that was put there. Raise the job's error."""
+    """Return the result of a queued operation, or raise its error.
+
+    If the caller is cancelled after the operation has run, its effect is taken back.
+    """
     future = job.future
     assert future is not None
     try:

@@ -45,7 +45,7 @@ class AgentOpsTracer(OtelTracer):
         require_packages("agentops", extra="agentops", needed_by="AgentOpsTracer")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """See Tracer.while_open."""
+        """Return a context around each trace, in which AgentOps's own spans reach it too."""
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_AgentOps())

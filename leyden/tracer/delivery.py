@@ -139,8 +139,8 @@ class Delivery:
         self._batch: asyncio.Task[None] | None = None
 
     def put(self, outbox: SpanOutbox, span: Span) -> bool:
-        """Take the span; False if the outbox is closed, or the loop is, which its trace has
-        outlived.
+        """Queue a span for delivery. Return False if the outbox is closed, or the event loop that
+        delivers.
         """
         with self._lock:
             if outbox.closed or self.loop.is_closed():

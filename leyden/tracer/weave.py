@@ -46,7 +46,7 @@ class WeaveTracer(OtelTracer):
         _import_quietly("weave")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """See Tracer.while_open."""
+        """Return a context around each trace, in which Weave's calls reach it too."""
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_Weave())

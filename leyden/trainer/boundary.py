@@ -94,7 +94,11 @@ def _inside(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _exit_quietly_if_uncaught() -> None:
-    """End a script that lets the RunInterrupted through with its message alone, and status 130."""
+    """Install an excepthook that shows an uncaught RunInterrupted as its message alone, and exits
+    with 130.
+
+    Other errors, and a hook of the program's own, are left as they are.
+    """
     before = sys.excepthook
     if getattr(before, "__module__", None) == __name__:
         return

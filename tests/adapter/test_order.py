@@ -28,7 +28,7 @@ SHIFTS = [-3600.0, -5.0, -0.7, 0.7, 5.0, 3600.0]
 
 
 def shifted(spans: Sequence[Span], seconds: float) -> list[Span]:
-    """The spans as a gateway records them whose clock is so many seconds ahead of the agent's."""
+    """Return the spans as a gateway records them whose clock is `seconds` ahead of the agent's."""
     return [
         span.model_copy(update={"start_time": span.start_time + seconds, "end_time": span.end_time + seconds})
         if span.name == semconv.MODEL_CALL and span.start_time is not None and span.end_time is not None

@@ -55,7 +55,7 @@ class Heard:
             self._more.notify_all()
 
     async def more(self, count: int) -> None:
-        """Wait for so many more answers."""
+        """Wait for `count` more answers."""
         goal = len(self.answers) + count
         async with self._more, asyncio.timeout(60):
             await self._more.wait_for(lambda: len(self.answers) >= goal)

@@ -29,7 +29,7 @@ SCENARIO = """
     filler = directory / "filler"
 
     def take_room(spare):
-        '''Leave so many bytes.'''
+        '''Leave `spare` bytes.'''
         disk = os.statvfs(directory)
         filler.write_bytes(b"x" * (disk.f_bavail * disk.f_frsize - spare))
 

@@ -97,7 +97,7 @@ def thorough(examples: int, steps: int = 30) -> settings:
 
 
 def walk(make: Callable[[], StoreMachine], seed: int, steps: int) -> None:
-    """Take so many steps. Raises AssertionError with the fewest that were found to fail."""
+    """Take `steps` steps. Raise AssertionError with the fewest that were found to fail."""
     numbers = [random.Random(f"{seed} {index}").getrandbits(32) for index in range(steps)]
     error, called = walked(make, seed, numbers)
     if error is None:

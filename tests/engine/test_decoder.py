@@ -273,7 +273,7 @@ def test_the_longest_prefix_wins_and_the_oldest_row_is_evicted():
 
 
 class Among:
-    """A constraint: these tokens alone, for so many tokens."""
+    """A constraint: these tokens alone, for the first `lasts` tokens."""
 
     def __init__(self, tokens: set[int], lasts: int) -> None:
         self._mask = bytes(token in tokens for token in range(260))

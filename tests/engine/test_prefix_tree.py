@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 def random_rows(rng: random.Random, n: int, *, prompt: int = 0) -> list[list[int]]:
     """Rows that each continue a beginning of an earlier one, or begin anew; some are equal, some end inside another.
 
-    prompt: the first row has so many tokens more, and others continue it behind them.
+    prompt: the number of extra tokens of the first row; others continue it behind them.
     """
     rows: list[list[int]] = []
     for _ in range(n):

@@ -29,7 +29,7 @@ class Stream:
         return ask
 
     async def more(self, rounds: int) -> None:
-        """Wait for so many more rounds that begin and end from now on."""
+        """Wait for `rounds` more rounds that begin and end from now on."""
         goal = self.rounds + rounds + max(1, self._width // 20)  # what is under way has begun before
         async with self._changed:
             await self._changed.wait_for(lambda: self.rounds >= goal)

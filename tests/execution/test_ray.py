@@ -71,7 +71,7 @@ class Deaths:
         self._store = store
 
     async def pids(self, number: int) -> set[int]:
-        """The processes in which runners are, once so many of them work."""
+        """Return the ids of the runners' processes, once `number` of them work."""
         seen: set[int] = set()
         while len(seen) < number:
             seen |= {int(reward) for reward in await self._finished(await self._enqueue(20, seconds=0.05))}

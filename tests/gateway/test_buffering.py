@@ -23,7 +23,7 @@ class Clock:
 
 
 def answer(n_ids: int) -> dict[str, Any]:
-    """One of three tokens, with so many ids."""
+    """Return an answer of three tokens with `n_ids` response ids."""
     choice = {"prompt_token_ids": [1], "token_ids": [2] * n_ids}
     return {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}
 
@@ -43,7 +43,7 @@ def lossy(clock: Clock) -> Buffering:
 
 
 def probes_within(lossy: Buffering, clock: Clock, seconds: float, *, n_ids: int) -> list[float]:
-    """When streams were asked for, one call each second, where streams have so many of three ids."""
+    """Return when streams were requested, one call each second; a stream has `n_ids` of three ids."""
     asked: list[float] = []
     for second in range(int(seconds)):
         clock.now = float(second)

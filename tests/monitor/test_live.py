@@ -45,7 +45,7 @@ asyncio.run(main())
 
 
 async def heartbeats(store: LightningStore, worker_id: str, count: int) -> None:
-    """Return when a worker was heard so many times more."""
+    """Return when a worker has sent `count` more heartbeats."""
     async with asyncio.timeout(SOON):
         last = (await store.get_worker_by_id(worker_id)).last_heartbeat_time
         while count:

@@ -24,7 +24,7 @@ SCENARIO = """
     filler = directory / "filler"
 
     def take_room(spare):
-        '''Leave so many bytes; in a file system of its own, or by a limit of the size of files.'''
+        '''Leave `spare` bytes; in a file system of its own, or by a limit of the size of files.'''
         if kind == "tmpfs":
             free = os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize
             filler.write_bytes(b"x" * max(0, free - spare))

@@ -21,7 +21,7 @@ from leyden.store import sweeper
 
 
 class Failing(ly.PolicyGradient):
-    """It raises when it has sampled, so many times, and keeps a list of the groups of each step."""
+    """Raises after its first `failures` samplings, and keeps a list of the groups of each step."""
 
     failures = 0
     groups_file: Path

@@ -57,7 +57,7 @@ def write_rows(path: Path, n_ranks: int) -> None:
 
 
 def stepped_by_verl(folder: Path, n_ranks: int) -> dict[str, torch.Tensor]:
-    """Return the weights after the steps of verl's FSDP2 engine on so many ranks."""
+    """Return the weights after the steps of verl's FSDP2 engine on `n_ranks` ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
     done = subprocess.run(
         [*command, Path(__file__).with_name("fsdp_step.py"), folder, str(RATE), str(STEPS)],

@@ -13,8 +13,8 @@ from leyden.loop.writers.base import LogWriter, file_path
 
 
 class AppendingWriter(LogWriter, ABC):
-    """To add a format, subclass and implement `encode`, and `header` if the file begins with
-    something.
+    """A writer that appends rows to one file. Subclasses implement `encode`, and `header` if the
+    file begins with something.
 
     A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts,
     so no row is lost or doubled. A kill loses none that was added.

@@ -17,12 +17,12 @@ from leyden.utils.atomic import open_aside
 
 
 class CsvWriter(LogWriter):
-    """A line for each row: of a stage, `iteration, stage, seconds`, then the metrics, empty where a
-    row has none of that name.
+    """Write one line of CSV for each row. For a stage that is iteration, stage, seconds, then a
+    column for each metric; a metric that the row lacks is empty.
 
     path: of the file; a directory is refused (ConfigError).
     rows: "stage", "episode" or "step"; the first columns are the `fields` of that kind of row.
-        Lists are written as JSON.
+    Lists are written as JSON.
     loglevel: of the steps' contents; see `LogWriter`.
 
     A metric that appears later adds a column: the file is written anew, aside. A new run replaces

@@ -55,7 +55,7 @@ class Channel:
             rest = rest[os.write(self._write, rest) :]
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return a message, or SIGNAL.
+        """Return the next message, or SIGNAL, a message of one byte that needs no unpickling.
 
         Raise EOFError if the other side has gone, TimeoutError if nothing arrives in time.
         """

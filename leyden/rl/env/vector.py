@@ -153,9 +153,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return None
 
     def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
-        """Set the spaces, which a kind does once it knows them.
+        """Set the spaces, allocate the rows for results, and start the watch. Subclasses call it
+        once they know the spaces.
 
-        rows: the rows for results; None: new ones.
+        rows: rows for results that exist already; None: new ones.
         """
         self.observation_space, self.action_space = observation_space, action_space
         self._layout: Layout = layout_of(observation_space)

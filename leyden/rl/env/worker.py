@@ -38,7 +38,7 @@ class EnvsReady:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The division of the shared memory."""
+    """The numbers of environments and workers, which decide the size of the shared memory."""
 
     n_envs: int
     """The number of environments of all workers."""

@@ -85,8 +85,8 @@ class ComponentSection(_Section):
         """Return an instance of the section's class.
 
         place: where the component stands in the file, for messages.
-        known: arguments that the file need not give. The file's come before them, and those that
-            the class does not take are left out.
+        known: arguments to use where the file gives none. Those that the class does not take are
+        left out.
         """
         cls = self._load(place)
         arguments = {name: value for name, value in known.items() if accepts(cls, name)}
@@ -179,7 +179,7 @@ class TrainerSection(_Section):
 
 
 class RunConfig(_Section):
-    """A whole configuration."""
+    """The configuration of `leyden rl train` and `leyden rl backtest`, as read from a file."""
 
     data: DataSection
     policy: ComponentSection

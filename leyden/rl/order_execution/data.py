@@ -49,8 +49,8 @@ class BarsProcessedDataProvider(ProcessedDataProvider):
     data_dir: a directory with `<stock_id>.parquet` or `.csv`.
     data: instead of `data_dir`, the bars by stock, or the bars of the one stock.
     feature_columns_today: the names of the columns.
-    feature_columns_yesterday: as many names; `close_1` is the column `close` of the time before.
-        None: the columns of today, of the time before.
+    feature_columns_yesterday: as many names. For a name such as `close_1` that the bars lack, the
+        values are those of `close` in as many bars before the day. None: those of today, with `_1`.
     """
 
     def __init__(

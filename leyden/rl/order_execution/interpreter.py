@@ -114,7 +114,7 @@ class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
         order, ticks = state.order, state.ticks_index
         if len(ticks) > self.data_ticks:
             raise ConfigError(
-                f"the days of the order to {order} have {len(ticks)} ticks, data_ticks is {self.data_ticks}"
+                f"the days of the order to {order} have {len(ticks)} ticks, data_ticks is {self.data_ticks}; raise it"
             )
         known = int(np.searchsorted(ticks, state.cur_time))
         date = order.start_time.astype("datetime64[D]")
@@ -149,7 +149,9 @@ def _order_spaces(max_step: int) -> dict[str, spaces.Space[Any]]:
 
 def _order_numbers(state: SAOEState, max_step: int) -> Observation:
     if state.cur_step > max_step:
-        raise ConfigError(f"the order to {state.order} has made {state.cur_step} steps, max_step is {max_step}")
+        raise ConfigError(
+            f"the order to {state.order} has made {state.cur_step} steps, max_step is {max_step}; raise it"
+        )
     return {
         "acquiring": np.array(state.order.direction == OrderDir.BUY, np.int32),
         "cur_step": np.array(min(state.cur_step, max_step - 1), np.int32),

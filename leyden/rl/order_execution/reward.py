@@ -30,7 +30,12 @@ class PAPenaltyReward(Reward[SAOEState]):
         self.penalty, self.scale = penalty, scale
 
     def reward(self, simulator_state: SAOEState) -> float:
-        """Return the reward. Raise InvalidTrade if it is not finite."""
+        """Return the step's price advantage, weighted by the part of the order that it traded, less
+        the penalty.
+
+        The penalty is `penalty` times the sum of each tick's squared part of the order. Both are
+        scaled by `scale`. Raise InvalidTrade if the reward is not finite.
+        """
         whole = simulator_state.order.amount
         step = simulator_state.history_steps.last
         pa = step["pa"] * step["deal_amount"] / whole
@@ -66,9 +71,11 @@ class PPOReward(Reward[SAOEState]):
         self.start_time_index, self.end_time_index = start_time_index, end_time_index
 
     def reward(self, simulator_state: SAOEState) -> float:
-        """Return the reward once, at the order's end.
+        """Return -1, 0 or 1 once, at the order's end; 0 before.
 
-        Qlib gives it at the step before the last, and again at the last.
+        It compares the order's average price with the market's mean, the better over the worse for
+        its direction: -1 below 1, 0 below 1.1, else 1. Qlib gives it at the step before the last,
+        and again at the last.
         """
         state = simulator_state
         if state.metrics is None and state.cur_step < self.max_step:

@@ -216,7 +216,8 @@ class FlatParameters:
         kinds = {(p.device, p.dtype) for p in parameters.values()}
         if len(kinds) > 1:
             raise ConfigError(
-                f"the parameters of {type(module).__name__} lie on several devices or have several types: {kinds}"
+                f"the parameters of {type(module).__name__} lie on several devices or have several types: {kinds}; "
+                "move the module to one device and type first"
             )
         self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         with torch.no_grad():
@@ -230,7 +231,7 @@ class FlatParameters:
             p.grad = grad
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return views of such a vector, by parameter."""
+        """Return views of a flat vector of all parameters, by parameter name."""
         views: dict[str, Tensor] = {}
         at = 0
         for name, shape in self.shapes.items():

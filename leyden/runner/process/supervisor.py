@@ -187,6 +187,9 @@ class Supervisor:
     # ---- while it runs ---------------------------------------------------------------------------
 
     def _wait_for_something(self) -> None:
+        """Wait for output, a signal or the runner's end, and handle it. The runner's end is a
+        request to stop.
+        """
         for fd, _ in self._poll.poll(self._milliseconds()):
             if fd in self._streams:
                 self._read(fd)

@@ -12,12 +12,15 @@ from leyden.types import PaginatedResult, Span
 
 
 def page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
-    """Return the result of `query_spans`."""
+    """Return the result of `query_spans` from found rows, with the tokens of each span unpacked."""
     return PaginatedResult([span_from(*one) for one in found], found.limit, found.offset, found.total, found.exact)
 
 
 def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
-    """Return the result of `query_spans` as JSON."""
+    """Return the result of `query_spans` as JSON, without making the Spans.
+
+    packed: write tokens as base64 of their arrays, for Leyden's client, not as lists of numbers.
+    """
     exact = "true" if found.exact else "false"
     return (
         f'{{"items":{_list(found.items, packed)},"limit":{found.limit},"offset":{found.offset},'

@@ -164,11 +164,12 @@ class PostgresTransaction:
             self._clock = self._cursor.execute(_NOW)
 
     def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
-        """Count the `number`th commit of a connection, write the totals, notify the other stores,
-        and commit.
+        """Write the totals, notify the other stores, and commit.
 
-        All of this is one message to the server, with the operation's last writes. A reader does
-        not wait for the reply, because nothing depends on it.
+        connection, number: the number of the connection and of this commit on it, which are
+        recorded so that a lost reply can be checked; None for a reader. All of this is one message
+        to the server, with the operation's last writes. A reader does not wait for the reply,
+        because nothing depends on it.
         """
         if connection is not None:
             self._cursor.execute(_COUNT_COMMIT, (connection, number))

@@ -235,11 +235,11 @@ WHERE rollout = :rollout AND sequence_id = :sequence_id
 UPDATE attempts SET answered = answered + 1 WHERE claim_id = :claim_id
 
 -- name: delete_attempt
--- Delete an attempt that no worker received and that has not begun. `said` is 1 if the claimer
+-- Delete an attempt that no worker received and that has not begun. `by_claimer` is 1 if the claimer
 -- itself gives it back, because it may have sent the claim twice.
 DELETE FROM attempts
 WHERE rollout = :rollout AND sequence_id = :sequence_id AND status = 'preparing' AND last_span = 0
-  AND (answered = 1 OR :said = 1)
+  AND (answered = 1 OR :by_claimer = 1)
 
 -- name: select_unfinished
 -- The unfinished attempts, each with its rollout.

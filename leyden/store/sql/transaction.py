@@ -85,8 +85,9 @@ class Transaction(Protocol):
 
     @property
     def clock(self) -> float | None:
-        """`now` as a parameter of a statement that gives None a meaning. If `now` was never read,
-        the operation need not wait for it.
+        """Return the operation's time for a statement, None if nothing has read it yet.
+
+        For None the statement uses the database's clock, which saves the round trip of reading it.
         """
         ...
 
@@ -162,7 +163,11 @@ class Transaction(Protocol):
         ...
 
     def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
-        """Call `put_many` for rows that are usually new. Return how many were new."""
+        """Insert rows that are usually new, skip those that are there, and return how many were
+        new.
+
+        The query: as for `put_many`.
+        """
         ...
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:

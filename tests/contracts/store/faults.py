@@ -21,7 +21,7 @@ from tests.contracts.store.support import SOON, claimed, ids, span_of
 
 
 async def in_threads(count: int, work: Any) -> None:
-    """Run `work(number)` in so many threads with event loops of their own, all at once."""
+    """Run `work(number)` in `count` threads with event loops of their own, all at once."""
     start = threading.Barrier(count)
     failed: list[BaseException] = []
 

@@ -38,7 +38,7 @@ def turn(rollout: AttemptedRollout, number: int, prompt: list[int], response: li
 
 
 def goes_on_from(number: int, n_ids: int) -> dict[str, Any]:
-    """The attributes of a call whose prompt begins with so many ids of that call, or so it says."""
+    """The attributes of a call whose prompt claims to begin with `n_ids` ids of another."""
     return {semconv.GOES_ON_FROM: f"{number:016x}", semconv.KNOWN_PREFIX: n_ids}
 
 

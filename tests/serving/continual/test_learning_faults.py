@@ -120,7 +120,7 @@ async def ends(life: str) -> None:
 async def killed_until_it_has_ended(
     url: str, store: LightningStore, folder: Path, outcome: str, *, kills: int, seed: int
 ) -> int:
-    """Kill so many controllers, and let one finish. Return how many died.
+    """Kill up to `kills` controllers, and let one finish. Return how many died.
 
     The first one dies at a write, later ones at a write or at any moment.
     """

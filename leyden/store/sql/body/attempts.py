@@ -87,20 +87,23 @@ def unclaim(tx: Transaction, claimed: Sequence[AttemptedRollout]) -> None:
     arrived.
     """
     for rollout in claimed:
-        _unclaim(tx, rollout, said=False)
+        _unclaim(tx, rollout, by_claimer=False)
 
 
 def undo_claim(tx: Transaction, claim_id: str, *, unless_repeated: bool = False) -> None:
     for rollout in _claimed(tx, claim_id):
-        _unclaim(tx, rollout, said=not unless_repeated)
+        _unclaim(tx, rollout, by_claimer=not unless_repeated)
 
 
-def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, said: bool) -> None:
-    """Delete an attempt that no worker received, and return its rollout to the queue."""
+def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, by_claimer: bool) -> None:
+    """Delete an attempt that no worker received, and return its rollout to the queue.
+
+    by_claimer: the claimer itself gives it back, so it goes even if a repeated claim was answered.
+    """
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
     if row is None or row[ATTEMPTS] != row[ATTEMPT]:
         return
-    if not tx.change("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT], said=int(said)):
+    if not tx.change("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT], by_claimer=int(by_claimer)):
         return
     back: RolloutStatus = row[STATUS]
     if back in ROLLOUT_FINISHED:

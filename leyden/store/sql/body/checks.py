@@ -41,7 +41,7 @@ def check_span(span: Span) -> None:
     span_id, trace_id, parent_id = of["span_id"], of["trace_id"], of["parent_id"]
     all_ids = span_id + trace_id if parent_id is None else span_id + trace_id + parent_id
     if not (span_id and trace_id and parent_id != "" and len(all_ids) <= _ID_LENGTH and all_ids.isprintable()):
-        check_id("span_id", span_id)  # which one it is, if it is one: all together may be longer
+        check_id("span_id", span_id)  # finds the bad one, if any: only all together may be too long
         check_id("trace_id", trace_id)
         check_id("parent_id", parent_id)
     if of["sequence_id"] > _HIGHEST:

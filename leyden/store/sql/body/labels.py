@@ -208,7 +208,7 @@ def _is_frozen(tx: Transaction, resources_id: str, version: int) -> bool:
     """Return whether a version is frozen, and lock its labels until the commit. Raise
     UnknownResources.
     """
-    within = min(max(version, 0), HIGHEST_VERSION)
+    within = min(max(version, 0), HIGHEST_VERSION)  # PostgreSQL refuses a number beyond its column's type
     if tx.one("has_version", resources_id=resources_id, version=within) is None:
         raise unknown_version(tx, resources_id, version)
     row = tx.one("get_version", resources_id=resources_id, version=within)

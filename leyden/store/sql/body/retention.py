@@ -33,8 +33,9 @@ def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
 
 
 def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
-    """Return up to `limit` rollouts that `retention` does not keep, the oldest first, in steps for
-    `forget`.
+    """Return up to `limit` rollouts that `retention` does not keep, the oldest first.
+
+    Each list of `seq` is one short transaction of `forget`, of about _STEP_ROWS rows.
     """
     tx.expect(None)
     kept, kept_bytes = 0, 0

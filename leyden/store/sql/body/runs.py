@@ -168,7 +168,9 @@ def _check_point(point: MetricPoint) -> None:
     check_id("the name of a metric", point.name)
     check_time("the time of a metric", point.time)
     if not 0 <= point.iteration <= _HIGHEST_ITERATION:
-        raise ConfigError(f"metric {point.name!r} is of iteration {point.iteration}; iterations count from 0")
+        raise ConfigError(
+            f"metric {point.name!r} is of iteration {point.iteration}; iterations are from 0 to {_HIGHEST_ITERATION:,}"
+        )
     if point.value is not None and not math.isfinite(point.value):
         raise ConfigError(f"metric {point.name!r} has the value {point.value!r}, which JSON lacks; give None instead")
 
