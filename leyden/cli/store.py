@@ -100,9 +100,9 @@ def store(
 def upgrade(
     url: Annotated[str, typer.Argument(help="The store's file, which no process may have open.")] = ".leyden/store.db",
 ) -> None:
-    """Bring a store in a file up to date that an older Leyden wrote.
+    """Upgrade a store's file that an older Leyden wrote.
 
-    What writes to a store does so when it opens it; `leyden show` and others only read it.
+    A program that writes to the store upgrades it by itself; `leyden show` and others only read it.
 
     \b
     Examples:

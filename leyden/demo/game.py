@@ -103,7 +103,7 @@ def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:
 
 
 def sloppy_probability(game: Game, reply: str, *, attention: float) -> float:
-    """Return the probability of a reply of `sloppy_reply`, a number from 0 to NUMBERS - 1."""
+    """Return the probability that `sloppy_reply` gives `reply`, a number below NUMBERS."""
     listening = 1 / (game.high - game.low + 1) if game.low <= int(reply) <= game.high else 0.0
     return attention * listening + (1 - attention) / NUMBERS
 

@@ -49,7 +49,7 @@ class Buffer(Protocol):
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the results of the actions that `add_decisions` stored, each of shape (environments,
+        """Add the results of the actions that `add_actions` stored, each of shape (environments,
         ...).
 
         obs: the observations after the step. lost: environments whose simulator failed, so that
@@ -111,9 +111,9 @@ class RolloutBuffer:
         self._final.clear()
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Add the first half of a step; see `Buffer`.
+        """Store the observations and actions of a step, which `add_outcomes` completes.
 
-        Raise ConfigError when the limit is reached.
+        Raise ConfigError if the buffer would hold more than `size` transitions.
         """
         if self.size is not None and self.n_steps + len(actions) > self.size:
             raise ConfigError(
@@ -135,7 +135,7 @@ class RolloutBuffer:
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the results of the actions that `add_decisions` stored, each of shape (environments,
+        """Add the results of the actions that `add_actions` stored, each of shape (environments,
         ...).
 
         A lost episode is dropped whole, because its end is missing and its seed may be run again.
@@ -259,7 +259,9 @@ class ReplayBuffer:
         self._latest[:] = -1
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Add the first half of a step; see `Buffer`. Extras are not kept."""
+        """Store the observations and actions of a step, which `add_outcomes` completes. Extras are
+        not kept.
+        """
         if not self._allocated:
             self.obs, self.next_obs = allocate(obs, (self.size,)), allocate(obs, (self.size,))
             self.actions = np.zeros((self.size, *actions.shape[1:]), actions.dtype)
@@ -272,7 +274,7 @@ class ReplayBuffer:
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the results of the actions that `add_decisions` stored, each of shape (environments,
+        """Add the results of the actions that `add_actions` stored, each of shape (environments,
         ...).
 
         The earlier steps of a lost episode are kept, as if a limit had ended it there.

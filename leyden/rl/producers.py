@@ -121,7 +121,7 @@ class _Producer:
         return pickle.loads(data)
 
     def restart(self) -> None:
-        """Start another process in its place, and request all undelivered items from it."""
+        """Replace the process by a new one, and request all undelivered items from it."""
         self.child.close()
         self.child = self._start()
         for index in self.pending:

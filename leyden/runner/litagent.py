@@ -111,7 +111,7 @@ class LitAgentRunner(Runner[T]):
         return sorted(spans.values(), key=lambda span: span.sequence_id)
 
     async def iter(self, event: Latch | None = None) -> None:
-        """See Runner.iter."""
+        """Claim and run rollouts until `event` is set or `max_rollouts` have run."""
         attempts = self._attempt_runner()
         with LagWatchdog.beside_this_loop(looks=self.debugger is None) as watchdog:
             async with attempts.watch.working():

@@ -73,7 +73,7 @@ class QueuedOperation:
 
     @property
     def wanted(self) -> bool:
-        """Whether the caller has not cancelled it."""
+        """Whether the caller still waits for the result."""
         return self.future is None or not self.future.cancelled()
 
 

@@ -1,8 +1,7 @@
 """Environments: one simulator (`EnvWrapper`), or many over a finite set of seeds
 (`FiniteVectorEnv`).
 
-    factory = lambda: EnvWrapper(MySimulator, state_interpreter, action_interpreter,
-    reward_fn=reward)
+    factory = lambda: EnvWrapper(Orders, state_interpreter, action_interpreter, reward_fn=reward)
     with vectorize_env(factory, "shmem", concurrency=8, seeds=SeedPlan(orders)) as venv:
         obs = venv.reset()
         while venv.alive.any():

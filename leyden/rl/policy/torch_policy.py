@@ -60,6 +60,9 @@ class TorchPolicy(Policy):
         """The number of optimizer steps so far."""
 
     def _own(self, module: nn.Module, *, lr: float, weight_decay: float, weight_file: Path | str | None) -> None:
+        """Take over the module: load its weights, flatten its parameters, and make its optimizer
+        (Adam).
+        """
         if weight_file is not None:
             _set_weights(module, read_weights(weight_file), str(weight_file))
         self.module = module

@@ -405,7 +405,7 @@ class Trainer(TrainLoop):
         return {**super().run_state(), "current_episode": self.current_episode, "total_steps": self.total_steps}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore what `run_state` returned."""
+        """Restore the counters of a run from its checkpoint."""
         super().load_run_state(state)
         self.current_episode, self.total_steps = state["current_episode"], state["total_steps"]
 

@@ -103,7 +103,7 @@ class Supervisor:
         self._childless = False
 
     def run(self) -> dict[str, Any]:
-        """Start the program, return when nothing of it is left: the head of the report."""
+        """Start the program, wait until nothing of it is left, and return the report's head."""
         try:
             self._start()
         except NotStarted as error:

@@ -99,7 +99,7 @@ class Guesses:
         return None if guess is None else replace(guess)
 
     def retract(self, key: tuple[str, str]) -> None:
-        """Drop the guess for this attempt, if there is one."""
+        """Drop the span target that is assumed for this attempt, and assume none for it again."""
         with self._gate:
             if key in self._targets:
                 self._targets[key] = None

@@ -101,7 +101,10 @@ class Transaction(Protocol):
         ...
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
-        """Return the one of `targets` for an attempt, None if it has to be read."""
+        """Return the one of `targets` for an attempt: the numbers that its next spans need.
+
+        None if they must be read from the database.
+        """
         ...
 
     def keep_targets(self) -> None:
