@@ -21,7 +21,7 @@ counts = st.lists(st.integers(0, 1000), min_size=2, max_size=30)
 
 
 def steady(value: float, count: int = 10, every: float = 5.0) -> list[Point]:
-    """So many points up to now."""
+    """Return `count` points with one value up to now, `every` seconds apart."""
     return [(NOW - every * k, value) for k in reversed(range(count))]
 
 

@@ -19,7 +19,7 @@ from leyden.rl.seed import SeedsLike
 def vectorized(
     env: str | Callable[..., gymnasium.Env[Any, Any]], num_envs: int, *, seeds: SeedsLike = None, **options: Any
 ) -> FiniteVectorEnv:
-    """So many of one kind, in this process; the options are the environment's."""
+    """Return `num_envs` environments of one kind, in this process. options: of the environment."""
     return vectorize_env(env if isinstance(env, str) else partial(env, **options), concurrency=num_envs, seeds=seeds)
 
 

@@ -86,9 +86,8 @@ async def test_a_file_gives_its_free_pages_back_to_the_disk(tmp_path: Path) -> N
     assert path.stat().st_size > 50 * MB
     async with SqliteLightningStore(path) as store:
         await prune_all(store, Retention(max_rollouts=10))
-        for _ in range(
-            64
-        ):  # after so many writes the file is looked after; a Sweeper alone makes that many in a minute
+        # After 64 writes the store looks after its file; a Sweeper alone makes that many in a minute.
+        for _ in range(64):
             await store.update_worker("w")
         await asyncio.sleep(0.5)
     assert path.stat().st_size < 20 * MB
