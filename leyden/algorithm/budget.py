@@ -283,6 +283,9 @@ class Budget:
         return Attempt.model_validate({**fixed, **ended})
 
     def _problem_with(self, attempt: Attempt, tokens: int) -> str | None:
+        """Return why an attempt has broken its own limits, so that the budget cannot be kept; None
+        if it has not.
+        """
         name = f"attempt {attempt.attempt_id} of {attempt.rollout_id}"
         if self.tokens_per_attempt is not None and tokens > self.tokens_per_attempt:
             return f"{name} took {tokens:,} tokens, more than tokens_per_attempt={self.tokens_per_attempt:,}"

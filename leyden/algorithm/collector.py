@@ -713,6 +713,7 @@ def _end_time(rollout: Rollout) -> float:
 
 
 def _result(asked: _PendingRequest, rollout: Rollout, spans: list[Span]) -> CollectedRollout:
+    """Return the result of a finished rollout. It has a reward only if the rollout succeeded."""
     return CollectedRollout(
         place=asked.place,
         request=asked.request,

@@ -186,6 +186,10 @@ class _Side:
 
 
 def _advantage(call: int, before: _Side, after: _Side) -> CallAdvantage:
+    """Estimate one call's advantage with its interval: Newcombe's for returns of 0 and 1, else
+    Welch's, which needs three returns on each side. before, after: returns of the forks before the
+    call, and of those that keep it.
+    """
     difference = after.mean - before.mean
     if all(value in (0.0, 1.0) for side in (before, after) for value in side.returns_N):
         (low_0, high_0), (low_1, high_1) = before.proportion(), after.proportion()

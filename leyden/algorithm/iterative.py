@@ -141,6 +141,9 @@ class IterativeAlgorithm(Algorithm):
             await self.teardown()
 
     def _new_checkpoint(self, folder: Path) -> Checkpoint:
+        """Return the callback that writes checkpoints. Without a chosen interval, small ones are
+        written after every iteration and large ones every `_LARGE_EVERY_SECONDS`.
+        """
         by_size = self.checkpoint_every is None and self.checkpoint_seconds is None
         return Checkpoint(
             folder,

@@ -113,6 +113,7 @@ class PromptUsage:
                     yield prompt, count
 
     def _warnings(self) -> list[str]:
+        """Return a warning for each prompt that the agent is newly known to ignore."""
         found: list[str] = []
         for name, counts in self._counts.items():
             if name not in self._warned and (rollouts := _rollouts_without(counts)):

@@ -111,6 +111,7 @@ def visible(answer: Json, hidden: Hidden) -> Json | None:
 
 
 def _visible_choice(choice: Any, hidden: Hidden) -> Any:
+    """Return a choice without token ids and log-probabilities that the client did not request."""
     if not isinstance(choice, dict):
         return choice
     shown = dict(cast(Json, choice))
@@ -216,6 +217,9 @@ class StreamAssembler:
 
 
 def _merge_delta(message: Json, delta: Json) -> None:
+    """Merge a delta into the assembled message: texts and lists are appended, anything else is
+    replaced.
+    """
     for name, value in delta.items():
         if name == "tool_calls":
             for part in value or ():

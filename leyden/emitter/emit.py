@@ -80,6 +80,9 @@ def get_object_value(span: Span) -> Any:
 
 
 def _content(value: object) -> dict[str, AttributeValue]:
+    """Return a value as a span's attributes: a literal as it is, anything else as JSON. Raise
+    InvalidEmission for what JSON cannot express.
+    """
     if isinstance(value, str | bool | int):
         return {semconv.OBJECT_LITERAL: value}
     try:

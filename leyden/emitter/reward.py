@@ -49,6 +49,9 @@ def _evaluation(name: str, value: float) -> SpanEvent:
 
 
 def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:
+    """Return the rewards with the primary one first. Raise InvalidEmission if it is not clear which
+    one is primary.
+    """
     names = ", ".join(repr(name) for name in rewards) or "none"
     if not rewards:
         raise InvalidEmission("the dict of rewards is empty; a reward needs at least one named number")

@@ -151,6 +151,8 @@ class Targets:
 
     @classmethod
     def of(cls, batch: Sequence[TrainedPart], columns: Sequence[str], device: torch.device) -> Targets:
+        """Return the trained tokens of a batch, N in all, as flat tensors on the device."""
+
         def floats(lists: Iterable[list[float]]) -> Tensor:
             return torch.tensor([value for values in lists for value in values], dtype=torch.float32, device=device)
 

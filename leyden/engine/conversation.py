@@ -104,6 +104,9 @@ def _call(item: Any, where: str) -> Json:
 
 
 def _arguments(value: Any, where: str) -> Json:
+    """Return the arguments of a tool call as an object; {} if they are missing or empty. Raise
+    Refusal for a text that is not JSON.
+    """
     if value is None or value == "":
         return {}
     try:

@@ -94,6 +94,7 @@ class Endpoint:
         self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request. Every error becomes a response in OpenAI's form."""
         try:
             await self._route(scope, receive, send)
         except ClientGone:

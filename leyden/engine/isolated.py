@@ -292,6 +292,9 @@ class _EngineProcess:
 
 
 def _environment(threads: Threads) -> dict[str, str]:
+    """Return the environment variables of the engine's process. threads: of its matrix products;
+    "auto" lets the process choose.
+    """
     environment = dict(os.environ)
     root = str(Path(leyden.__file__).parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

@@ -72,6 +72,9 @@ def _new_config(peft: Any, lora: LoRA) -> Any:
 
 
 def _config_in(peft: Any, folder: Path) -> Any:
+    """Return PEFT's configuration of the adapter in `folder`, set to train it. Raise ConfigError if
+    there is none.
+    """
     if not (folder / "adapter_config.json").is_file() or not (folder / _WEIGHTS).is_file():
         raise ConfigError(f"{folder} holds no adapter: adapter_config.json or {_WEIGHTS} is missing")
     try:

@@ -69,6 +69,9 @@ class SlotTable:
         self._lengths.clear()
 
     def _longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int] | None:
+        """Take the kept row whose tokens are the longest prefix of the prompt. Return it with its
+        number of tokens; None if none fits.
+        """
         if not self._kept:
             return None
         key = _key(prompt)
@@ -80,6 +83,7 @@ class SlotTable:
         return None
 
     def _unkeep(self, row: int) -> None:
+        """Forget what a kept row holds, so that it can be used for another sequence."""
         key = self._kept.pop(row)
         rows = self._rows_of[key]
         rows.remove(row)

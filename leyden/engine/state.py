@@ -135,6 +135,9 @@ def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
 
 
 def _check_fits(path: Path, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError unless the state's tensors have the names and shapes that the model
+    wants.
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     if shapes == wanted:
         return

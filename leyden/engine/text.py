@@ -106,6 +106,9 @@ class StreamedText:
         return piece
 
     def _safe_end(self, whole: str) -> int:
+        """Return how many characters may be sent now: without an incomplete character at the end,
+        and without the beginning of a stop text.
+        """
         end = len(whole)
         while end and whole[end - 1] == _REPLACEMENT:
             end -= 1

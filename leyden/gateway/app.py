@@ -254,6 +254,9 @@ class GatewayApp:
     async def _kept_response(
         self, scope: Scope, send: Send, key: AttemptKey, response_id: str, dialect: Dialect
     ) -> None:
+        """Return or delete a response that the gateway has kept for an attempt, as the Responses
+        API does.
+        """
         assert dialect.conversations is not None
         kept = self._relay.kept.get(key, response_id)
         check_method(scope, "GET", "DELETE")

@@ -277,6 +277,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
             self._running.set_policy_version(model_name, version)
 
     def _checked(self, model_list: ModelList) -> dict[str, tuple[UpstreamModel, ...]]:
+        """Return the models by name. Raise ConfigError if a limit on cost needs a price that a
+        model does not have.
+        """
         models = upstream_models(model_list)
         if self._limits.cost is not None:
             for server in (server for servers in models.values() for server in servers):
@@ -442,6 +445,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def run() -> None:
+            """Serve until `stopped` is requested, in an event loop of this thread. A failure to
+            start goes to `ready`.
+            """
             try:
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     runner.run(self._serve(store, listener, ready, stopped))

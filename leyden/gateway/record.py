@@ -221,6 +221,7 @@ def _logprobs(value: Any, n_response: int) -> list[float] | None:
 
 
 def _describe_request(request: Json, attributes: Attributes) -> None:
+    """Add the request's model, sampling parameters, messages and tools to a span's attributes."""
     if isinstance(model := request.get("model"), str):
         attributes[semconv.GEN_AI_REQUEST_MODEL] = model
     for name in _REQUEST_SETTINGS:

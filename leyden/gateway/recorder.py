@@ -412,6 +412,9 @@ class Recorder:
             self.aside.append([span], f"{self._store.url} fails on a call of rollout {span.rollout_id!r}", error)
 
     def _fail(self, rollout_id: str, attempt_id: str, span_id: str, error: Exception) -> None:
+        """Log that a call could not be recorded, and keep the error for `flush` and for the call
+        that waits.
+        """
         message = (
             f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in "
             f"{self._store.url}: {type(error).__name__}: {error}"

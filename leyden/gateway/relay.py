@@ -65,7 +65,7 @@ def seed_for(deterministic_seed: int, sampling_key: str, call_index: int) -> int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """Options of `LLMProxy` that concern the way of a call. See there for each."""
+    """The options of `LLMProxy` that the relay reads, each as `LLMProxy` describes it."""
 
     deterministic_seed: int | None
     timeout_seconds: float
@@ -209,6 +209,7 @@ class Relay:
         return True
 
     def _servers(self, request: dict[str, Any]) -> tuple[UpstreamModel, ...]:
+        """Return the servers of the requested model. Raise Refusal (404) for an unknown model."""
         name = request.get("model")
         models = self._models()
         if isinstance(name, str) and name in models:

@@ -105,6 +105,7 @@ class Retries:
             self._forget(next(iter(self._tries)))
 
     def _forget(self, one: Try) -> None:
+        """Drop one kept call with its response, and the empty entries of its attempt."""
         del self._tries[one]
         self._n_bytes -= _ENTRY_BYTES + len(one.body)
         of_attempt = self._by_attempt[one.key]

@@ -75,6 +75,7 @@ class ModelAddresses:
             await self._look(http)
 
     async def _look(self, http: aiohttp.ClientSession) -> None:
+        """Query the gateway's health once, and log a change."""
         try:
             async with http.get(self._check_url) as response:
                 why = _REFUSED if response.status == HTTPStatus.UNAUTHORIZED else None if response.ok else _AWAY
@@ -85,6 +86,9 @@ class ModelAddresses:
         self._why = why
 
     def _at_gateway(self, resource: ResourceUnion, claim: str) -> ResourceUnion:
+        """Return a copy of a resource; a model's copy has the gateway's address with the rollout's
+        claim.
+        """
         if not isinstance(resource, LLM):
             return resource.model_copy()
         return LLM(

@@ -69,7 +69,8 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Shares and rules.
+    """How requests are assigned to versions: the share of users that the canary gets, and rules by
+    task type.
 
     Raise ConfigError for a share that leaves the control less than `min_control_percent`.
     """

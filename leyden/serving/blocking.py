@@ -183,6 +183,10 @@ class BlockingStore:
         return self._blocking(getattr(self._store, name))(*args, **kwargs)
 
     def _blocking(self, method: Any) -> Any:
+        """Return a blocking function that runs a store's method, asynchronous or not, in the
+        store's thread.
+        """
+
         async def called(*args: Any, **kwargs: Any) -> Any:
             result = method(*args, **kwargs)
             return await result if inspect.isawaitable(result) else result
@@ -246,6 +250,9 @@ class BlockingAlgorithm:
             return self._recorded.get_latest_resources()
 
     def _resources_of(self, result: Any, training: BlockingStore) -> NamedResources:
+        """Return the resources of an algorithm's result: a dict of resources, or those with the id
+        and version that it names.
+        """
         if isinstance(result, Mapping):
             return dict(cast(NamedResources, result))
         resources_id, version = getattr(result, "resources_id", None), getattr(result, "version", None)

@@ -368,6 +368,9 @@ class OnlineSession:
     # ---- behind the requests ---------------------------------------------------------------------
 
     async def _begin(self, outbox: Outbox) -> None:
+        """Load the released versions, check the gateway, and start the background tasks: delivery,
+        records set aside, versions, addresses.
+        """
         await self._released.begin(_START_SECONDS)
         await self._addresses.check()
         pause_seconds = self._refresh_seconds

@@ -381,6 +381,9 @@ class _ResponsesAnswer:
 
 
 def _item_added(item: Json, index: int) -> list[Json]:
+    """Return the events that begin an output item, which is still empty. index: its place in the
+    output.
+    """
     empty: Json = {"content": []} if "content" in item else {"arguments": ""}
     shown = {name: value for name, value in item.items() if name != "encrypted_content"}  # sent when the item ends
     begun = {**shown, **empty, "status": "in_progress"}

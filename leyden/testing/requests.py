@@ -39,6 +39,7 @@ def _tool(tool: Any) -> Json:
 
 
 def _chat_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
+    """Return the turns of a request to OpenAI's chat API."""
     turns: list[ChatTurn] = []
     for message in request["messages"]:
         aliases = {"developer": "system", "tool": f"tool {message.get('tool_call_id')}"}
@@ -61,6 +62,7 @@ def _chat_part(part: Any) -> str:
 
 
 def _messages_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
+    """Return the turns of a request to Anthropic's API."""
     turns = [ChatTurn("system", _text(request["system"], _anthropic_part))] if request.get("system") else []
     for message in request["messages"]:
         role, content = message["role"], message["content"]
@@ -72,6 +74,9 @@ def _messages_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
 
 
 def _user_turns(role: str, content: Any) -> list[ChatTurn]:
+    """Return the turns of a user's message: each tool result is a turn of the role `tool ID`, and
+    other neighbouring blocks are one turn.
+    """
     turns: list[ChatTurn] = []
     for block in content:
         if block["type"] == "tool_result":
@@ -148,6 +153,7 @@ def _put(turns: list[ChatTurn], last: ChatTurn | None, more: ChatTurn) -> None:
 
 
 def _responses_part(part: Any) -> str:
+    """Return the text that stands for one content part of the Responses API."""
     match part["type"]:
         case "input_image":
             return f"[image {part['image_url']}]"

@@ -147,6 +147,9 @@ def get_known_prefix(span: Span) -> tuple[str, int] | None:
 
 
 def _dimensions(attributes: Attributes, prefix: str) -> dict[str, float]:
+    """Return the finite rewards below `prefix`, by name. A reward without a name is the primary
+    one.
+    """
     rewards: dict[str, float] = {}
     index = 0
     while (value := attributes.get(f"{prefix}.{index}.value")) is not None:

@@ -42,6 +42,9 @@ def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def _end_leftovers(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks that are left and close the loop's asynchronous generators, in
+    `_LEFTOVER_SECONDS` each at most.
+    """
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

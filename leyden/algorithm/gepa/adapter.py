@@ -86,7 +86,8 @@ def optimise(
 ) -> None:
     """Run `gepa.optimize` in this thread until `evolution.is_over`.
 
-    options: further arguments of `gepa.optimize`.
+    template: the reflection request; None for the package's.
+    options: further arguments of `gepa.optimize`, `frontier_type` among them.
     """
     package = load_package()
     sampling = import_optional("gepa.strategies.proposal_sampling", extra="gepa", needed_by="GEPA")
@@ -134,6 +135,9 @@ class _GepaAdapter:
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: list[tuple[Texts, list[Item]]]) -> list[Any]:
+        """Return the package's evaluation batch for each item (texts, tasks). All items run at the
+        same time.
+        """
         found = self._bridge.call(self._evolution.evaluate(items))
         return [
             self._new_batch(
@@ -239,6 +243,9 @@ class _Selection:
         self._evolution, self._bridge, self._policy = evolution, bridge, policy
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
+        """Return the proposals that are better on their minibatch and then win their race on
+        validation tasks. The package asks `_policy` next which tasks each of them was measured on.
+        """
         better = [each for each in proposals if acceptance_criterion.should_accept(each, state)]
         if not better:
             return []

@@ -425,7 +425,11 @@ class GEPA(PromptOptimiser):
         return text
 
     async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
-        """Return the validation tasks on which a proposal was measured; None if it was stopped."""
+        """Measure a proposal on validation tasks, stage by stage against the best prompt. Return
+        the tasks to accept it on, None if it has lost.
+
+        Without a race, the package measures it: then return all tasks.
+        """
         candidate = self._candidate(proposal.texts)
         before, after = figure(sum(proposal.before)), figure(sum(proposal.after))
         reason = f"on {len(proposal.after)} training tasks, the sum of rewards rose from {before} to {after}"
@@ -521,6 +525,7 @@ def _mean(rewards: Mapping[int, float]) -> float:
 
 
 def _request_template(path: Path) -> str:
+    """Return the reflection request in a file. Raise ConfigError if it lacks a field."""
     try:
         text = path.read_text("utf-8")
     except (OSError, ValueError) as error:

@@ -245,7 +245,10 @@ class PolicyGradient(PolicyAlgorithm):
         }
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
-        """Write the policy's state, the critic's, and which groups are under way."""
+        """Write the policy's state, the critic's, and which groups are under way.
+
+        Return a function to await until the policy's files are written; None if they are.
+        """
         written = await super().save(path)
         if self._trains_critic and self.critic is not None:
             await self.critic.save_state(path / "critic")
@@ -485,6 +488,9 @@ class PolicyGradient(PolicyAlgorithm):
     def _read(
         self, collected: Sequence[CollectedRollout | None], counts: RolloutCounts, reader: RolloutReader
     ) -> Group:
+        """Return a group of read rollouts. If the estimator has a baseline, the last rollout is the
+        greedy one that gives it.
+        """
         results = [result for result in collected if result is not None]
         baseline = None
         if self.advantages.uses_baseline:

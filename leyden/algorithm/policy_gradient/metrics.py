@@ -15,7 +15,11 @@ from leyden.monitor.gpu import gpu_metrics
 
 
 def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: float) -> Metrics:
-    """Return the metrics of all rollouts of a stage that took so many seconds."""
+    """Return the metrics of all rollouts of a stage.
+
+    seconds: the duration of the stage. success_reward: a rollout with at least this reward counts
+    as a success.
+    """
     rewards = counts.rewards
     return {
         "reward": mean(rewards),

@@ -106,6 +106,9 @@ class RolloutReader:
     def _merged(
         self, triplets: list[Triplet], spans: Sequence[Span], reward: float | None, counts: RolloutCounts
     ) -> list[Trajectory]:
+        """Return the trajectories of a rollout; none if a call cannot be trained on. Count the
+        refused calls, and the calls that continue an earlier one.
+        """
         refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
         counts.refused_calls.update(refused)
         if refused:
@@ -115,6 +118,9 @@ class RolloutReader:
         return merged
 
     def _failed(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
+        """Count a rollout that failed or was cancelled. Return it with `failed_reward`; None if
+        there is none or it was cancelled.
+        """
         if result.status == "cancelled":
             counts.cancelled += 1
             return None
@@ -125,6 +131,7 @@ class RolloutReader:
         return RolloutData(result.rollout_id, self.failed_reward)
 
     def _triplets(self, spans: Sequence[Span]) -> list[Triplet]:
+        """Return the adapter's triplets. Raise ConfigError if it returns anything else."""
         triplets: list[Any] = self.adapter.adapt(spans)
         for item in triplets:
             if not isinstance(item, Triplet):

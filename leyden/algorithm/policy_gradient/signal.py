@@ -181,6 +181,7 @@ class SignalWatch:
 
 
 def _flat(rewards: Sequence[float], n_groups: int, answers: Answers) -> _Symptom:
+    """Return the symptom that every group has equal rewards, with the likely causes."""
     low, high = min(rewards), max(rewards)
     values = f"{figure(low)} in every rollout" if low == high else f"from {figure(low)} to {figure(high)}"
     cut = [f"answers that were cut by max_tokens ({answers.cut:,} of {answers.n:,})"] if answers.cut else []

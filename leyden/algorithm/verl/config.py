@@ -167,6 +167,9 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _parsed(override: str) -> tuple[str, Any]:
+    """Return the key, with "+" for a new one, and the value of a Hydra override. Raise ConfigError
+    for one that deletes or sweeps.
+    """
     parser = _import("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     try:
         parsed = parser.parse_override(override)

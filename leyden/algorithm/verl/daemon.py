@@ -163,6 +163,9 @@ class AgentModeDaemon(BatchInParts):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _serve_tasks(self) -> None:
+        """In mode v0, serve the tasks to workers of Agent Lightning 0.1. Raise ConfigError if the
+        port is taken.
+        """
         if self.options.mode == "v1" or self.task_server is not None:
             return
         server = AgentLightningServer(port=self.options.port, store=self._collector.store, recorder=self._proxy)

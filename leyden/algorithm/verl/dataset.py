@@ -72,6 +72,7 @@ class AgentDataset(LoadedDataset):
 
 
 def _read(file: Path) -> list[Any]:
+    """Return the tasks of a JSONL or Parquet file. Raise ConfigError if it is missing or empty."""
     if not file.is_file():
         raise ConfigError(
             f"the data set {file} does not exist; data.train_files and data.val_files name JSONL or Parquet files"
@@ -83,6 +84,9 @@ def _read(file: Path) -> list[Any]:
 
 
 def _json_lines(file: Path) -> Iterator[Any]:
+    """Yield the task of each line that is not blank. Raise ConfigError, with the line's number, for
+    a line that is not JSON.
+    """
     with file.open() as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

@@ -78,6 +78,7 @@ def run_ppo(
 
 
 def _train(trainer: Any, daemon: AgentModeDaemon, loop_manager_cls: Any, config: Any) -> None:
+    """Set up verl's trainer and the daemon, train until it ends, and close verl's loggers."""
     trainer.init()
     daemon.options = _with_pad(daemon.options, trainer.tokenizer)
     daemon.set_up_servers(trainer.llm_server_manager.get_addresses())

@@ -56,6 +56,9 @@ class _OldAgent(native.LitAgent[Any]):
 
 
 def _as_result(result: Any, rollout: AttemptedRollout) -> Any:
+    """Return an agent's result with Agent Lightning's bare span fields made into spans of this
+    attempt.
+    """
     if not isinstance(result, list):
         return result
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id

@@ -81,6 +81,9 @@ class MetricsBackend:
         return self._note("histogram", name, value, labels)
 
     def _register(self, name: str, metric: _Metric) -> None:
+        """Register a metric. Registering an equal one again does nothing; raise ValueError for
+        another one of its name.
+        """
         known = self._metrics.get(name)
         if known is None:
             self._metrics[name] = metric
@@ -92,6 +95,9 @@ class MetricsBackend:
             )
 
     def _note(self, kind: str, name: str, amount: float, labels: Mapping[str, str] | None) -> Awaitable[None]:
+        """Record a value of a registered metric. Raise ValueError if the metric or one of its
+        labels is missing.
+        """
         metric, given = self._metrics.get(name), labels or {}
         if metric is None or metric.kind != kind:
             raise ValueError(f"{kind.capitalize()} {name!r} is not registered.")
@@ -132,6 +138,7 @@ class ConsoleMetricsBackend(MetricsBackend):
         self._lock = threading.Lock()
 
     def _record(self, name: str, metric: _Metric, labels: LabelKey, amount: float) -> None:
+        """Keep a value, and log all metrics if `log_interval_seconds` have passed."""
         now = time.time()
         with self._lock:
             metric.events.setdefault(labels, deque()).append((now, amount))

@@ -87,6 +87,7 @@ def query_linked_spans(spans: Sequence[S], links: Sequence[LinkPydanticModel]) -
 
 
 def _matches(span: ReadableSpan | Span, link: LinkPydanticModel) -> bool:
+    """Return whether a span has what the link names: its trace id, its span id, or an attribute."""
     if link.key_match in ("trace_id", "span_id"):
         if isinstance(span, Span):
             return getattr(span, link.key_match) == link.value_match

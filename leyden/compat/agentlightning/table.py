@@ -377,6 +377,9 @@ _ANSWERED: dict[str, str] = {
 
 
 def _modules() -> Mapping[str, ForeignModule]:
+    """Return the table of Agent Lightning's modules. A package has the names of its parts and its
+    own ones, which win. Modules without a counterpart say what to use instead.
+    """
     tables = {name: dict(names) for name, names in _MODULES.items()}
     for package, parts in _PACKAGES.items():
         joined: Names = {}

@@ -109,6 +109,9 @@ class Checkpoint(Callback):
             shutil.copyfile(self.dirpath / name, latest)
 
     def _filled_in(self, loop: TrainLoop) -> str:
+        """Return the file name with iteration, time and metrics filled in. Raise CheckpointError
+        for a metric that the iteration does not have.
+        """
         values = {"iter": loop.current_iter, "time": datetime.now().strftime("%Y%m%d%H%M%S"), **loop.metrics}
         try:
             return self.filename.format(**cast("dict[str, Any]", values))

@@ -144,6 +144,9 @@ def _orders(source: Mapping[str, Any], first: int, end: int, tag: str) -> LazyLo
 
 
 def _callbacks(trainer_config: Mapping[str, Any]) -> list[Callback]:
+    """Return the callbacks that the configuration asks for: metrics, checkpoints and early stopping
+    on `val/pa`.
+    """
     callbacks: list[Callback] = []
     if "checkpoint_path" in trainer_config:
         folder = Path(trainer_config["checkpoint_path"])

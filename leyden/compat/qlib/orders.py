@@ -190,7 +190,9 @@ class ProcessedDataProvider(native.ProcessedDataProvider):
     """Base class of sources of features, for state interpreters."""
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return the features of a day, `today` and `yesterday`."""
+        """Return an object with a day's features, `today`, and those of the day before,
+        `yesterday`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no get_data()")
 
 
@@ -307,7 +309,9 @@ class PickleProcessedDataProvider(ProcessedDataProvider):
         self._data_dir = data_dir
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return the features of a day, `today` and `yesterday`."""
+        """Return an object with a day's features, `today`, and those of the day before,
+        `yesterday`.
+        """
         return load_pickle_intraday_processed_data(self._data_dir, stock_id, date, feature_dim, time_index)
 
 
@@ -368,7 +372,7 @@ class HandlerProcessedDataProvider(ProcessedDataProvider):
         self.feature_columns_today, self.feature_columns_yesterday = feature_columns_today, feature_columns_yesterday
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return the columns of a day, `today` and `yesterday`."""
+        """Return an object with a day's columns, `today`, and the previous day's, `yesterday`."""
         columns = self.feature_columns_today, self.feature_columns_yesterday
         return load_handler_intraday_processed_data(self.data_dir, stock_id, date, *columns, backtest=self.backtest)
 

@@ -19,7 +19,9 @@ SimulatorState = parts.StateType
 
 
 class AnyEnv:
-    """Keeps an `env` that takes no weak reference."""
+    """Mixin for Qlib's parts: their `env` may be an object that has no weak references, as Leyden
+    keeps otherwise.
+    """
 
     def _take_env(self, env: Any) -> None:
         try:

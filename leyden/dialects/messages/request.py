@@ -132,6 +132,7 @@ def _chat_user(blocks: list[Json], field: str) -> list[Json]:
 
 
 def _chat_tool_result(block: Json, field: str) -> Json:
+    """Return a `tool_result` block as a chat message of the role `tool`."""
     content: Any = block.get("content")
     if not isinstance(content, str):
         found = enumerate(a_list(content, f"{field}.content"))
@@ -192,6 +193,11 @@ def _chat_assistant(blocks: list[Json], field: str) -> list[Json]:
 
 
 def _chat_assistant_message(group: list[tuple[Json, str]]) -> Json:
+    """Return blocks of the assistant, which come in chat's order (thinking, text, tool calls), as
+    one chat message.
+
+    group: each block with its place in the request, for error messages.
+    """
     message: Json = {"role": "assistant"}
     with_thinking(message, [block for block, _ in group if _STAGES[block["type"]] == 0])
     parts = [block for block, _ in group if block["type"] == "text"]
@@ -230,6 +236,9 @@ def arguments_of(value: Json) -> str:
 
 
 def _chat_tool(tool: Any, field: str) -> Json:
+    """Return Anthropic's definition of a tool in chat's form. Raise Untranslatable for a tool that
+    Anthropic's servers run.
+    """
     tool = an_object(tool, field)
     if tool.get("type") not in (None, "custom"):
         raise Untranslatable(f"{field}.type", f"is {shown(tool['type'])}: a tool of Anthropic's servers")
@@ -364,6 +373,9 @@ def _has_tool_results(turns: list[Json]) -> bool:
 
 
 def _join(turns: list[Json], turn: Json, *, joins: bool) -> None:
+    """Append a turn, or merge it into the last turn if `joins`, because Anthropic's roles
+    alternate.
+    """
     if not joins:
         turns.append(turn)
         return
@@ -385,6 +397,7 @@ def _user(message: Json, field: str) -> Json:
 
 
 def _tool_result(message: Json, field: str) -> Json:
+    """Return a chat message of the role `tool` as a user's turn with one `tool_result` block."""
     content = message.get("content")
     if not isinstance(content, str):
         content = [
@@ -456,6 +469,9 @@ def _source(url: str) -> Json:
 
 
 def _tool_use(call: Json, field: str) -> Json:
+    """Return a chat tool call as a `tool_use` block. Raise Untranslatable for a tool that is not a
+    function.
+    """
     if call.get("type", "function") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(call['type'])}; Anthropic's API has functions only")
     function = an_object(call.get("function"), f"{field}.function")

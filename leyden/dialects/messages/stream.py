@@ -126,6 +126,7 @@ class EventsFromChat:
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
     def _close(self) -> list[Json]:
+        """Return the events that end the open block; none if no block is open."""
         if self._open is None:
             return []
         events: list[Json] = []

@@ -419,6 +419,7 @@ def reasoning_items(message: Json, *, prefix: str) -> list[Json]:
 
 
 def _text_config(chat: Json) -> Json:
+    """Return the chat fields `verbosity` and `response_format` as the Responses field `text`."""
     text: Json = {"verbosity": chat["verbosity"]} if chat.get("verbosity") is not None else {}
     if (wished := chat.get("response_format")) is not None:
         wished = an_object(wished, "response_format")

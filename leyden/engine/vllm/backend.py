@@ -249,6 +249,9 @@ class VLLMBackend(PolicyBackend):
             await self._undo.aclose()
 
     def _make_exchange(self) -> Path:
+        """Make the directory through which weights reach the server: a new one in `exchange_dir`,
+        or a temporary one.
+        """
         if self._exchange_dir is None:
             return Path(tempfile.mkdtemp(prefix="leyden-vllm-"))
         path = self._exchange_dir.absolute() / f"leyden-{uuid.uuid4().hex[:8]}"

@@ -257,6 +257,7 @@ def _json(path: str, text: str) -> dict[str, Any]:
 
 
 def _hint(path: str, status: int) -> str:
+    """Return what to change after an error status of this route; "" if it is not known."""
     if path.endswith(("weight_transfer_engine", "weight_update", "/update_weights")):
         return (
             "; transfer='ipc' needs learner and server on one GPU, and a server started with --weight-transfer-config "

@@ -161,6 +161,9 @@ def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) 
 
 
 def _check(name: str, rollouts: Sequence[RolloutRewards], constants: Advantages) -> None:
+    """Raise ConfigError, naming rollout and group, for rewards that the estimator cannot use or a
+    group that is too small for it.
+    """
     for place, rollout in enumerate(rollouts):
         _check_rollout(f"rollout {place} of group {rollout.group}", name, rollout, constants)
     for group, places in members(rollouts).items():

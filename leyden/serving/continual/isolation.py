@@ -163,6 +163,7 @@ def _read(result: Path) -> dict[str, Any] | None:
 
 
 def _last_words(code: int, limits: Limits, log: Path) -> str:
+    """Return how the child ended (its exit code or signal) with the last lines of its log."""
     said = describe_exit(code)
     if code == -signal.SIGKILL and limits.memory_bytes is None:
         said += " (out of memory, for example; memory_bytes= gives it a limit of its own)"

@@ -66,9 +66,10 @@ class _TrainerJob:
         return self._cost
 
     async def _fit(self, algorithm: Any, resources: NamedResources, train: Any, validation: Any = None) -> RunSummary:
-        """Run an algorithm, or continue its run if it can be continued.
+        """Run an algorithm, or continue its run if it can be continued. A run that cannot be
+        continued is deleted and begun again.
 
-        Return the summary of a finished run.
+        Return the summary of a finished run. Raise BudgetExceeded if the budget ended it early.
         """
         options: dict[str, Any] = {"progress": False, **self.options}
         trainer = Trainer(algorithm=algorithm, initial_resources=resources, run_dir=self.folder, **options)
@@ -211,6 +212,9 @@ class _Measure(Algorithm):
 
 
 def _outcome(result: CollectedRollout) -> TaskOutcome:
+    """Return a rollout's outcome on its task. `seconds` and `cost` are None if its last attempt
+    does not have them.
+    """
     attempt = result.rollout.attempt if isinstance(result.rollout, AttemptedRollout) else None
     ended = attempt is not None and attempt.end_time is not None
     return TaskOutcome(

@@ -443,6 +443,9 @@ class ContinualLearning:
         """
 
         async def go_on() -> bool:
+            """Wait until the next check, and return whether the job may go on: in time, with its
+            cycle open and learning not stopped. A store that is away does not stop it.
+            """
             await asyncio.sleep(self._every)
             in_time = row.deadline is None or time.time() < row.deadline
             try:
@@ -550,6 +553,9 @@ class _Rewards:
         return self._state
 
     def _observe(self, feedback: Feedback, ended: float | None) -> None:
+        """Add one feedback to the trigger's evidence. The evidence begins anew with the first
+        reward that arrived after `ended`, the end of the last cycle.
+        """
         self._after = feedback.sequence_id
         reward = reward_of(feedback)
         if reward is None:

@@ -75,8 +75,8 @@ class RequestOrder:
             request.values[metric] = value
 
     def release(self, now: float) -> Iterator[RequestOutcome]:
-        """Yield the outcomes of the requests that are settled and have only settled ones before
-        them.
+        """Yield the outcomes that can be counted: of settled requests that have only settled ones
+        before them.
         """
         while self._requests:
             request_id, request = next(iter(self._requests.items()))
