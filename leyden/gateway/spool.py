@@ -8,6 +8,7 @@ finds there. Delivering twice does no harm, because a store keeps each item once
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import tempfile
@@ -53,7 +54,7 @@ class Spool(Generic[T]):
         """The offset of the first waiting line."""
         try:
             if path is None:
-                self._file = tempfile.TemporaryFile(prefix="leyden-spool-")  # noqa: SIM115 -- closed by `close`
+                self._file = tempfile.TemporaryFile(prefix="leyden-spool-", buffering=0)  # noqa: SIM115 -- closed by `close`
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = _opened(path)
@@ -75,11 +76,12 @@ class Spool(Generic[T]):
             self._file.close()
             raise ConfigError(f"spool: {path} is used by another process; give each a path of its own") from error
         whole = 0
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                break
-            self._lengths.append(len(line))
-            whole += len(line)
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                self._lengths.append(len(line))
+                whole += len(line)
         self._file.truncate(whole)
         self._end = whole
 
@@ -108,11 +110,9 @@ class Spool(Generic[T]):
             lines.append(line)
         try:
             self._file.seek(0, os.SEEK_END)
-            self._file.write(b"".join(lines))
-            self._file.flush()
+            _write(self._file, b"".join(lines))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._end)
+            self._file.truncate(self._end)  # a part may be there
             raise GatewayError(f"records cannot wait in {self.path or 'a temporary file'}: {error.strerror}") from error
         self._lengths.extend(map(len, lines))
         self._end += sum(map(len, lines))
@@ -125,10 +125,12 @@ class Spool(Generic[T]):
         """
         items: list[T] = []
         while not items and self._lengths:
+            lengths = list(itertools.islice(self._lengths, n))
             self._file.seek(self._start)
-            for length in itertools.islice(self._lengths, n):
+            lines = io.BytesIO(self._file.read(sum(lengths)))
+            for length in lengths:
                 try:
-                    items.append(load(self._items, self._file.read(length)))
+                    items.append(load(self._items, lines.read(length)))
                 except ValidationError:
                     break
             if not items:
@@ -150,15 +152,13 @@ class Spool(Generic[T]):
         waiting = self._file.read(self._end - self._start)
         if self.path is None:
             self._file.seek(0)
-            self._file.write(waiting)
-            self._file.flush()
+            _write(self._file, waiting)
             self._file.truncate(len(waiting))
         else:
             aside = self.path.with_name(f"{self.path.name}.new")
             with contextlib.suppress(OSError):  # a full disk: the old file stays
                 file = _opened(aside, os.O_TRUNC)
-                file.write(waiting)
-                file.flush()
+                _write(file, waiting)
                 _lock(file)
                 aside.replace(self.path)
                 self._file.close()
@@ -173,7 +173,16 @@ class Spool(Generic[T]):
 
 
 def _opened(path: Path, flags: int = 0) -> Any:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o600), "r+b")
+    return os.fdopen(
+        os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o600), "r+b", buffering=0
+    )  # a buffer would keep what a full disk refused
+
+
+def _write(file: Any, data: bytes) -> None:
+    """Write all of the data. A full disk may take a part before the error."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _lock(file: Any) -> None:

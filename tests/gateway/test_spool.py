@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from pydantic import TypeAdapter
 
 from leyden import semconv
-from leyden.errors import ConfigError, StoreAway, StoreError, UnknownRollout
+from leyden.errors import ConfigError, GatewayError, StoreAway, StoreError, UnknownRollout
 from leyden.gateway import LLMProxy, attempts, recorder
 from leyden.gateway.spool import SPANS, Spool
 from leyden.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
@@ -278,3 +280,22 @@ def test_a_file_belongs_to_one_gateway_at_a_time(tmp_path: Path) -> None:
     Spool(path, max_bytes=MANY, items=SPANS).close()
     with pytest.raises(ConfigError, match="cannot be opened"):
         Spool(tmp_path, max_bytes=MANY, items=SPANS)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_a_full_disk_refuses_is_never_written_and_later_records_are_whole(tmp_path: Path, named: bool) -> None:
+    path = tmp_path / "spool" if named else None
+    spool: Spool[str] = Spool(path, max_bytes=MANY, items=TypeAdapter(str))
+    assert spool.append(["first"]) == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # room for a part of the next line
+    try:
+        with pytest.raises(GatewayError, match="cannot wait"):
+            spool.append(["refused"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert spool.append(["second"]) == 1
+    assert spool.first(5) == ["first", "second"]
+    spool.close()
+    if path is not None:
+        assert path.read_text() == '"first"\n"second"\n'
