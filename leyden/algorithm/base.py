@@ -39,7 +39,7 @@ Dataset = Sequence[T]
 
 
 class Algorithm(NamedOptions, KeepsArguments, ABC):
-    """Override `run`, sync or async.
+    """Base class of algorithms: a subclass overrides `run`, synchronous or asynchronous.
 
     The trainer calls the setters first; the getters raise ConfigError if the value was not set.
     """

@@ -194,11 +194,10 @@ class Budget:
     # ---- rollouts --------------------------------------------------------------------------------
 
     def take(self, rollouts: int, *, unsent: int = 0) -> None:
-        """Count `rollouts` more.
+        """Add `rollouts` to the rollouts that count.
 
-        Raise BudgetExceeded, and count none, if they are too many or too late.
-
-        unsent: rollouts that were counted before, and start only now.
+        unsent: rollouts that were counted before, and start only now. Raise BudgetExceeded, and
+        count none, if there is no room for all of them or no time left.
         """
         if self._started_at is None:
             self._started_at = time.monotonic()

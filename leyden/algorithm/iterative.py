@@ -91,7 +91,7 @@ class IterativeAlgorithm(Algorithm):
         """
 
     async def load(self, path: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the algorithm's state from a checkpoint that `save` wrote."""
 
     async def finish(self) -> None:
         """Called after the last step, if all steps were done."""

@@ -25,7 +25,7 @@ from leyden.utils.attempt_key import NO_TOKEN
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a replay."""
+    """The result of running a recorded rollout again."""
 
     rollout: CollectedRollout
     calls: list[ReplayedCall]

@@ -47,7 +47,7 @@ class ImportFailed(LeydenError, RuntimeError):
 
 @dataclass(frozen=True)
 class ImportCounts:
-    """The numbers of an import."""
+    """How many items an import has copied, found there already, or left out."""
 
     resources: int
     rollouts: int

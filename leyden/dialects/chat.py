@@ -211,7 +211,9 @@ class StreamAssembler:
                     logprobs.setdefault(name, []).extend(values)
 
     def answer(self) -> Json:
-        """Return the answer so far."""
+        """Return the response as far as the stream has gone, in the form of a response that is not
+        streamed.
+        """
         choices = [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
         return {**self._head, "choices": choices}
 

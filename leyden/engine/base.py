@@ -47,7 +47,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SampledResponse:
-    """One sampled response. R tokens."""
+    """One sampled response of R tokens."""
 
     token_ids: list[int]
     """Shape (R,); ends with the end-of-turn token when that was sampled."""

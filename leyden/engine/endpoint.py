@@ -66,7 +66,7 @@ class EndpointOptions:
 
 
 class Endpoint:
-    """The ASGI application."""
+    """The engine's ASGI application: completions in OpenAI's form, health, and control commands."""
 
     def __init__(
         self,
@@ -344,7 +344,7 @@ class _PendingResponse:
         self._notified()
 
     async def news(self) -> bool:
-        """Wait for a change.
+        """Wait until a generation of this request has a new token or has ended.
 
         Return False if the client has left. Raise the error that ended a generation.
         """

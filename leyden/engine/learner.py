@@ -49,7 +49,9 @@ class TorchLearner:
         value_head: bool = False,
         offload: bool = False,
     ) -> None:
-        """See `EmbeddedBackend` for the options."""
+        """forward: runs `model`, for sampling and for training. value_head: also train a critic.
+        max_tokens_per_microbatch, offload: see `EmbeddedBackend`.
+        """
         self._forward = forward
         self.max_tokens = max_tokens_per_microbatch
         """Largest size of a micro-batch in tokens (`held_tokens`), lowered after
@@ -297,7 +299,7 @@ class TorchLearner:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Figures of one micro-batch."""
+    """Loss and metrics of one micro-batch."""
 
     loss: float
     sums: dict[str, float]
@@ -344,7 +346,7 @@ def _memory_failure(
 
 
 class _Totals:
-    """Figures of several micro-batches."""
+    """Sums and maxima of the metrics of several micro-batches."""
 
     def __init__(self) -> None:
         self._loss = 0.0

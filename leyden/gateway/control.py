@@ -39,7 +39,9 @@ _SECONDS = 600.0
 
 
 class ModelState(TypedDict):
-    """One server of a model."""
+    """A model server of the gateway and the version of its weights, as the control commands report
+    it.
+    """
 
     model_name: str
     endpoint: str

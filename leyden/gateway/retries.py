@@ -29,7 +29,7 @@ _What = bytes
 
 @dataclass(slots=True, eq=False)
 class Try:
-    """One try of a call."""
+    """One call of an attempt, kept so that a client's retry gets the same response."""
 
     key: AttemptKey
     what: _What

@@ -42,7 +42,7 @@ class UpstreamResponse(Protocol):
 
 
 class Transport(Protocol):
-    """A way to reach servers."""
+    """Sends calls to model servers: over HTTP, or to an application in this process."""
 
     def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope

@@ -90,8 +90,9 @@ class UpstreamMetrics:
         return self._clock()
 
     def end(self, model: UpstreamModel, began: float, *, healthy: bool | None, failure: UpstreamFailure | None) -> None:
-        """Count how a request ended.
+        """Count the end of a request to a model server.
 
+        began: the time that `begin` returned.
         healthy: None if the end says nothing about the server.
         failure: the reason if `healthy` is False.
         """

@@ -17,7 +17,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Misbehaviour:
-    """Faults of one answer."""
+    """How one response of a fake server deviates from a good one: its status, delays, breaks and
+    missing fields.
+    """
 
     status: int | None = None
     """Answer with this HTTP status and an error object."""

@@ -17,7 +17,9 @@ FilterLogic = Literal["and", "or"]
 
 
 class Unset:
-    """The type of UNSET."""
+    """The type of `UNSET`, which stands for an argument that was not given where None has a
+    meaning.
+    """
 
     def __repr__(self) -> str:
         return "UNSET"

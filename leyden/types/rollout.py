@@ -159,7 +159,7 @@ def failure_reason(rollout: Rollout) -> str:
 
 
 class EnqueueRolloutRequest(BaseModel):
-    """One line of `enqueue_many_rollouts`."""
+    """A request to run a task once, as `enqueue_many_rollouts` takes it."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 

@@ -246,7 +246,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         (path / _STATE).write_text(json.dumps(state))
 
     async def load(self, path: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the search's state from a checkpoint that `save` wrote."""
         state = json.loads((path / _STATE).read_text())
         if "search" not in state:
             raise CheckpointError(f"{path} was written by an older Leyden; start a new run, whose scores are reused")

@@ -20,9 +20,10 @@ class RequestTemplate:
     """A request to the reflection model, from a file with fields such as `$prompt`."""
 
     def __init__(self, path: str | Path, fields: Sequence[str]) -> None:
-        """Read the file.
+        """Read the request from `path`.
 
-        Raise ConfigError if it cannot be read, lacks a field, or has an unknown one.
+        fields: names of its fields, without `$`; the text has all of them but the optional ones.
+        Raise ConfigError if the file cannot be read, lacks a field, or has an unknown one.
         """
         try:
             text = Path(path).read_text("utf-8")

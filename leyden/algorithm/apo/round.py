@@ -15,7 +15,7 @@ _ENOUGH = 8
 
 @dataclass(slots=True)
 class Round:
-    """The counts of one round."""
+    """What one round of APO has measured so far, and how it ended."""
 
     planned: int = 0
     """The most scores that the round needs."""

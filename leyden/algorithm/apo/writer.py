@@ -24,9 +24,11 @@ from leyden.options import check_several
 
 
 class PromptWriter:
-    """Writes new prompts.
+    """Writes new prompts: a model criticises a prompt's rollouts, and another call edits the
+    prompt.
 
-    Which request it uses depends on the seed, the place and the parent alone.
+    The request is chosen by the seed, the new prompt's place in its round and its parent alone, so
+    that a resumed round asks the same.
 
     gradient_model, apply_edit_model: the models that criticise and rewrite; None: the only one.
     critique_files, edit_files: files with requests; None: Leyden's own.

@@ -53,11 +53,11 @@ class RolloutCounts:
 
 @dataclass(slots=True)
 class RolloutReader:
-    """Reads the results of rollouts.
+    """Turns collected rollouts into rewards and trajectories to train on.
 
     adapter: makes triplets of spans.
     temperature: sampling temperature of the trained policy. Calls at another one are refused. None
-        accepts every temperature.
+    accepts every temperature.
     failed_reward: what a failed rollout counts in its group; None leaves it out.
     agent_match: only calls of agents whose names it matches are trained on; None: all.
     """

@@ -74,7 +74,7 @@ class Answers:
     example: Example | None = None
 
     def add(self, token_ids: Sequence[int], *, cut: bool) -> None:
-        """Count an answer."""
+        """Count an answer. cut: whether `max_tokens` ended it."""
         self.n += 1
         self.cut += cut
         self.longest = max(self.longest, len(token_ids))

@@ -105,7 +105,7 @@ class GroupStream:
         await asyncio.gather(*waves, return_exceptions=True)
 
     def _start(self, wave: Sequence[_GroupSlot], keep_until: int) -> None:
-        """Run rollouts together."""
+        """Start a task that runs a wave's rollouts together."""
         if wave:
             task = asyncio.create_task(self._run(wave, keep_until))
             self._waves.add(task)

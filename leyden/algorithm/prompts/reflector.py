@@ -73,7 +73,7 @@ class ReflectionCounts:
 
 
 class Reflector:
-    """Asks a model for texts.
+    """Asks the reflection model for texts, within the budget, and keeps its answers in a journal.
 
     client: any OpenAI-compatible client; None: a model of the gateway.
     recorded: opens an attempt of the algorithm's own, in which the gateway records a call.

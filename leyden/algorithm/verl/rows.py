@@ -243,7 +243,7 @@ def placeholder_row(rollout: RewardedRollout, pad_id: int) -> SequenceRow:
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """Rows of one length."""
+    """R rows of one length: prompts of P tokens and responses of S tokens."""
 
     rows: list[SequenceRow]
     """The rows, fillers included."""

@@ -124,7 +124,7 @@ def _fields(row: SequenceRow, session: int, source: str, *, step: int) -> dict[s
 
 
 class AgentLightningTrainer(PPOTrainerSync):
-    """verl's trainer for agents.
+    """verl's PPO trainer, whose rollouts come from Leyden's runners.
 
     config: a whole configuration (`make_config`).
     report: records metrics in the run.

@@ -140,7 +140,7 @@ def get_active_llm_proxy() -> LLMProxy:
 
 
 class SharedMemoryExecutionStrategy(native.SharedMemoryExecutionStrategy):
-    """Everything in one process.
+    """Runs algorithm and runners in one process.
 
     join_timeout, graceful_delay: how long runners may take to finish. poll_interval: of no effect.
     """

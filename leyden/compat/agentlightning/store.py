@@ -71,7 +71,7 @@ class OldStore(LightningStore):
     async def query_rollouts(
         self, *, status: Sequence[Any] | None = None, rollout_ids: Sequence[str] | None = None, **options: Any
     ) -> PaginatedResult[Rollout]:
-        """Return rollouts.
+        """Return the rollouts that match all given conditions.
 
         `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`.
         """
@@ -177,7 +177,7 @@ class OldStore(LightningStore):
         return None if stored is None else Span.of(stored)
 
     async def add_many_spans(self, spans: Sequence[NativeSpan]) -> Sequence[NativeSpan]:
-        """Record spans and return them."""
+        """Record spans and return those that were not stored before."""
         return [Span.of(span) for span in await super().add_many_spans(spans)]
 
     async def add_otel_span(

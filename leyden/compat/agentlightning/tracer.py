@@ -231,7 +231,7 @@ class OtelTracer(Tracer, native.OtelTracer):
         native.OtelTracer.__init__(self, **options)
 
     def prepare(self) -> None:
-        """Listen to OpenTelemetry's global provider."""
+        """Collect the spans of OpenTelemetry's global tracer provider from now on."""
         native.OtelTracer.prepare(self)
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
@@ -275,7 +275,7 @@ class WeaveTracer(Tracer, native.WeaveTracer):
         native.WeaveTracer.__init__(self)
 
     def prepare(self) -> None:
-        """Listen to OpenTelemetry's global provider."""
+        """Collect the spans of OpenTelemetry's global tracer provider from now on."""
         native.WeaveTracer.prepare(self)
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:

@@ -356,7 +356,9 @@ class Dataset(Protocol[T_co]):
 
 
 class FilterField(TypedDict, total=False):
-    """A condition on one field."""
+    """A condition on one field of a query: equal to `exact`, one of `within`, or a text with
+    `contains`.
+    """
 
     exact: Any
     within: Sequence[Any]

@@ -153,7 +153,7 @@ def _at(day: Any, time: Any) -> Any:
 
 
 class BaseIntradayBacktestData:
-    """Base class of bars."""
+    """Base class of a day's bars."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} bars)"
@@ -428,12 +428,12 @@ class _State:
 
     @cached_property
     def history_exec(self) -> Any:
-        """A row for each tick."""
+        """A DataFrame with a row for each tick."""
         return _frame(self.native.history_exec)
 
     @cached_property
     def history_steps(self) -> Any:
-        """A row for each step."""
+        """A DataFrame with a row for each step."""
         return _frame(self.native.history_steps)
 
 
@@ -543,12 +543,12 @@ class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
 
     @property
     def history_exec(self) -> Any:
-        """A row for each tick."""
+        """A DataFrame with a row for each tick."""
         return _frame(self._inner.history_exec)
 
     @property
     def history_steps(self) -> Any:
-        """A row for each step."""
+        """A DataFrame with a row for each step."""
         return _frame(self._inner.history_steps)
 
 

@@ -71,7 +71,7 @@ class Simulator(AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType,
 
 
 class Interpreter(AnyEnv, _OldSpaces, parts.Interpreter):
-    """Base of interpreters."""
+    """Base class of Qlib's interpreters of states and of actions."""
 
 
 class StateInterpreter(AnyEnv, _OldSpaces, parts.StateInterpreter[parts.StateType, parts.ObsType]):
@@ -85,7 +85,7 @@ class ActionInterpreter(
 
 
 class Reward(AnyEnv, parts.Reward[parts.StateType]):
-    """A number for each step."""
+    """Computes a number for each step of an episode."""
 
 
 class RewardCombination(AnyEnv, parts.RewardCombination[parts.StateType]):

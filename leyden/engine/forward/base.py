@@ -111,7 +111,7 @@ class KeyValueStore:
         return keys[rows_B1, :, positions_BT], values[rows_B1, :, positions_BT]
 
     def clear(self) -> None:
-        """Free the memory."""
+        """Free the memory of all keys and values."""
         self._keys.clear()
         self._values.clear()
         self._read.clear()

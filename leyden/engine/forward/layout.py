@@ -33,7 +33,9 @@ _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 class LayoutForward:
-    """`ModelForward` for one known layout."""
+    """`ModelForward` for models with the layout of Llama and Qwen: one flat batch of tokens, and no
+    padding.
+    """
 
     name = "the fast path for the Llama layout"
     shares_prefixes = True
@@ -177,7 +179,7 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Single:
-    """Rows with one query each."""
+    """Attention's inputs for B rows with one query each. T is the longest row's length."""
 
     rows_B: Tensor
     length: int

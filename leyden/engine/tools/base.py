@@ -48,7 +48,7 @@ Outcome = Found | Literal["unfinished", "not a call"]
 
 
 class ToolParser(ABC):
-    """One way of writing calls."""
+    """A model family's way of writing tool calls in its text."""
 
     name: ClassVar[str]
     """The parser's name in the registry."""

@@ -156,7 +156,7 @@ class FoundServer:
         return f"the {NAME} at {self.url} cannot be reached; look at its own log, start it again, and resume the run"
 
     def last_words(self) -> str:
-        """Return where its log is."""
+        """Return a sentence that says where the log is of a server that Leyden did not start."""
         return f"its log is where {self.url} was started"
 
     def close(self) -> None:

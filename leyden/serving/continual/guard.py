@@ -44,7 +44,7 @@ _NONE, _UNRANKED, _ASSIGNED = Evidence(), RankHistory(), ShareEvidence()
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """Result of one request."""
+    """The metrics of one live request, and which side served it."""
 
     canary: bool
     """Whether the canary answered it."""

@@ -88,7 +88,7 @@ class Job(Protocol):
     """Picklable work whose result is JSON, and not None."""
 
     async def run(self) -> Any:
-        """Return the result.
+        """Do the job's work in the child process, and return its result.
 
         A job that is started again continues where its folder shows it to be.
         """

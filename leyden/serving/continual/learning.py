@@ -374,7 +374,9 @@ class ContinualLearning:
         return await self._give_to_canary(release, report.reason, {"shadow": report.numbers})
 
     async def _watch(self, release: Release) -> CycleStatus:
-        """Judge the canary once."""
+        """Judge the canary once with the feedback that has arrived. If a person has moved the label
+        meanwhile, stop the cycle.
+        """
         try:
             release, verdict = await step(self._store, release.release_id, self._canary)
         except LabelMoved as error:  # a person has intervened, and is right

@@ -83,7 +83,7 @@ class Effects:
 
 
 def next_state(state: State, event: Event) -> State:
-    """Return the state that follows.
+    """Return the state of a release after an event.
 
     Raise IllegalTransition if the event cannot happen in this state.
     """
