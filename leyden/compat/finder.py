@@ -84,6 +84,9 @@ class Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec of a foreign module that Leyden makes; None for a module that others
+        import. Raise ForeignNameError for a module without a counterpart.
+        """
         foreign = self.module(fullname)
         if foreign is None:
             return None

@@ -65,6 +65,9 @@ class RunningPolicy:
             raise EngineError("the engine has been stopped") from None  # the work was taken out of the queue
 
     def optim_step(self, params: OptimParams) -> OptimStepResult:
+        """Take an optimizer step between two decoding steps, and drop the cached keys and values of
+        the old weights.
+        """
         norm = self.learner.clip(params)
 
         def swap() -> int:
@@ -100,6 +103,9 @@ class RunningPolicy:
         self._writer.shutdown()
 
     def load_state(self, path: Path) -> None:
+        """Restore learner, policy version and random state from a checkpoint, between two decoding
+        steps.
+        """
         state = read_state(path, self.learner)
 
         def swap() -> None:

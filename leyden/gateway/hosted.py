@@ -218,6 +218,7 @@ class _HostedProxy(LLMProxy):
         return self._listener
 
     async def start(self) -> None:
+        """Start to serve in the event loop that calls, and wait until the gateway is ready."""
         assert self._store is not None
         ready: Future[RunningGateway] = Future()
         self._serving = asyncio.create_task(self._serve(self._store, self._listen(), ready, Future()))

@@ -109,6 +109,7 @@ class _OpenAIAnswer:
         }
 
     def whole(self) -> Json:
+        """Return the complete response in the form of the chat or the text-completions API."""
         call = self._call
         choice: Json = {"index": 0, "finish_reason": call.finish_reason, "logprobs": None}
         if self._chat:
@@ -238,6 +239,7 @@ class _MessagesAnswer:
         self._call = call
 
     def whole(self) -> Json:
+        """Return the complete response in the form of Anthropic's API."""
         call = self._call
         content: list[Json] = []
         if call.reasoning:
@@ -251,6 +253,9 @@ class _MessagesAnswer:
         return self._message(content, self._stop_reason(), len(call.response_ids))
 
     def events(self) -> list[bytes]:
+        """Return the response as Anthropic's server-sent events: a content block for each run of
+        text, reasoning or a call.
+        """
         call = self._call
         bodies: list[Json] = [{"type": "message_start", "message": self._message([], None, 1)}, {"type": "ping"}]
         index, kind = -1, ""
@@ -321,6 +326,9 @@ class _ResponsesAnswer:
         return self._response(self._items(), reason)
 
     def events(self) -> list[bytes]:
+        """Return the response as server-sent events of the Responses API: an output item for each
+        run of text, reasoning or a call.
+        """
         whole = self.whole()
         items = whole["output"]
         bodies: list[Json] = [

@@ -152,6 +152,9 @@ class _GepaAdapter:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
     ) -> dict[str, list[dict[str, Any]]]:
+        """Return, by the name of each prompt to rewrite, what every evaluated rollout shows about
+        it.
+        """
         return {
             name: [
                 reflective_record(score, self._evolution.prompt(candidate, name)) for score in eval_batch.trajectories

@@ -165,6 +165,9 @@ class Tracer(native.Tracer):
     def _recorded(
         self, name: str, attributes: Mapping[str, Any] | None, start_time: float | None, end_time: float | None
     ) -> Generator[RecordingContext]:
+        """Record an operation as a span during the block, with the given times instead of the
+        clock's if there are some.
+        """
         with self._here().operation(name, attributes) as span:
             recording = RecordingContext(span, start_time)
             try:

@@ -114,6 +114,7 @@ class CachedForward(UncachedForward):
         self._cache = Cache(layers=[_RowLayer(self._plan, index) for index in range(n_layers)])
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        """Return each row's next-token logits, (B, V). Long prompts and single tokens run apart."""
         # One padded batch of long prompts and single tokens would be nearly all padding: run the
         # two kinds apart.
         lengths = [len(sequence) - held for sequence, held in zip(sequences, cached, strict=True)]

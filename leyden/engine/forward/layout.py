@@ -56,6 +56,9 @@ class LayoutForward:
         self._cos, self._sin = _rotary_table(inner.model.rotary_emb, max_length, self._embed.weight)
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        """Return each row's next-token logits, (B, V), from one pass over the uncached tokens of
+        all rows.
+        """
         self._store.reserve(max(rows), max(map(len, sequences)))
         batch = _StepTokens.of(rows, sequences, cached, self._embed.weight)
         rotary = self._cos[batch.positions_N], self._sin[batch.positions_N]

@@ -89,6 +89,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias, where they are needed. `_product(a, b)` is a
+        @ b.T.
+        """
         x, weight_OI = ctx.saved_tensors
         by_output = gradients[0].contiguous()
         by_output_NO = by_output.flatten(0, -2)

@@ -217,6 +217,9 @@ class VLLMBackend(PolicyBackend):
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Start the learner and the server, and load the learner's weights into the server. On
+        failure, stop what was started.
+        """
         if self._running is not None:
             return
         async with contextlib.AsyncExitStack() as undo:
@@ -360,6 +363,7 @@ class VLLMBackend(PolicyBackend):
         return LLM(endpoint=f"{running.server.url}/v1", model=self.model_name, api_key=self._api_key)
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
+        """Sample a response to each prompt on the server. Raise ConfigError if top_p < 1."""
         running = self._started()
         if params.top_p < 1:
             raise ConfigError(
