@@ -74,7 +74,8 @@ class GEPA(PromptOptimiser):
         each in turn; "success" prefers prompts whose rewriting has raised the reward, by Thompson
         sampling; "all" rewrites each, with a call of the reflection model for each.
     frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a
-        dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task).
+        dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task); only
+        "instance" with "leader". The race looks at the primary reward alone.
     use_merge: also join two candidates that improved different prompts; not with "leader".
     race_error: the probability with which a candidate as good as the best may be stopped before it
         is measured on the whole validation set; None: all are measured on all of it.
@@ -151,6 +152,11 @@ class GEPA(PromptOptimiser):
             )
         check_choice("component_selection", component_selection, ("round_robin", "success", "all"))
         check_choice("frontier", frontier, ("instance", "objective", "hybrid", "cartesian"))
+        if frontier != "instance" and candidate_selection == "leader":
+            raise ConfigError(
+                f"frontier={frontier!r} chooses parents from a front, and candidate_selection='leader' keeps none; "
+                "give candidate_selection='pareto'"
+            )
         self.configure(
             async_openai_client,
             resource_name=resource_name,

@@ -108,6 +108,34 @@ async def test_several_prompts_are_improved_and_several_proposals_are_made_at_on
     assert result.prompts["write"].template != "Write an answer."
 
 
+@pytest.mark.parametrize("frontier", ["instance", "objective", "hybrid", "cartesian"])
+async def test_the_best_candidate_in_a_dimension_of_the_reward_stays_a_parent_unless_the_frontier_is_of_tasks(
+    frontier: Any,
+) -> None:
+    @ly.rollout
+    async def solved_and_brief(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> None:
+        text = prompt_template.template
+        solved = rules.RULES[task["topic"]] in text
+        ly.emit_message("Here is what to do." if solved else f"I do not know about {task['topic']}.")
+        ly.emit_reward({"solved": float(solved), "brevity": 1 / len(text.splitlines())}, primary_key="solved")
+
+    rewritten: list[str] = []
+
+    def reply(body: dict[str, Any]) -> Any:
+        text = str(body["messages"][0]["content"])
+        assert "Its parts: solved " in text and ", brevity " in text
+        rewritten.append(text.split("```")[1].strip())
+        return evolving.reply(body)
+
+    async with FakeUpstream(reply=reply) as upstream:
+        options = {**evolving.OPTIONS, "max_steps": 20}
+        gepa = ly.GEPA(**options, candidate_selection="pareto", frontier=frontier)
+        result, _ = await optimise(gepa, upstream, agent=solved_and_brief)
+    assert result.reward is not None and result.reward > 0.5
+    first_success = next(place for place, text in enumerate(rewritten) if text != rules.SEED)
+    assert (rules.SEED in rewritten[first_success:]) == (frontier != "instance"), "the first prompt is the shortest"
+
+
 async def test_by_success_the_prompt_whose_rewriting_helps_is_chosen_most_often() -> None:
     first = {"plan": "Make a plan.", "write": "Write an answer.", "check": "Check the answer."}
     rewritten: list[str] = []
@@ -332,6 +360,8 @@ def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="use_merge=True joins candidates of a Pareto front"):
         ly.GEPA(use_merge=True)
     assert ly.GEPA(use_merge=True, candidate_selection="pareto").use_merge
+    with pytest.raises(ConfigError, match="frontier='objective' chooses parents from a front"):
+        ly.GEPA(frontier="objective")
     with pytest.raises(ConfigError, match="candidate_selection is 'best'"):
         ly.GEPA(candidate_selection="best")  # pyright: ignore[reportArgumentType]
     logging.getLogger("gepa").setLevel(logging.WARNING)
