@@ -150,6 +150,8 @@ class OnlineSession:
             raise ConfigError("live_key is empty; give the secret that the gateway has as live_key (LEYDEN_LIVE_KEY)")
         if fallback and not models:
             raise ConfigError("fallback=True needs models=: the models' own addresses, by their names")
+        if models and not fallback:
+            raise ConfigError("models= is for fallback=True alone: give both, or leave models out")
         if not gateway.startswith(("http://", "https://")):
             raise ConfigError(f"gateway is {gateway!r}; give its address, such as http://127.0.0.1:4748")
         check_number("spool_bytes", spool_bytes, at_least=0, whole=True)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from leyden.compat.qlib import parts
+from leyden.compat.qlib import experiments, parts
 from leyden.compat.qlib.checkpoint import convert_checkpoint, read_checkpoint
 from leyden.compat.qlib.environment import EnvWrapper
 from leyden.compat.qlib.policy import PPO
 from leyden.compat.qlib.spaces import as_gymnasium, check_nan_observation, generate_nan_observation
 from leyden.compat.qlib.vector import FiniteDummyVectorEnv
-from leyden.errors import CheckpointError
+from leyden.errors import CheckpointError, ConfigError
 
 PROGRAMS = Path(__file__).parent / "qlib_programs"
 
@@ -159,3 +159,18 @@ def test_a_checkpoint_that_would_execute_code_is_refused_by_name(
         read_checkpoint("empty.pth")
     with pytest.raises(CheckpointError, match="does not exist"):
         read_checkpoint("absent.pth")
+
+
+def test_a_missing_key_of_an_experiment_is_named_and_a_programs_own_key_error_is_not() -> None:
+    with pytest.raises(ConfigError, match="no key 'env'"):
+        experiments.main({"runtime": {}}, run_training=True, run_backtest=False)
+    broken = {"class": "tests.compat.test_qlib.Broken"}
+    with pytest.raises(KeyError, match="mine"):
+        experiments.main({"runtime": {}, "env": {}, "state_interpreter": broken}, run_training=True, run_backtest=False)
+
+
+class Broken:
+    """A user's class whose constructor fails."""
+
+    def __init__(self) -> None:
+        raise KeyError("mine")

@@ -471,6 +471,10 @@ async def test_a_session_needs_a_store_or_what_was_released_before(tmp_path: Pat
             OnlineSession(nowhere, gateway=gateway.endpoint, live_key=KEY, folder=tmp_path).start()
     with pytest.raises(ConfigError, match="models="):
         OnlineSession(nowhere, gateway=gateway.endpoint, live_key=KEY, fallback=True)
+    with pytest.raises(ConfigError, match="fallback=True alone"):
+        OnlineSession(
+            nowhere, gateway=gateway.endpoint, live_key=KEY, models={"m": LLM(endpoint="http://m", model="m")}
+        )
 
 
 def test_a_claim_survives_the_way_through_a_url() -> None:

@@ -30,7 +30,7 @@ def init_instance_by_config(
     cls, module = config, default_module
     if isinstance(config, Mapping):
         described = cast("Mapping[str, Any]", config)
-        cls, module = described["class"], described.get("module_path") or default_module
+        cls, module = described.get("class"), described.get("module_path") or default_module
         kwargs = {**(described.get("kwargs") or {}), **kwargs}
     if isinstance(cls, str):
         where = module if module is None or isinstance(module, str) else module.__name__

@@ -166,10 +166,21 @@ def main(config: Mapping[str, Any], run_training: bool, run_backtest: bool) -> N
     if not (run_training or run_backtest):
         logger.warning("neither training nor a backtest was asked for, so nothing was done")
         return
-    try:
-        _run(config, run_training, run_backtest)
-    except KeyError as error:
-        raise ConfigError(f"the configuration has no key {error}") from error
+    _run(_named(config), run_training, run_backtest)
+
+
+class _Section(dict[str, Any]):
+    """A mapping of a configuration, whose missing keys are named."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ConfigError(f"the configuration has no key {key!r}")
+
+
+def _named(value: Any) -> Any:
+    """Return a configuration in which each mapping names its missing keys."""
+    if not isinstance(value, Mapping):
+        return value
+    return _Section({name: _named(part) for name, part in cast("Mapping[str, Any]", value).items()})
 
 
 def _run(config: Mapping[str, Any], run_training: bool, run_backtest: bool) -> None:

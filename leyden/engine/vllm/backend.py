@@ -300,10 +300,8 @@ class VLLMBackend(PolicyBackend):
                     f"{running.server.url} serves {', '.join(map(repr, models))} and not {self.model_name!r}; "
                     "start it with --served-model-name, or give model_name="
                 )
-            context = min(
-                (int(model.get("max_model_len") or 0) or running.max_length for model in models.values()), default=0
-            )
-            running.max_length = min(running.max_length, context)
+            contexts = [int(model.get("max_model_len") or running.max_length) for model in models.values()]
+            running.max_length = min([running.max_length, *contexts])
         if running.transfers:
             await running.client.begin_transfers()
         if self._url is not None or self._trains_adapter:
