@@ -6,7 +6,8 @@ family says (1 s in the median), a reflection 5 s, and 16 rollouts run at a time
 and what waits for something starts after it.
 
 Finished runs are kept in `results/prompts_runs.jsonl` and not repeated, so an interrupted benchmark continues. Delete the lines of a
-side to run it anew, or the file to start afresh. A run of Leyden depends on its seed alone, not on how busy the machine is.
+side to run it anew, or the file to start afresh. What the reflection model draws depends on the seed alone, not on how busy the
+machine is. Simulated time may differ in `flaky` and `heavy_tailed`, by which of two simultaneous batches ends first.
 `PROMPTS_SEEDS=2` takes fewer seeds than twenty, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. Two families, `HELD_OUT`,
 were not looked at while the optimisers were written. Without peers of environments of their own, each family and seed takes 5 s of CPU:
 20 seeds take nine minutes on two idle cores. A run of Agent Lightning's APO goes on after its budget, see `LIMIT`, and takes 1 to 5 s.
