@@ -79,8 +79,10 @@ def _check_parameters(function: Callable[..., Any]) -> frozenset[str]:
     possible = (*_SOURCES, *_DATASETS)
     names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
-        wrong_kind = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY)
-        if wrong_kind or (parameter.name not in possible and parameter.default is parameter.empty):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # `*args` and `**kwargs` are given nothing
+        by_position = parameter.kind is parameter.POSITIONAL_ONLY
+        if by_position or (parameter.name not in possible and parameter.default is parameter.empty):
             raise ConfigError(
                 f"algorithm {function.__qualname__!r} has a parameter {str(parameter)!r} that nothing can be passed to; "
                 f"possible: {', '.join(possible)}, or any with a default value"

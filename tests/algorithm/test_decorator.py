@@ -84,14 +84,20 @@ def test_only_an_algorithm_that_names_the_gateway_has_one_made() -> None:
     ("function", "parameter"),
     [
         (lambda trainset: None, "trainset"),
-        (lambda *args: None, r"\*args"),
-        (lambda **kwargs: None, r"\*\*kwargs"),
         (lambda store, /: None, "store"),
     ],
 )
 def test_a_parameter_that_nothing_can_be_given_to_is_refused_when_decorated(function: Any, parameter: str) -> None:
     with pytest.raises(ConfigError, match=f"'{parameter}'.*possible: store, collector, evaluator, adapter"):
         ly.algo(function)
+
+
+def test_args_and_kwargs_of_an_algorithm_are_given_nothing() -> None:
+    @ly.algo
+    def both(*args: Any, train_dataset: Any, **others: Any) -> Any:
+        return args, list(train_dataset), others
+
+    assert ly.Trainer(algorithm=both, store="memory").fit(ly.rollout(lambda task: 1.0), [1]).result == ((), [1], {})
 
 
 def test_the_function_stays_callable_and_known_by_its_name() -> None:
