@@ -314,11 +314,14 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         await self._end_collecting(None)
 
     async def _end_collecting(self, error: BaseException | None) -> None:
-        if self._collector is None or self.leaves_rollouts(error):
+        resumed = self._run is not None and self._run.resume
+        if self.leaves_rollouts(error) or (self._collector is None and not resumed):
             return
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
-                await (self._collector.cancel() if self.resumable else self._collector.close())
+                if resumed:
+                    await self.collector.cancel_earlier(self.get_run().run_id)
+                await (self.collector.cancel() if self.resumable else self.collector.close())
         except (LeydenError, TimeoutError) as failure:
             logger.warning("unfinished rollouts could not be cancelled: %s", failure or "the store did not answer")
 

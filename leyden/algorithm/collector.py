@@ -65,6 +65,7 @@ _SILENCE_SECONDS = 60.0
 logs which rollouts it waits for."""
 _NAMED = 5
 """The most unfinished rollouts that such a message names."""
+_UNFINISHED: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
 _AT_LEAST = 128
 """Rollouts enqueued at a time by `max_unfinished="auto"` if the runners are few or unknown."""
 
@@ -397,6 +398,14 @@ class RolloutCollector:
         if self.budget.is_reserved:
             await self._settle_finished()
         return cancelled
+
+    async def cancel_earlier(self, run_id: str) -> int:
+        """Cancel the unfinished rollouts of a run that earlier processes have enqueued; return how
+        many.
+        """
+        left = await self._store.query_rollouts(run_id=run_id, status_in=_UNFINISHED)
+        slots = asyncio.Semaphore(_CANCEL_TOGETHER)
+        return sum(await asyncio.gather(*(self._cancel_one(each.rollout_id, slots) for each in left)))
 
     async def close(self) -> None:
         """Cancel the unfinished rollouts, and unpin all rollouts. Safe to repeat."""

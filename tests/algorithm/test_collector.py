@@ -478,8 +478,8 @@ def test_a_sync_algorithm_collects_on_loops_of_its_own() -> None:
 class Ahead(ly.IterativeAlgorithm):
     """Enqueues each step while it trains on the one before, and stops or goes on after the second."""
 
-    def __init__(self, *, stops: bool) -> None:
-        super().__init__(max_iters=4)
+    def __init__(self, *, stops: bool, max_iters: int = 4) -> None:
+        super().__init__(max_iters=max_iters)
         self.stops = stops
         self.cached: list[int] = []
 
@@ -517,3 +517,17 @@ async def test_what_a_later_step_has_enqueued_survives_the_end_of_a_step_and_of_
     assert second._loop.metrics["spans"] >= 5
     left = [rollout for rollout in await store.query_rollouts() if not rollout.finished]
     assert not left, "the step after the last is cancelled"
+
+
+async def test_a_resumed_run_with_no_step_left_cancels_what_an_earlier_process_has_enqueued(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    await ly.Trainer(algorithm=Ahead(stops=True), store=store, run_dir=tmp_path).afit(sleeper)
+    (run,) = await store.query_runs()
+    request = EnqueueRolloutRequest(rollout_id="left", input={"seconds": 3600}, run_id=run.run_id)
+    await store.enqueue_many_rollouts([request])
+    done = Ahead(stops=False, max_iters=2)
+    async with asyncio.timeout(40):
+        await ly.Trainer(algorithm=done, store=store, run_dir=tmp_path).afit(sleeper, resume=True)
+    assert not done.cached
+    assert (await store.get_rollout_by_id("left")).status == "cancelled"
