@@ -29,7 +29,7 @@ from leyden.utils.latch import Latch
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run's runners are started: the store that they get, and how a process is launched."""
+    """A way of starting the runners of a run: with which store, and how a process is launched."""
 
     store: Any
     """The store that runners get: the store itself, or a server of it."""

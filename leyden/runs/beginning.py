@@ -59,6 +59,10 @@ def begin_run(
 
 
 def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple[Path, Manifest]:
+    if not (directory / MANIFEST).exists():
+        raise ConfigError(
+            f"{directory} holds no run to resume ({MANIFEST} is missing); leave out resume=True to begin one"
+        )
     manifest = read_manifest(directory)
     _compare(directory, manifest.record.config, config)
     record = manifest.record.model_copy(update={"config": config, "name": name or manifest.record.name})

@@ -15,7 +15,7 @@ _ENOUGH = 8
 
 @dataclass(slots=True)
 class Round:
-    """What one round of APO has measured so far, and how it ended."""
+    """The state of one round of APO: scores so far, failures, and the comparison at its end."""
 
     planned: int = 0
     """The most scores that the round needs."""

@@ -80,7 +80,7 @@ class NativeView(_PassedOn):
 
     @property
     def capabilities(self) -> Any:
-        """What the wrapped store can do, see `LightningStore.capabilities`."""
+        """Return the capabilities of the wrapped store."""
         return self._store.capabilities
 
     @property
@@ -108,7 +108,7 @@ class OldView(OldStore, _PassedOn):
 
     @property
     def capabilities(self) -> Any:
-        """What the wrapped store can do, see `LightningStore.capabilities`."""
+        """Return the capabilities of the wrapped store."""
         return self.native.capabilities
 
     async def query_spans(
