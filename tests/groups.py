@@ -91,7 +91,7 @@ def parts(group: Group) -> list[Path]:
 
     Only these are given to pytest: others import what the group's environment may not have.
     """
-    mark = re.compile(rf"mark\.{group.name}\b")
+    mark = re.compile(rf"mark\.{group.name}\b|@sizes\(.*\b{group.name}=")
     entries = sorted(entry for entry in TESTS.iterdir() if entry.is_dir() or entry.name.startswith("test_"))
     return [
         entry

@@ -1,7 +1,8 @@
 """A file for records on which the store itself fails (status 500), so that they hold up no others.
 
 They are tried again one by one until the store takes them, after pauses that double up to an hour.
-The module knows a spool. It does not know what the records are, or how the owner writes them.
+`takes_nothing` tells such a record from a store that is away or full. The module knows a spool. It
+does not know what the records are, or how the owner writes them.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError
+from leyden.errors import GatewayError, LeydenError, StoreAway, StoreClosed, StoreError, StoreFull
 from leyden.gateway.spool import Spool
+from leyden.store.base import LightningStore
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_PROBE_SECONDS = 2.0
+"""Seconds that a store may take to reply to a probe."""
 _FIRST_SECONDS, _LONGEST_SECONDS = 60.0, 3600.0
 """The first and the longest pause before records are tried again."""
 
@@ -32,17 +36,16 @@ class SetAside(Generic[T]):
         self,
         spool: Spool[T],
         *,
+        store: LightningStore,
         retry: Callable[[T], Awaitable[bool]],
-        takes_nothing: Callable[[Exception], Awaitable[bool]],
     ) -> None:
         """Open the file, which has the name of the spool's and `-aside`.
 
         spool: where records wait for the store.
         retry: write a record, and return whether to keep it here. Raise what the store raises.
-        takes_nothing: return whether such an error means that the store is away or full.
         """
         self._records = spool.beside("-aside")
-        self._retry, self._takes_nothing = retry, takes_nothing
+        self._store, self._retry = store, retry
         self._any = asyncio.Event()
 
     def __len__(self) -> int:
@@ -91,7 +94,7 @@ class SetAside(Generic[T]):
                 except StoreClosed:
                     raise
                 except Exception as error:  # noqa: BLE001 -- it stays, whatever it is
-                    if await self._takes_nothing(error):
+                    if await takes_nothing(self._store, error):
                         return
                     stays = True
                 try:
@@ -104,3 +107,22 @@ class SetAside(Generic[T]):
 def is_refusal(error: Exception) -> bool:
     """Return whether the store has refused a record, which no further try will change."""
     return isinstance(error, LeydenError) and not isinstance(error, StoreError)
+
+
+async def takes_nothing(store: LightningStore, error: Exception) -> bool:
+    """Return whether a write failed because the store is away or full, not because of what was
+    written or because the store is closed.
+    """
+    if isinstance(error, StoreAway | StoreFull):  # even if it is back by now
+        return True
+    return not isinstance(error, StoreClosed) and not is_refusal(error) and not await replies(store)
+
+
+async def replies(store: LightningStore) -> bool:
+    """Return whether the store replies within `_PROBE_SECONDS`, or is closed."""
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            await store.statistics()
+    except (StoreError, TimeoutError) as failure:
+        return isinstance(failure, StoreClosed)
+    return True

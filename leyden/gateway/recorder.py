@@ -20,8 +20,8 @@ import time
 from collections import deque
 
 from leyden import semconv
-from leyden.errors import ConfigError, GatewayError, StoreAway, StoreClosed, StoreError, StoreFull
-from leyden.gateway.aside import SetAside, is_refusal
+from leyden.errors import ConfigError, GatewayError, StoreError, StoreFull
+from leyden.gateway.aside import SetAside, is_refusal, replies, takes_nothing
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
@@ -41,8 +41,6 @@ _LINGER_SECONDS = 0.01
 """The seconds that the first call of a batch waits for others, unless someone waits for a flush."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
-_PROBE_SECONDS = 2.0
-"""Seconds that the store may take to reply to a probe."""
 _SLOW_SECONDS = 1.0
 """The seconds that a write may take before the recorder probes whether the store is there."""
 _PATIENCE_SECONDS = 30.0
@@ -67,7 +65,7 @@ class Recorder:
         """
         self._store = store
         self._spool = spool
-        self.aside = None if spool is None else SetAside(spool, retry=self._retry, takes_nothing=self._takes_nothing)
+        self.aside = None if spool is None else SetAside(spool, store=store, retry=self._retry)
         """Records on which the store fails. Whoever closes the spool closes it, too."""
         self._delivering: asyncio.Task[None] | None = None
         self._away_since: float | None = None
@@ -235,7 +233,7 @@ class Recorder:
         writing = asyncio.ensure_future(self._deliver_spans(spans))
         try:
             while not (await asyncio.wait({writing}, timeout=_SLOW_SECONDS))[0]:
-                if self._spool is not None and not await self._replies():  # the store's client tries for a minute
+                if self._spool is not None and not await replies(self._store):  # the store's client tries for a minute
                     self._trouble = f"{self._store.url} is away"
                     return self._put_aside(spans)
             writing.result()
@@ -270,23 +268,9 @@ class Recorder:
     # ---- while the store is away or full ---------------------------------------------------------
 
     async def _takes_nothing(self, error: Exception) -> bool:
-        """Return whether a write failed because the store is away or full."""
-        if isinstance(error, StoreFull):
-            self._trouble = str(error)
-            return True
-        self._trouble = f"{self._store.url} is away"
-        if isinstance(error, StoreAway):  # even if it is back by now
-            return True
-        return isinstance(error, StoreError) and not isinstance(error, StoreClosed) and not await self._replies()
-
-    async def _replies(self) -> bool:
-        """Return whether the store replies within `_PROBE_SECONDS`, or is closed."""
-        try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                await self._store.statistics()
-        except (StoreError, TimeoutError) as failure:
-            return isinstance(failure, StoreClosed)
-        return True
+        """Return whether a write failed because the store is away or full, and note which."""
+        self._trouble = str(error) if isinstance(error, StoreFull) else f"{self._store.url} is away"
+        return await takes_nothing(self._store, error)
 
     def _put_aside(self, spans: list[Span]) -> set[str]:
         """Put spans in the spool, and return the ids of the spans that fit."""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from leyden.errors import GatewayError, LeydenError, StoreAway, StoreClosed, StoreError, StoreFull, UnknownRollout
-from leyden.gateway.aside import SetAside, is_refusal
+from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError, UnknownRollout
+from leyden.gateway.aside import SetAside, takes_nothing
 from leyden.gateway.spool import Spool
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, LiveRollout
@@ -38,8 +38,6 @@ report.
 """
 _TRIES = 5
 """How often a batch is tried again if the store fails on all of it. The pauses double."""
-_PROBE_SECONDS = 2.0
-"""Seconds that a store may take to answer a probe."""
 
 
 class Outbox:
@@ -54,7 +52,7 @@ class Outbox:
         """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
-        self.aside = SetAside(self._spool, retry=self._is_to_wait, takes_nothing=self._takes_nothing)
+        self.aside = SetAside(self._spool, store=store, retry=self._must_wait)
         """Records that the store failed to take."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,37 +167,26 @@ class Outbox:
         try:
             await self._add(batch)
             return [], []
+        except StoreClosed:
+            raise
         except Exception as error:
-            if await self._takes_nothing(error):
+            if await takes_nothing(self._store, error):
                 raise
         later: list[OutboxRecord] = []
         failed: list[tuple[OutboxRecord, Exception]] = []
         for record in batch:  # one bad record must not take its siblings along
             try:
-                if await self._is_to_wait(record):
+                if await self._must_wait(record):
                     later.append(record)
+            except StoreClosed:
+                raise
             except Exception as error:
-                if await self._takes_nothing(error):
+                if await takes_nothing(self._store, error):
                     raise
                 failed.append((record, error))
         return later, failed
 
-    async def _takes_nothing(self, error: Exception) -> bool:
-        """Return whether a write failed because the store is closed, away or full, not because of
-        what was written.
-        """
-        if isinstance(error, StoreAway | StoreClosed | StoreFull):
-            return True
-        if is_refusal(error):
-            return False
-        try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                await self._store.statistics()
-        except (StoreError, TimeoutError):
-            return True
-        return False
-
-    async def _is_to_wait(self, record: OutboxRecord) -> bool:
+    async def _must_wait(self, record: OutboxRecord) -> bool:
         """Write a record to the store. Return True if it must wait, because its rollout may still
         arrive.
 

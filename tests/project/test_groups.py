@@ -54,6 +54,12 @@ def test_what_a_group_covers_exists():
     assert [path for group in GROUPS for path in group.covers if not (ROOT / path).exists()] == []
 
 
+def test_a_size_of_the_attack_counts_as_a_mark():
+    """The attack's tests get their marks from `sizes`, so that their files name none."""
+    long = parts(next(group for group in GROUPS if group.name == "long"))
+    assert {TESTS / "attack", TESTS / "store"} <= set(long)
+
+
 def test_groups_of_changed_parts_come_first():
     names = [group.name for group in in_order(GROUPS, ["leyden/store/base.py", "tests/vllm/test_ids.py"])]
     assert names[:4] == ["slow", "faults", "backends", "vllm"]
