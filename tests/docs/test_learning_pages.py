@@ -58,3 +58,20 @@ def test_the_agent_with_a_tool_of_the_training_page_learns(tmp_path: Path) -> No
     rewards = rewards_of(run)
     assert rewards[0] < 0.5
     assert sum(rewards[-3:]) / 3 > 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_program_of_the_zoo_learns(tmp_path: Path) -> None:
+    run_program(programs("docs/algorithm-zoo/README.md")[0], tmp_path)
+    [run] = (tmp_path / ".leyden").iterdir()
+    rewards = rewards_of(run)
+    assert rewards[0] < 0.4
+    assert rewards[-1] > 0.8
+
+
+@pytest.mark.slow
+def test_the_program_for_agent_lightning_0_1_prints_what_it_says(tmp_path: Path) -> None:
+    program = programs("docs/how-to/from-agent-lightning-0.1.md")[1]
+    assert "leyden.legacy" in program
+    assert run_program(program, tmp_path).splitlines()[-1] == "[2.0, 4.0]"
