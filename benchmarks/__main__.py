@@ -61,7 +61,7 @@ def main() -> int:
     path = report.save(options.name, measured)
     report.rewrite_pages()
     print(report.shown(measured), end="")
-    print(f"written to {path.relative_to(ROOT)} and docs/benchmarks.md")
+    print(f"written to {path.relative_to(ROOT)} and to the pages in docs/benchmarks")
     return 0
 
 

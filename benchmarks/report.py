@@ -1,8 +1,9 @@
-"""Where results go: one JSON file for each benchmark, and two pages made from all of them.
+"""Where results go: one JSON file for each benchmark, and the pages made from all of them.
 
-The README has the rows that a benchmark calls its `HEADLINES` (all, if it calls none so), each beside the peer that
-comes closest; `docs/benchmarks.md` has everything. A benchmark may also return tables of its own, for metrics that are
-no comparison; they are kept in `results/tables/`.
+README and `docs/benchmarks.md` have the rows that a benchmark calls its `HEADLINES` (all, if it calls none so), each
+beside the peer that comes closest. The pages in `docs/benchmarks/` have everything: the line `<!-- bench:start store
+store_scale -->` of a page names the benchmarks whose tables stand there. A benchmark may also return tables of its own,
+for metrics that are no comparison; they are kept in `results/tables/`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +20,8 @@ from pathlib import Path
 from benchmarks.harness import ROOT, Row
 
 RESULTS = ROOT / "benchmarks" / "results"
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
-START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+README, SUMMARY, PAGES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "benchmarks"
+MARKED = re.compile(r"<!-- bench:start((?: \w+)*) -->\n(.*?)<!-- bench:end -->", re.DOTALL)
 HEADER = "| what | unit | Leyden | peer | ratio (lowest to highest) |\n|---|---|---|---|---|\n"
 
 
@@ -56,13 +58,28 @@ def load_tables(name: str, *, results: Path = RESULTS) -> list[Table]:
     return [Table(**content) for content in json.loads(path.read_text())] if path.exists() else []
 
 
-def rewrite_pages(*, readme: Path = README, page: Path = PAGE, results: Path = RESULTS) -> None:
-    """Replace what is between the markers of both pages. Raises ValueError if they are not there, once each and in order."""
+def rewrite_pages(
+    *, readme: Path = README, summary: Path = SUMMARY, pages: Path = PAGES, results: Path = RESULTS
+) -> None:
+    """Replace what is between the markers of every page.
+
+    Raises ValueError if a page has not one pair of markers, if a page names a benchmark without results, or if a
+    benchmark with results is on no page.
+    """
     names = sorted(path.stem for path in results.glob("*.json"))
     rows = {name: load(name, results=results) for name in names}
-    _rewrite(readme, table([row for name in names for row in headlines(name, rows[name])]))
+    for path in (readme, summary):
+        _rewrite(path, [], table([row for name in names for row in headlines(name, rows[name])]))
     everything = {name: shown([*rows[name], *load_tables(name, results=results)]) for name in names}
-    _rewrite(page, "\n".join(f"## {name}\n\n{measured}" for name, measured in everything.items()))
+    placed: set[str] = set()
+    for path in sorted(pages.glob("*.md")):
+        here = _marked(path)[1].split()
+        if unknown := set(here) - everything.keys():
+            raise ValueError(f"{path} names {', '.join(sorted(unknown))}, which has no results; run it, or take it out")
+        placed.update(here)
+        _rewrite(path, here, "\n".join(f"## {name}\n\n{everything[name]}" for name in here))
+    if missing := everything.keys() - placed:
+        raise ValueError(f"{', '.join(sorted(missing))}: name it in the line `bench:start` of a page in {pages}")
 
 
 def headlines(name: str, rows: Sequence[Row]) -> Sequence[Row]:
@@ -77,13 +94,19 @@ def headlines(name: str, rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if row is closest.get(row.row)]
 
 
-def _rewrite(path: Path, content: str) -> None:
-    text = path.read_text()
-    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
-        raise ValueError(f"{path} needs the line {START!r}, and below it the line {END!r}, once each")
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
-    path.write_text(f"{before}{START}\n{content}{END}{after}")
+def _marked(path: Path) -> re.Match[str]:
+    found = list(MARKED.finditer(path.read_text()))
+    if len(found) != 1:
+        raise ValueError(f"{path} needs the lines '<!-- bench:start -->' and '<!-- bench:end -->', once each")
+    return found[0]
+
+
+def _rewrite(path: Path, names: Sequence[str], content: str) -> None:
+    mark = _marked(path)
+    start = " ".join(["bench:start", *names])
+    path.write_text(
+        f"{mark.string[: mark.start()]}<!-- {start} -->\n{content}<!-- bench:end -->{mark.string[mark.end() :]}"
+    )
 
 
 def shown(measured: Sequence[Row | Table]) -> str:

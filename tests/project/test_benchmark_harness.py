@@ -85,33 +85,52 @@ def test_a_peer_answers_with_the_last_line_that_it_prints(tmp_path: Path):
 
 @pytest.fixture
 def pages(tmp_path: Path) -> dict[str, Path]:
-    """A README and a page of everything, and the folder of results."""
-    pages = {"readme": tmp_path / "README.md", "page": tmp_path / "benchmarks.md"}
+    """A README, a summary, a folder with a page for the benchmarks `a` and `store`, and the folder of results."""
+    (tmp_path / "pages").mkdir()
+    pages = {"readme": tmp_path / "README.md", "summary": tmp_path / "benchmarks.md"}
     for path in pages.values():
-        path.write_text(f"before\n{report.START}\nold\n{report.END}\nafter\n")
-    return {**pages, "results": tmp_path}
+        path.write_text("before\n<!-- bench:start -->\nold\n<!-- bench:end -->\nafter\n")
+    return {**pages, "pages": tmp_path / "pages", "results": tmp_path}
 
 
-def test_both_pages_show_the_rows_of_every_benchmark_and_keep_the_rest(pages: dict[str, Path]):
+def name_on_a_page(pages: dict[str, Path], *names: str) -> Path:
+    page = pages["pages"] / "everything.md"
+    page.write_text(f"before\n<!-- bench:start {' '.join(names)} -->\nold\n<!-- bench:end -->\nafter\n")
+    return page
+
+
+def test_every_page_shows_the_rows_of_its_benchmarks_and_keeps_the_rest(pages: dict[str, Path]):
     report.save("b", [Row("alone", "s", 0.04567, None, None, None, 5, 0.04, 0.05, 1)], results=pages["results"])
     report.save("a", [Row("claims", "1/s", 1234, 100, "other 1.0", 12.34, 5, 10, 15, 1)], results=pages["results"])
+    page = name_on_a_page(pages, "b", "a")
     for _ in range(2):
         report.rewrite_pages(**pages)
-    for path in (pages["readme"], pages["page"]):
+    for path in (pages["readme"], pages["summary"], page):
         text = path.read_text()
         assert text.startswith("before\n")
-        assert text.endswith(f"{report.END}\nafter\n")
+        assert text.endswith("<!-- bench:end -->\nafter\n")
         assert "old" not in text
         assert "| claims | 1/s | 1,230 | 100 (other 1.0) | **12.3x** (10 to 15) |\n" in text
         assert "| alone | s | 0.0457 |  |  |\n" in text
+    assert page.read_text().index("## b\n") < page.read_text().index("## a\n")
+
+
+def test_a_benchmark_must_be_on_a_page_and_have_results(pages: dict[str, Path]):
+    report.save("a", [Row("alone", "s", 0.04567, None, None, None, 5, 0.04, 0.05, 1)], results=pages["results"])
+    with pytest.raises(ValueError, match="a: name it in the line `bench:start`"):
+        report.rewrite_pages(**pages)
+    name_on_a_page(pages, "a", "gone")
+    with pytest.raises(ValueError, match="names gone, which has no results"):
+        report.rewrite_pages(**pages)
 
 
 def test_the_readme_has_the_headlines_alone(pages: dict[str, Path]):
     rows = [Row(name, "1/s", 12, None, None, None, 5, 10, 15, 1) for name in (store.HEADLINES[0], "by the way")]
     table = Table("Calls", ["store", "claim"], [["in memory", "30 / 40"]])
     report.save("store", [*rows, table], results=pages["results"])
+    page = name_on_a_page(pages, "store")
     report.rewrite_pages(**pages)
-    everything = pages["page"].read_text()
+    everything = page.read_text()
     assert everything.index("| by the way |") < everything.index(
         "Calls\n\n| store | claim |\n| --- | --- |\n| in memory |"
     )
@@ -139,7 +158,7 @@ def test_every_headline_is_a_row(name: str):
     assert set(importlib.import_module(f"benchmarks.{name}").HEADLINES) <= rows
 
 
-@pytest.mark.parametrize("name", ["readme", "page"])
+@pytest.mark.parametrize("name", ["readme", "summary"])
 def test_a_page_without_markers_is_refused(pages: dict[str, Path], name: str):
     pages[name].write_text("nothing here")
     with pytest.raises(ValueError, match="bench:start"):
