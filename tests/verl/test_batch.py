@@ -1,4 +1,4 @@
-"""Rungs (a) and (b): tensors of a verl batch, exact, and verl's own advantages and losses on them equal Leyden's."""
+"""Tensors of a verl batch, exact, and verl's own advantages and losses on them equal Leyden's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rung (c): steps of verl's FSDP2 engine on gloo, with one rank and with two, equal those of Leyden's learner."""
+"""Steps of verl's FSDP2 engine on gloo, with one rank and with two, equal those of Leyden's learner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rungs (d) and (e): verl's agent loops before Leyden's replica, and whole steps of verl's trainer, under Ray on a CPU."""
+"""verl's agent loops before Leyden's replica, and whole steps of verl's trainer, under Ray on a CPU."""
 
 from __future__ import annotations
 
