@@ -11,7 +11,7 @@
 - `gate`: the offline check of a candidate.
 - `jobs`, `isolation`: training and measuring, in a process of its own with limits.
 
-The tests behind the verdict are in `leyden.maths.sequential`; docs/continual.md has the
+The tests behind the verdict are in `leyden.maths.sequential`; docs/releases.md has the
 mathematics.
 """
 
