@@ -154,7 +154,7 @@ class Fit:
                     log_for_files(logger, "run %s has failed", self._run.run_id, error=error)
                     nothing_started = self._is_new_folder and await _nothing_started(recorder, self._store)
                     if self.directory is not None and not nothing_started:
-                        error.add_note(how_to_resume(self.directory))
+                        error.add_note(how_to_resume(self.directory, failed=True))
                     await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
                     raise
                 recorder.note(f"done\n{summary}")
@@ -428,15 +428,18 @@ class Fit:
                 await self._store.release_claims(worker_ids=self._claimants())
 
 
-def how_to_resume(directory: Path | None) -> str:
-    """Return the message for a stopped run: the place of its results, and how to continue it."""
+def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:
+    """Return the message for a run that was stopped or has failed: the place of its results, and
+    how to continue it.
+    """
     if directory is not None and not (directory / MANIFEST).exists():
         return "the run was stopped before it had begun; nothing is left of it"
     if directory is None:
         return "the run was stopped; it has no directory, so it cannot be continued"
+    ended, again = ("has failed", "Remedy the cause, then continue") if failed else ("was stopped", "Continue")
     return (
-        f"the run was stopped; what it had finished is in {directory}. "
-        f"Continue with Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
+        f"the run {ended}; what it had finished is in {directory}. "
+        f"{again} with Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
     )
 
 

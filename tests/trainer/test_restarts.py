@@ -115,7 +115,9 @@ async def test_the_error_of_the_last_failure_is_raised_and_the_earlier_ones_are_
 ) -> None:
     with pytest.raises(ZeroDivisionError, match="failure 3 in step 2") as raised:
         await train(tmp_path / "run", "shm", Descent([1, 1, 2]), restarts=2)
-    assert "resume=True" in "".join(raised.value.__notes__)
+    [note] = raised.value.__notes__
+    assert note.startswith("the run has failed; what it had finished is in ")
+    assert "Remedy the cause, then continue with Trainer(" in note and note.endswith("resume=True)")
     assert "restart 1 of 2" in caplog.text
     assert "failure 1 in step 1" in caplog.text
     assert "failure 2 in step 1" in caplog.text
