@@ -27,14 +27,14 @@ from leyden.trainer.registry import ExecutionStrategyRegistry
 def main() -> None:
     """See `--help`."""
     parser = options(__doc__)
-    parser.add_argument("--strategy", choices=ExecutionStrategyRegistry, default="shm", help="where runners live")
+    parser.add_argument("--strategy", choices=ExecutionStrategyRegistry, default="shm", help="where runners run")
     parser.add_argument("--runners", type=int, default=2, help="how many there are")
     given = parser.parse_args()
     train(given, strategy=given.strategy, n_runners=given.runners)
 
 
 def train(given: argparse.Namespace, **places: Any) -> None:
-    """Train, and say what came of it. `places`: where the runners live, in the trainer's own options."""
+    """Train, and print the result. `places`: the trainer's options that say where runners run."""
     ly.setup_logging("WARNING")
     run_dir = given.run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-anywhere"
     trainer = ly.Trainer(algorithm=learning(given.steps, run_dir), store=given.store, run_dir=run_dir, **places)
@@ -48,7 +48,7 @@ def train(given: argparse.Namespace, **places: Any) -> None:
 
 
 def learning(steps: int, run_dir: Path) -> ly.PolicyGradient:
-    """GRPO on ten tasks, twelve games of each in a step."""
+    """Return GRPO on ten tasks, with twelve games of each in a step."""
     return ly.PolicyGradient(
         ly.IsolatedBackend(WEIGHTS, device="cpu", max_batch_rows=128, max_length=128),
         n_steps=steps,

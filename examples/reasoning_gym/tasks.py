@@ -62,7 +62,7 @@ def train_tasks(kind: Kind) -> list[Task]:
 
 
 def held_out_tasks(kind: Kind, n: int) -> list[Task]:
-    """`n` different questions, at most some 800, none of which occurs in `train_tasks`."""
+    """Return `n` different questions, at most about 800, none of which occurs in `train_tasks`."""
     seen = {task["question"] for task in train_tasks(kind)}
     drawn = reasoning_gym.create_dataset(kind.name, **kind.config, seed=HELD_OUT_SEED, size=TRAIN_SIZE)
     unseen = {task["question"]: task for task in drawn if task["question"] not in seen}
