@@ -171,7 +171,8 @@ def rollback(name: str, traffic: Traffic, settings: GuardSettings) -> Row:
 
 
 def decisions() -> Table:
-    """How many of 200 runs were promoted and rolled back, and what the z-test does on the same traffic."""
+    """Return how many of 200 runs were promoted and rolled back, and what the z-test does on the same
+    traffic."""
     lines: list[list[str]] = []
     for name, traffic, target in (
         ("equal versions, 2,000 requests", EQUAL, "at most 16 promoted"),

@@ -32,7 +32,7 @@ HEADLINES = ()
 
 
 def main(peer: Peer | None) -> list[Row]:
-    """The same slices of both commits, in turn. No peer."""
+    """Measure equal slices of this commit and of the earlier one in turn. There is no peer."""
     with ExitStack() as stack:
         earlier = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, capture_output=True, check=True).stdout
@@ -71,7 +71,7 @@ def _store(stack: ExitStack, where: str, mode: str, root: Path) -> Callable[[], 
 
 
 def parts(roots: Sequence[Path]) -> list[Row]:
-    """What the clones' own benchmarks of gateway, runners and demo cost."""
+    """Measure what gateway, runners and demo cost, by a script that runs in both commits."""
     asked: list[tuple[str, str, dict[str, Any]]] = [
         ("gateway, durable: calls", "CPU ms a call", {"do": "gateway", "kind": "calls", "calls": 300}),
         ("gateway, durable: streams", "CPU ms a stream", {"do": "gateway", "kind": "streams", "calls": 150}),

@@ -33,7 +33,7 @@ HEADLINES = ("fit(Baseline), 4 runners, defaults (durable)",)
 
 @rollout
 async def agent(task: int, prompt_template: PromptTemplate) -> float:
-    """As little as an agent can do."""
+    """Do as little as an agent can."""
     return float(task % 2)
 
 

@@ -80,14 +80,17 @@ def main(peer: Peer | None) -> list[Row]:
 
 @dataclass(frozen=True)
 class Slice:
-    """What one slice of calls took."""
+    """Times and CPU of one slice of calls."""
 
     ms: list[float]
     cpu_s: float
     """Of the gateway."""
 
     def above(self, direct: Slice, percent: int) -> Sample:
-        """How far a percentile lies above the median of the server's own slice; that one's tail is the machine's."""
+        """Return how far a percentile lies above the median of the calls without a gateway.
+
+        Their median and not their percentile, because their tail is the machine's.
+        """
         return Sample(percentile(self.ms, percent) - percentile(direct.ms, 50), self.cpu_s)
 
 
@@ -102,7 +105,7 @@ class Benchmark:
     # ---- measurements ------------------------------------------------------------------------------------------------
 
     def at_work(self) -> list[Row]:
-        """What is added to calls and to first chunks, and what a CPU second does."""
+        """Measure what is added to calls and to first chunks, and how many calls a CPU second passes."""
         with ExitStack() as stack:
             plain = stack.enter_context(Leyden(self._upstream))
             durable = stack.enter_context(Leyden(self._upstream, "--durable"))
@@ -263,7 +266,7 @@ class Benchmark:
     # ---- how they are asked ------------------------------------------------------------------------------------------
 
     def ask(self, gateway: Gateway | None, do: str, model: str, **how: Any) -> dict[str, Any]:
-        """What the callers have measured; gateway: None for the server itself."""
+        """Let the callers call, and return what they measured. gateway: None for the server itself."""
         urls = gateway.urls if gateway else [f"{self._upstream}/{BEHAVIOURS[model]}/v1"]
         done = self._load.ask(do, urls=urls, model=model, key=KEY, again=gateway.again if gateway else 0, **how)
         if gateway:
@@ -398,7 +401,7 @@ class Gateway:
         return last
 
     def memory_mb(self, field: str) -> float:
-        """Of the process: VmRSS, resident now, or VmHWM, the most that ever was."""
+        """Return the memory of the process. field: VmRSS, resident now, or VmHWM, the peak."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         (kb,) = [line.split()[1] for line in status.splitlines() if line.startswith(f"{field}:")]
         return int(kb) * 1024 / 1e6

@@ -27,7 +27,7 @@ HEADER = "| what | unit | Leyden | peer | ratio (lowest to highest) |\n|---|---|
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it stands on the page."""
+    """A table as a page shows it."""
 
     title: str
     columns: list[str]
@@ -48,12 +48,12 @@ def _write(path: Path, content: list[dict[str, object]]) -> None:
 
 
 def load(name: str, *, results: Path = RESULTS) -> list[Row]:
-    """The rows of a benchmark that has been run."""
+    """Return the rows of a benchmark that has been run."""
     return [Row(**row) for row in json.loads((results / f"{name}.json").read_text())]
 
 
 def load_tables(name: str, *, results: Path = RESULTS) -> list[Table]:
-    """Its tables."""
+    """Return the tables of a benchmark that has been run."""
     path = results / "tables" / f"{name}.json"
     return [Table(**content) for content in json.loads(path.read_text())] if path.exists() else []
 
@@ -110,7 +110,7 @@ def _rewrite(path: Path, names: Sequence[str], content: str) -> None:
 
 
 def shown(measured: Sequence[Row | Table]) -> str:
-    """All rows in one table, then the tables."""
+    """Return the Markdown of all rows in one table, followed by the tables."""
     rows = [row for row in measured if isinstance(row, Row)]
     return table(rows) + "".join(f"\n{rendered(extra)}" for extra in measured if isinstance(extra, Table))
 

@@ -235,7 +235,7 @@ def speed(side: Side) -> Callable[[], Sample]:
 
 @contextmanager
 def taken_cores() -> Iterator[None]:
-    """As many processes that compute as there are cores."""
+    """Keep every core busy with a process that computes."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"]) for _ in range(cores())]
     try:
         time.sleep(0.2)

@@ -77,7 +77,7 @@ def costs(task: str, runs: dict[str, list[dict[str, Any]]]) -> Row:
 
 
 def learned(runs: dict[str, dict[str, list[dict[str, Any]]]]) -> Table:
-    """How high each side came, and how soon."""
+    """Return the reward that each side reached, and after how many steps."""
     lines: list[list[str]] = []
     for task, by in runs.items():
         for name, done in by.items():
@@ -118,7 +118,7 @@ def value_at(curve: list[list[float]], steps: float) -> float:
 
 
 def mean_of(curve: list[list[float]], steps: int, iteration: int) -> float:
-    """Its mean over a grid of one point an iteration, the same for both sides."""
+    """Return a curve's mean over a grid of one point an iteration, equal for both sides."""
     return statistics.fmean(value_at(curve, at) for at in range(iteration, steps + 1, iteration))
 
 

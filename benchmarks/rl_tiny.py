@@ -245,7 +245,7 @@ def measured(workload: Workload, steps: list[float], gradients: list[float], gra
 
 
 def write_job(workload: Workload, path: Path, *, dtype: str) -> Path:
-    """What the peer needs, with each rollout as the one sequence that it takes."""
+    """Write the job for the peer, with each rollout as the one sequence that TRL takes."""
     episodes: list[dict[str, Any]] = []
     for episode in workload.episodes:
         (trajectory,) = merge_triplets(episode.calls, reward=episode.reward)

@@ -34,7 +34,7 @@ HEADLINES = ()
 
 @dataclass(frozen=True)
 class Slice:
-    """What one slice of calls took."""
+    """CPU and time of one slice of calls."""
 
     agents_cpu: float
     """CPU seconds of the process with the agents, and of what shares it."""

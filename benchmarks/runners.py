@@ -50,7 +50,7 @@ async def clock(task: int) -> float:
 
 @rollout
 async def wait(task: int) -> float:
-    """As long as a slow model takes."""
+    """Wait as long as a slow model takes."""
     await asyncio.sleep(1.0)
     return 1.0
 
@@ -135,7 +135,7 @@ async def one_by_one(strategy: str) -> list[float]:
 
 
 async def reward_of(store: LightningStore, task: int) -> float:
-    """What the agent returns for the task."""
+    """Run one task and return its reward."""
     made = await store.enqueue_rollout(task)
     (done,) = await store.wait_for_rollouts(rollout_ids=[made.rollout_id])
     reward = find_final_reward(await store.query_spans(done.rollout_id))
@@ -255,5 +255,5 @@ def _cpu_of(pid: int) -> float:
 
 
 def _pss_mb(pid: int) -> float:
-    """Its memory, of what it shares with others only its share."""
+    """Return a process's PSS: its own memory, and its share of what it shares with others."""
     return psutil.Process(pid).memory_full_info().pss / 1e6

@@ -83,7 +83,7 @@ def main(peer: Peer | None) -> list[Row]:
 
 @dataclass(frozen=True)
 class Slice:
-    """What one slice took."""
+    """Times and CPU of one slice of requests."""
 
     ms: list[float]
     """Of each request."""
@@ -94,7 +94,10 @@ class Slice:
         return Sample(percentile(self.ms, percent), self.cpu_s)
 
     def above(self, other: Slice, percent: int) -> Sample:
-        """How far a percentile lies above the median of another slice; that one's tail is the machine's."""
+        """Return how far a percentile lies above the median of another slice.
+
+        Its median and not its percentile, because its tail is the machine's.
+        """
         return Sample(percentile(self.ms, percent) - percentile(other.ms, 50), self.cpu_s)
 
     def cpu_ms(self) -> Sample:

@@ -66,7 +66,7 @@ class Side:
             raise self._failed(do) from None
 
     def answer(self) -> dict[str, Any]:
-        """What the oldest command without an answer comes to."""
+        """Wait for the result of the oldest command that has none yet, and return it."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -82,7 +82,7 @@ class Contender:
         return run
 
     def _size(self, mode: str, tasks: int) -> int:
-        """How many rollouts of each worker make a slice: found by trying ever longer ones."""
+        """Find how many rollouts of each worker make a slice, by trying ever longer slices."""
         step = size = self._batch if mode == "bulk" else tasks
         while True:
             rate = self._run(mode, size, tasks).value / len(self._workers)

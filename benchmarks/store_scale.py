@@ -61,7 +61,7 @@ def main(peer: Peer | None) -> list[Row | Table]:
 
 
 def per_cpu(samples: list[Sample], store: Contender) -> list[Sample]:
-    """The same slices, in rollouts for each second of CPU."""
+    """Return these slices as rollouts for each second of CPU."""
     costs = store.cpu_micros["one"]
     return [Sample(value=1e6 / micros, cpu_s=one.cpu_s) for micros, one in zip(costs, samples, strict=True)]
 

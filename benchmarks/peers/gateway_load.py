@@ -48,7 +48,7 @@ class Load:
         return await self._all(self._call, urls, model, key, callers, calls, seconds, again)
 
     async def streams(self, *, urls, model, key, callers=None, calls=None, streams=None, again=0):
-        """The same with streams; `streams`: that many callers with one each."""
+        """Call as `calls` does, with streams. streams: this many callers with one stream each."""
         return await self._all(self._stream, urls, model, key, callers or streams, calls or streams, None, again)
 
     async def _all(self, one, urls, model, key, callers, calls, seconds, again):
@@ -81,7 +81,7 @@ class Load:
         return took
 
     async def _stream(self, url, body, headers):
-        """The same."""
+        """Send one streaming request and read it to its end."""
         began = time.perf_counter()
         async with self._session.post(url, data=body, headers=headers) as response:
             answer = await response.content.readany()

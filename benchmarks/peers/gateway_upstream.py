@@ -39,7 +39,7 @@ def dump(value):
 
 
 def wishes(request):
-    """What decides how an answer looks."""
+    """Return what a request wants in its answer: token ids, log-probabilities, usage."""
     usage = bool((request.get("stream_options") or {}).get("include_usage"))
     return bool(request.get("return_token_ids")), bool(request.get("logprobs")), usage
 

@@ -36,7 +36,7 @@ Found = dict[str, Any]
 
 
 def of_run(folder: Path, *, scored: str = "reward") -> Found:
-    """What the metrics of a run folder say: its curve, and the validations before and after it."""
+    """Read the metrics of a run folder: its curve, and the validations before and after it."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row.get("stage") == "train" and scored in row]
     measured = [row[scored] for row in rows if row.get("stage") == "val" and scored in row]

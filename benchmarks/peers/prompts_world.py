@@ -97,7 +97,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run had done and found when its budget was spent."""
+    """A run's counts and its best prompts at the moment when its budget was spent."""
 
     rollouts: int
     reflections: int
@@ -109,7 +109,7 @@ class Spent:
 
 @dataclass
 class Trace:
-    """What a run did."""
+    """The rollouts, reflections and prompts of one run, by simulated time."""
 
     sim: PromptSim
     clock: Clock = field(default_factory=Clock)

@@ -90,7 +90,7 @@ class LeydenStack(Leyden):
         spaces = Simulator()
 
         class Core(BaseSimulator):
-            """The same as `Simulator`; the initial state says which of its numbers comes first."""
+            """The environment of `Simulator`; the initial state says which of its numbers comes first."""
 
             noise = spaces.noise
 

@@ -80,7 +80,7 @@ def make_trainer(job: dict[str, Any], clock: Clock, folder: str, micro_batch: in
     episodes: list[dict[str, Any]] = job["episodes"]
 
     def recorded(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """The same episodes for every step; the trainer asks for all of them at once."""
+        """Return the recorded episodes, equal in every step; the trainer requests all of them at once."""
         began = time.process_time()
         assert len(prompts) == len(episodes)
         fields = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "reward")

@@ -127,8 +127,10 @@ class AgentLightning:
 
 
 class Floor:
-    """The same rows, written and read by raw SQL on one connection: no store can be faster on SQLite. Over HTTP: the same behind
-    aiohttp's server and client, and nothing else."""
+    """The store's rows, written and read by raw SQL on one connection: no store can be faster on SQLite.
+
+    Over HTTP, the raw SQL is behind aiohttp's server and client, and nothing else.
+    """
 
     def __init__(self):
         self.make_span = dict
@@ -181,7 +183,7 @@ except ImportError:
 
 
 class FloorStore:
-    """As little as keeps the rows, the queue and the commits; it checks nothing and returns bare dicts."""
+    """The least code that keeps rows, queue and commits; it checks nothing and returns bare dicts."""
 
     def __init__(self, target, *, full):
         import sqlite3
@@ -289,7 +291,7 @@ class FloorStore:
 
 
 class FloorClient:
-    """The same calls, to `Floor.serve`."""
+    """Sends the calls of `FloorStore` to `Floor.serve`."""
 
     def __init__(self, url):
         import aiohttp
