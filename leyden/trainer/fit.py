@@ -443,7 +443,7 @@ class Fit:
 
 
 def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:
-    """Return the message for a run that was stopped: where its results are, and how to continue it.
+    """Return the message for a run that has ended early: where its results are, how to continue it.
 
     directory: the run's; None for a run without one.
     failed: whether an error has ended the run.

@@ -200,7 +200,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         proxy.run_by(self.backend.stop)
 
     async def validate(self, iteration: int) -> Metrics:
-        """Run the validation set once with the current policy, and return metrics of its rollouts."""
+        """Run the validation set once with the current policy, and return metrics of its
+        rollouts.
+        """
         if self._val is None:
             return {}
         started = time.perf_counter()

@@ -1,4 +1,6 @@
-"""`python -m leyden.algorithm.verl`: train with verl, and serve the store to which runners connect."""
+"""`python -m leyden.algorithm.verl`: train with verl, and serve the store to which runners
+connect.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ class Loss:
 
 
 class TokenBatch(NamedTuple):
-    """The input of a loss: the N trained tokens of several sequences, one sequence after the other."""
+    """The input of a loss: the N trained tokens of several sequences, one sequence after the
+    other.
+    """
 
     logprobs_N: Tensor
     """Log-probabilities of the tokens under the trained policy; gradients flow through them."""

@@ -122,7 +122,9 @@ def _faulty_component(draft: _Draft) -> PromptSetting:
 
 
 def _flaky(draft: _Draft) -> PromptSetting:
-    """Return a setting in which a tenth of the rewards are wrong, and a tenth of the rollouts hang."""
+    """Return a setting in which a tenth of the rewards are wrong, and a tenth of the rollouts
+    hang.
+    """
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, flip_rate=0.1, hang_rate=0.1))
 

@@ -212,7 +212,9 @@ class PromptSim:
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return role and text of each message of a request to the chat API or to Anthropic's messages."""
+    """Return role and text of each message of a request to the chat API or to Anthropic's
+    messages.
+    """
     given: list[Any] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     return [
         {"role": str(message["role"]), "content": _text(message.get("content"))}

@@ -10,7 +10,9 @@ from leyden.testing.promptsim.world import AnswerRule
 
 
 def _rule(name: str, symptom: str, keywords: str, *clauses: str, forbids: bool = False) -> AnswerRule:
-    """Return a rule. keywords: groups of synonyms, separated by "+", as in `greet greeting + name`."""
+    """Return a rule. keywords: groups of synonyms, separated by "+", as in
+    `greet greeting + name`.
+    """
     groups = tuple(tuple(group.split()) for group in keywords.split("+"))
     return AnswerRule(name=name, clauses=clauses, keywords=groups, symptom=symptom, forbids=forbids)
 
