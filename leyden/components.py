@@ -118,9 +118,14 @@ def instantiate_from_spec(
     dict_default_cls: Callable[..., Any] | None = None,
     registry: Registry | None = None,
 ) -> Any:
-    """Return the object of any type that a name, an import path or a dict means.
+    """Build the component that a name, an import path or a dict means, without a check of its type.
 
-    spec_name, optional_defaults, registry and the two parameters of dicts: see `build_component`.
+    spec_name: the option's name, for messages.
+    optional_defaults: constructor arguments that are passed if the class accepts them and the spec
+        leaves them open.
+    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments
+        of `dict_default_cls`.
+    registry: the registered names; with a registry, `name` in a dict means the same as `type`.
     """
     target: Any = spec
     arguments: dict[str, Any] = {}
@@ -168,7 +173,7 @@ def check_arguments(
     """Raise ConfigError for an argument that a class or factory does not accept, or that is
     missing.
 
-    A class of C that describes no signature is not checked.
+    A class written in C that describes no signature is not checked.
 
     remedy: how to give a missing argument, for the message.
     """
@@ -203,9 +208,10 @@ def accepts(target: Callable[..., Any], name: str) -> bool:
 
 
 def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a class or factory by name; None if it describes no signature."""
     try:
         return inspect.signature(target).parameters
-    except (TypeError, ValueError):  # a class of C may describe none
+    except (TypeError, ValueError):  # a class written in C may describe none
         return None
 
 
@@ -261,6 +267,7 @@ def register_name(registry: dict[str, Component], name: str, component: Componen
 
 
 def _possible(expected_type: type, registry: Registry | None) -> str:
+    """Return the end of an error message: the specs that would be accepted."""
     names = f"one of the names {', '.join(sorted(registry))}, " if registry else ""
     return f"give {names}a {expected_type.__name__}, its class, a factory, an import path, or a dict with 'type'"
 

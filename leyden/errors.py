@@ -18,8 +18,8 @@ class LeydenError(Exception):
 
 
 class ConfigError(LeydenError, ValueError):
-    """An option, an argument, a component's name or a signature is wrong. The call that raises it
-    has changed nothing.
+    """An option, an argument, a component's name or a signature is wrong, so the call would fail
+    again. It is raised before anything is changed, where the fault can be seen that early.
     """
 
 
@@ -155,7 +155,7 @@ class BudgetExceeded(LeydenError, RuntimeError):
 
 
 class ReflectionFailed(LeydenError, RuntimeError):
-    """No call of a round to the models that improve prompts has succeeded."""
+    """Every call of one optimisation round to the models that improve prompts has failed."""
 
 
 class RunnerDied(LeydenError, RuntimeError):
@@ -174,9 +174,9 @@ class SimulatorError(LeydenError, RuntimeError):
     ) -> None:
         """Name the episode that failed.
 
-        env_id: the environment's place in its vector.
-        seed_index: the place of the episode's seed in the data set.
-        step: how many steps the episode had made.
+        env_id: the environment's index in its vector environment.
+        seed_index: the index of the episode's seed in the data set.
+        step: the number of steps that the episode had made.
         """
         super().__init__(message)
         self.env_id = env_id
@@ -189,7 +189,7 @@ class SeedsExhausted(LeydenError, RuntimeError):
 
 
 class DataQueueClosed(LeydenError, RuntimeError):
-    """A data queue was used after the process that made it left its `with`, or ended."""
+    """A data queue was used after the process that made it left its `with` block, or ended."""
 
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):
@@ -207,11 +207,15 @@ class OrderDone(LeydenError, AssertionError):
 
 
 class Untranslatable(LeydenError, ValueError):
-    """A request or an answer says something that another API has no words for; nothing of it is
-    left out silently.
+    """A request or a response has content that the target API cannot express. It is refused as a
+    whole, because nothing is left out silently.
     """
 
     def __init__(self, field: str, problem: str) -> None:
-        """field: where it stands, as `messages[2].content[0].type`."""
+        """Name the field that cannot be translated.
+
+        field: its path, such as `messages[2].content[0].type`.
+        problem: the rest of the message, such as "is an image; ...".
+        """
         super().__init__(f"{field} {problem}")
         self.field = field

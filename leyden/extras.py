@@ -18,13 +18,13 @@ import lazy_loader  # pyright: ignore[reportMissingTypeStubs] -- it has none
 from leyden.errors import MissingExtra
 
 _PACKAGES = {"rl": ("gymnasium", "numpy", "safetensors", "torch"), "torch": ("safetensors", "torch", "transformers")}
-"""The packages that Leyden's modules import at their top, by extra."""
+"""The packages that Leyden's modules import at module level, by extra."""
 
 
-def install_extra(extra: str) -> str:
-    """Return the remedy for a missing package of `extra`.
+def how_to_install(extra: str) -> str:
+    """Return the end of an error message: how to install the packages of `extra`.
 
-    Leyden is on no package index, so a clone is needed.
+    Leyden is on no package index, so the installation needs a clone.
     """
     return f"install the extra '{extra}' (in a clone of Leyden: pip install -e '.[{extra}]')"
 
@@ -35,7 +35,7 @@ def require_packages(*packages: str, extra: str, needed_by: str) -> None:
     No package is imported.
     """
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise MissingExtra(f"{needed_by} needs {', '.join(missing)}; {install_extra(extra)}")
+        raise MissingExtra(f"{needed_by} needs {', '.join(missing)}; {how_to_install(extra)}")
 
 
 def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportError:
@@ -46,8 +46,8 @@ def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportEr
     package = (error.name or "").partition(".")[0]
     if package not in _PACKAGES[extra]:
         return error
-    missing = MissingExtra(f"{needed_by} needs {package}, which is not installed; {install_extra(extra)}")
-    missing.name = package  # so that a caller can raise it anew in its own name
+    missing = MissingExtra(f"{needed_by} needs {package}, which is not installed; {how_to_install(extra)}")
+    missing.name = package  # as Python's own ImportError has it, so that an outer call can read it
     return missing
 
 
@@ -60,7 +60,7 @@ def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(
-            f"{needed_by} needs {module.partition('.')[0]}, which cannot be imported ({error}); {install_extra(extra)}"
+            f"{needed_by} needs {module.partition('.')[0]}, which cannot be imported ({error}); {how_to_install(extra)}"
         ) from error
 
 
@@ -79,7 +79,11 @@ def lazy_package(
 
     def resolve(name: str) -> Any:
         if name not in public:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{_hint(name, public)}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}{_hint(name, public)}",
+                name=name,
+                obj=None,  # or a traceback would add Python's own "Did you mean", a second time
+            )
         try:
             return load(name)
         except ImportError as error:
@@ -91,6 +95,9 @@ def lazy_package(
 
 
 def _hint(name: str, public: list[str]) -> str:
+    """Return the end of the message for an unknown name: the nearest public name, if one is
+    near.
+    """
     if name.startswith("_"):  # tools look for such names in every module
         return ""
     from difflib import get_close_matches

@@ -177,7 +177,7 @@ def _check_call(
     """Raise InvalidArgument for an option that no parameter takes, and for a parameter without a
     value.
 
-    parameters: without `self`. possible: the names to suggest, which are listed only for an error.
+    parameters: without `self`. possible: returns the names to suggest; called only for an error.
     """
     kinds = {each.kind for each in parameters}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds

@@ -25,19 +25,21 @@ _CONNECTION = re.compile(r"\b((?:ssl)?password\s*=\s*)(?!\.\.\.)(?:'(?:[^'\\]|\\
 """`password=...` in a connection string of libpq."""
 
 _ATTEMPT_KEY = re.compile(r"(\bsk-leyden-\S+?\.)[0-9a-f]{40}\b")
-"""An attempt's API key (`leyden.utils.attempt_key`). Its ids stay, the part that proves it goes."""
+"""An attempt's API key (`leyden.utils.attempt_key`). Its ids are kept, its signature is hidden."""
 
 _HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)(?!sk-leyden-)[^\s'\",;)]+", re.I)
 """The value of an HTTP header, as programs print it."""
 _MEMBER = re.compile(
     r"(['\"](?:[a-z_-]*(?:password|secret|token)|[a-z_-]*api_?key)['\"]\s*:\s*(['\"]))(?!\2).*?\2", re.I
 )
-"""A text in JSON or in a Python dict whose name says that it is secret."""
+"""A string value in JSON or in a Python dict whose key says that it is secret."""
 
 
 def redact(text: str) -> str:
-    """Return `text` with `***` for each password or key in an address, and for the secret of an
-    attempt's key.
+    """Return `text` with `***` in the place of each secret.
+
+    Secrets are passwords and keys in an address, a connection string, an HTTP header, JSON or a
+    dict, and the signature of an attempt's key.
     """
     if "sk-leyden-" in text:
         text = _ATTEMPT_KEY.sub(rf"\1{HIDDEN}", text)

@@ -37,12 +37,12 @@ PRIMARY_REWARD: Final = "primary"
 GEN_AI_EVALUATION: Final = "gen_ai.evaluation.result"
 GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 GEN_AI_EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
-# The span that another span is about, found by an attribute of the former and its value:
-# `leyden.link.0.key_match` ("gen_ai.response.id", "span_id", any attribute's name) and
-# `leyden.link.0.value_match`.
+# A link from a span to the span that it is about, which is found by one of its attributes:
+# `leyden.link.0.key_match` is the attribute's name ("gen_ai.response.id", "span_id", any other),
+# `leyden.link.0.value_match` its value.
 LINK_PREFIX: Final = "leyden.link"
 
-# Agent Lightning's names of the same things, which what reads spans understands too
+# Agent Lightning's names of the same things; Leyden reads them too
 AGL_ANNOTATION: Final = "agentlightning.annotation"
 AGL_REWARD: Final = "agentlightning.reward"
 AGL_LINK_PREFIX: Final = "agentlightning.link"
@@ -101,6 +101,7 @@ COST: Final = "leyden.cost"
 
 # The number of a model call within its attempt, in the order of arrival, from 0
 CALL_INDEX: Final = "leyden.call_index"
+# The claim (`leyden.types.LiveClaim`) with which a live rollout made the call
 LIVE_CLAIM: Final = "leyden.live_claim"
 RETRY_OF: Final = "leyden.retry_of"
 """The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""

@@ -9,6 +9,7 @@ import math
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_a_wrong_field_of_a_model_is_named_without_the_key_beside_it() -> None:
         ly.RolloutConfig(timeout_seconds=-1)
     with pytest.raises(InvalidArgument) as caught:
         ly.LLM(endpoint="http://a/v1", model="m", api_key=["secret"])  # pyright: ignore[reportArgumentType]
-    assert str(caught.value) == "LLM's api_key is list: Input should be a valid string"
+    assert str(caught.value) == "LLM's api_key is list: must be a valid string"
 
 
 @pytest.mark.parametrize(("construct", "told"), MISTYPED)
@@ -266,6 +267,12 @@ def test_a_value_of_the_wrong_kind_is_refused_where_it_is_given(construct: Calla
 def test_a_mistyped_name_of_the_package_is_answered_with_the_nearest() -> None:
     with pytest.raises(AttributeError, match="no attribute 'PolicyGradiant'; did you mean 'PolicyGradient'"):
         getattr(ly, "PolicyGradiant")  # noqa: B009 -- type checkers refuse the attribute
+
+
+def test_a_traceback_gives_the_nearest_name_once() -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(ly, "MongoLightningStore")  # noqa: B009
+    assert "".join(traceback.format_exception(caught.value)).lower().count("did you mean") == 1
 
 
 WRONG_NUMBERS = ("3", True, math.nan, math.inf, [2])

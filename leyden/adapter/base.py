@@ -1,4 +1,4 @@
-"""The base classes of adapters: `Adapter`, and `TraceAdapter` for those that convert spans."""
+"""The two protocols: anything to anything, and spans to anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Target = TypeVar("Target", covariant=True)
 
 
 class Adapter(NamedOptions, ABC, Generic[Source, Target]):
-    """Converts data without side effects: equal input gives equal output."""
+    """A pure function with a name: equal input gives equal output, without side effects."""
 
     @abstractmethod
     def adapt(self, source: Source) -> Target:
@@ -34,9 +34,7 @@ def log_result(
 ) -> None:
     """Log at DEBUG how many items an adapter made of an attempt.
 
-    source: the attempt's spans.
-    what: the items' name in the plural.
-    refused: one reason for each item of `found` that cannot be trained on.
+    refused: the reasons why items among `found` cannot be trained on.
     """
     if not logger.isEnabledFor(logging.DEBUG) or not source:
         return

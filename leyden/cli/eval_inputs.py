@@ -19,6 +19,7 @@ from leyden.runs import RecordedRun, list_runs, open_run
 from leyden.runs.rollouts import latest_resources
 from leyden.trainer.checks import imported_by
 from leyden.types import LLM, NamedResources, PromptTemplate
+from leyden.utils.text import fault_reason
 
 _OFFERED = 8
 _TEMPERATURE = 1.0
@@ -252,7 +253,7 @@ def _resources_of_file(path: Path) -> NamedResources:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"--resources {path}: {where}: {first['msg']}") from None
+        raise ConfigError(f"--resources {path}: {where}: {fault_reason(first)}") from None
 
 
 def _chosen(source: str, *, has_models: bool) -> RecordedRun:

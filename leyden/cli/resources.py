@@ -10,6 +10,7 @@ import typer
 
 from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 from leyden.errors import ConfigError, LabelMoved
+from leyden.utils.text import fault_reason
 
 if TYPE_CHECKING:
     from leyden.store import LightningStore
@@ -142,7 +143,7 @@ def add(
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise ConfigError(
-            f"{file} has no resources: {where}: {first['msg']}; write a JSON object with a resource for each name, such as "
+            f"{file} has no resources: {where}: {fault_reason(first)}; write a JSON object with a resource for each name, such as "
             '{"prompt": {"resource_type": "prompt_template", "template": "Answer: {question}"}}'
         ) from error
     written = with_store(

@@ -15,7 +15,7 @@ from leyden.compat.program import run_as_main
 COMMANDS: Final = {"agl": "agentlightning.cli"}
 """The console scripts of other packages, and the module that each runs."""
 INSTEAD: Final = {"qrun": "it runs workflows of Qlib itself, which Leyden does not replace; call `qrun` as it is"}
-"""The console scripts that Leyden has nothing for, and what to do instead."""
+"""The console scripts that Leyden does not replace, and what to do instead."""
 
 _EPILOG = """examples:
   python -m leyden.compat train.py --epochs 2     run a program; options after it are its own
@@ -74,7 +74,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _is_served(finder: Finder, name: str) -> bool:
-    """Return whether Leyden stands for a module, even if its package is installed."""
+    """Return whether Leyden serves a module, so that no file of an installed package is run."""
     if (foreign := finder.module(name)) is None:
         return False
     spec = None if foreign.instead is not None else importlib.util.find_spec(name)
@@ -93,10 +93,11 @@ def _run_foreign(finder: Finder, name: str, arguments: list[str]) -> int | str |
                 return importlib.import_module(module).main()
             except ForeignNameError as error:
                 return f"error: {error}"
-    return f"python -m leyden.compat: {name!r} is no program, or Leyden has nothing for it"
+    return f"python -m leyden.compat: {name!r} is no program that Leyden serves; run it with its own package"
 
 
 def _module(name: str) -> tuple[Path, Any]:
+    """Return the file and the spec that `python -m name` would run. Exit if there is none."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")

@@ -1,8 +1,8 @@
-"""Serve modules of another package from tables, which have a replacement for each name of a module.
+"""Serve modules of another package from tables that give a replacement for each name of a module.
 
-A table maps the full name of a foreign module to a `ForeignModule`. The tables themselves are
-listed in `TABLES`, and are loaded with the first import from their package. An object is loaded
-when its name is first used, so that `import agentlightning` loads no torch and no web framework.
+A table maps the full name of a foreign module to a `ForeignModule`. `TABLES` lists the tables; each
+is loaded with the first import from its package. An object is loaded when its name is first used,
+so that `import agentlightning` loads no torch and no web framework.
 
 Child processes that import the main script anew find the foreign packages through the folder
 `shadow/`, which `install` appends to `sys.path` and to PYTHONPATH: its modules call `install`.
@@ -32,7 +32,7 @@ TABLES: Mapping[str, str] = MappingProxyType(
 )
 """The place of each foreign package's table, which maps full module names to `ForeignModule`."""
 _BESIDE: Mapping[str, str] = MappingProxyType({"tianshou": "leyden.compat.qlib.table:TIANSHOU"})
-"""Packages that a foreign package needs, of which a few names are served where they are missing."""
+"""Packages that a foreign package needs. If one is not installed, a few of its names are served."""
 
 SHADOW = Path(__file__).parent / "shadow"
 """A folder for `sys.path`: importing a foreign package from it installs the finder."""
@@ -66,8 +66,8 @@ class ForeignModule:
     instead: str | None = None
     """Importing the module raises ForeignNameError with this sentence. None: it can be imported."""
     only_if_missing: bool = False
-    """An installed package of this name is used instead, such as the real
-    `qlib` around `qlib.rl`."""
+    """Use an installed module of this name if there is one, such as the real `qlib`, whose
+    submodule `qlib.rl` is served by Leyden."""
     only_for: str | None = None
     """The module is served only where this installed module needs it. None: always."""
 
@@ -84,8 +84,8 @@ class Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a foreign module that Leyden makes; None for a module that others
-        import. Raise ForeignNameError for a module without a counterpart.
+        """Return the spec of a foreign module that Leyden serves; None for any other module. Raise
+        ForeignNameError for a foreign module without a counterpart.
         """
         foreign = self.module(fullname)
         if foreign is None:
@@ -116,7 +116,7 @@ class Finder(MetaPathFinder, Loader):
             return {}
         if package not in self._loaded:
             module, _, name = self._tables[package].partition(":")
-            self._loaded[package] = {}  # the table's own imports may look for the package
+            self._loaded[package] = {}  # an import of the table may ask for this package; it has no names yet
             try:
                 self._loaded[package] = getattr(importlib.import_module(module), name)
             except BaseException:
@@ -150,7 +150,9 @@ class _Module(ModuleType):
             value = importlib.import_module(f"{self.__name__}.{name}")
         else:
             raise AttributeError(
-                f"module {self.__name__!r} (served by leyden.compat) has no attribute {name!r}{self._hint(name)}"
+                f"module {self.__name__!r} (served by leyden.compat) has no attribute {name!r}{self._hint(name)}",
+                name=name,
+                obj=None,  # or a traceback would add Python's own "Did you mean", a second time
             )
         setattr(self, name, value)
         return value
@@ -163,6 +165,7 @@ class _Module(ModuleType):
         return importlib.import_module, (self.__name__,)
 
     def _hint(self, name: str) -> str:
+        """Return the end of the message for an unknown name: the nearest name, if one is near."""
         close = [] if name.startswith("_") else difflib.get_close_matches(name, self._leyden_entry.names, n=1)
         return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -200,29 +203,27 @@ def install() -> Finder:
     if shadow not in sys.path:
         sys.path.append(shadow)
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if shadow not in inherited:  # first: before an installed agentlightning
+    if shadow not in inherited:  # at the front, before an installed agentlightning
         os.environ["PYTHONPATH"] = os.pathsep.join([shadow, *inherited])
     return finder
 
 
 def take_over(package: str) -> None:
-    """Replace a module of the folder `shadow/`, which is being imported, by the foreign package."""
+    """Replace a stub of the folder `shadow/`, which is being imported, by the foreign package."""
     install()
     del sys.modules[package]
     importlib.import_module(package)
 
 
 def _is_a_stub(module: ModuleType) -> bool:
+    """Return whether a module comes from the folder `shadow/`."""
     file = getattr(module, "__file__", None)
     return file is not None and SHADOW in Path(file).parents
 
 
 def _installed(fullname: str) -> ModuleSpec | None:
-    """Return where an installed module of the real package is; None if it is not installed.
-
-    No package is imported.
-
-    A stub in `shadow/` is no real package.
+    """Return the spec of an installed module, without importing anything; None if it is not
+    installed. Stubs in `shadow/` do not count.
     """
     places, name = [place for place in sys.path if Path(place) != SHADOW], ""
     spec: ModuleSpec | None = None

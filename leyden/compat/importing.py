@@ -1,13 +1,12 @@
-"""Bring data along: tasks of Agent Lightning, and the content of a running Agent Lightning 0.3
-store.
+"""Import tasks of Agent Lightning, and the content of a running Agent Lightning 0.3 store.
 
     python -m leyden.compat.importing store http://localhost:4747 .leyden/imported.sqlite
     python -m leyden.compat.importing qlib checkpoints/009.pth weights.pth
 
 `read_tasks` returns the tasks of a Parquet or JSONL file. `import_store` copies resources,
-rollouts, attempts and spans through the store's REST API, whatever is behind it. It may be stopped
-and repeated: what is complete in the target is left out. Checkpoints of Qlib are read by
-`leyden.compat.qlib.checkpoint`.
+rollouts, attempts and spans through the store's REST API, whatever its database. It may be stopped
+and repeated: rollouts that are complete in the target are skipped. `leyden.compat.qlib.checkpoint`
+reads checkpoints of Qlib.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from leyden.types import Attempt, NamedResources, Rollout, RolloutConfig, Span
 PAGE: Final = 100
 """Rollouts or spans in one request."""
 IMPORTED: Final = "imported"
-"""The key of a rollout's metadata that says where it came from, and when it
-began and ended there."""
+"""The key of a rollout's metadata that holds the address of the source, and the rollout's times
+there."""
 _ENDED: Final = ("succeeded", "failed", "cancelled")
 _WAITING: Final = ("queuing", "requeuing")
 
@@ -47,7 +46,7 @@ class ImportFailed(LeydenError, RuntimeError):
 
 @dataclass(frozen=True)
 class ImportCounts:
-    """How many items an import has copied, found there already, or left out."""
+    """How many items an import has copied, found in the target, or skipped."""
 
     resources: int
     rollouts: int
@@ -56,7 +55,7 @@ class ImportCounts:
     """Rollouts that an earlier import had copied."""
     spans: int
     running: int
-    """Rollouts that were running in the source, and were left out."""
+    """Rollouts that were running in the source, and were skipped."""
 
 
 def read_tasks(path: str | Path) -> list[Any]:
@@ -91,11 +90,14 @@ def read_tasks(path: str | Path) -> list[Any]:
 async def import_store(url: str, store: LightningStore, progress: OnProgress | None = None) -> ImportCounts:
     """Copy the content of the Agent Lightning 0.3 store that serves `url` into `store`.
 
-    Ended rollouts come with their attempts, statuses and spans; waiting ones are enqueued here. Ids
-    stay. The times of a rollout there are under `metadata["imported"]`, because a store sets its
-    own. Rollouts that are running there are left out; import again when they have ended.
+    Ended rollouts are copied with their attempts, statuses and spans. Rollouts that wait in the
+    source are enqueued in `store`. Ids are kept. The times of a rollout in the source are under
+    `metadata["imported"]`, because a store sets its own. Rollouts that are running in the source
+    are skipped; import again when they have ended.
 
-    Raise ImportFailed if the source fails, and ConfigError for an id that the target has with other
+    url: the address of the source's server.
+    progress: called after each rollout with the number done and the total.
+    Raise ImportFailed if the source fails, and ConfigError for an id that `store` has with other
     content. Safe to repeat.
     """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
@@ -188,19 +190,22 @@ async def _copy(source: _Source, store: LightningStore, rollout: Rollout, url: s
 
 
 def _metadata(rollout: Rollout, url: str) -> dict[str, Any]:
+    """Return the rollout's metadata with its origin."""
     origin = {"store": url, "start_time": rollout.start_time, "end_time": rollout.end_time}
     return {**rollout.metadata, IMPORTED: origin}
 
 
 def _span(item: Mapping[str, Any]) -> Span:
-    """Return a span of Leyden, whose `resource` is the attributes alone."""
+    """Convert a span of the source to Leyden's, whose `resource` is the attributes alone."""
     fields = _without_none(item)
     resource: Mapping[str, Any] = fields.pop("resource", None) or {}
     return Span.model_validate({**fields, "resource": resource.get("attributes") or {}})
 
 
 def _without_none(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item without the values that are null there and have a default here."""
+    """Return an item of the source without its nulls, so that Leyden's defaults apply. The input of
+    a task may be null.
+    """
     return {name: value for name, value in item.items() if value is not None or name == "input"}
 
 
@@ -217,7 +222,9 @@ class _Source:
         self._session, self._url = session, url.rstrip("/").removesuffix("/v1/agl")
 
     async def page(self, path: str, query: Mapping[str, str], offset: int) -> tuple[list[dict[str, Any]], int]:
-        """Return the items from `offset` on, at most `PAGE`, and how many there are in all."""
+        """Return the items of a list route from `offset` on, at most `PAGE`, and their total. Raise
+        ImportFailed if the source cannot be reached or replies with something else.
+        """
         address = f"{self._url}/v1/agl/{path}"
         parameters = {**query, "limit": str(PAGE), "offset": str(offset)}
         try:
@@ -285,8 +292,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _import_to(source: str, target: str) -> str:
-    """Import the source's rollouts into the store at `target`, show progress on stderr, and return
-    a one-line summary.
+    """Import the content of the source into the store at `target`, show progress on standard error,
+    and return a summary in one line.
     """
 
     def show(done: int, total: int) -> None:

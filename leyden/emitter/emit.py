@@ -22,16 +22,20 @@ def emit_span(
     status: SpanStatus | None = None,
     events: Sequence[SpanEvent] = (),
 ) -> Span:
-    """Record one span in the current trace; with `propagate` false, only make it.
+    """Record one span in the current trace and return it.
 
-    what: the function the user called, for the message of NoActiveTrace.
+    what: the function that the user called, for the message of NoActiveTrace.
+    name: the span's name.
+    propagate: False makes the span without recording it, and needs no trace.
     """
     trace = active_trace(what) if propagate else Trace(LOCAL, LOCAL, LOCAL, None)
     return trace.create_span(name, attributes, status=status, events=events)
 
 
 def with_user_attributes(own: Mapping[str, Any], users: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return own and user's attributes together. Raise InvalidEmission if they share a name."""
+    """Return an emitter's own attributes together with the user's. Raise InvalidEmission if they
+    share a name.
+    """
     taken = sorted(own.keys() & (users or {}).keys())
     if taken:
         raise InvalidEmission(f"the attributes {taken} say what is emitted and cannot be given; choose other names")
@@ -39,10 +43,12 @@ def with_user_attributes(own: Mapping[str, Any], users: Mapping[str, Any] | None
 
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
-    """Record `message`.
+    """Record a text in the attempt, and return the span that holds it.
 
-    Raise InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a
-    trace.
+    attributes: further attributes of the span.
+    propagate: False makes the span without recording it, and needs no trace.
+    Raise InvalidEmission for a value that is no string, for which `emit_object` is. Raise
+    NoActiveTrace outside a trace.
     """
     if not isinstance(message, str):
         raise InvalidEmission(
@@ -59,19 +65,20 @@ def get_message_value(span: Span) -> str | None:
 
 
 def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
-    """Record a JSON value: None, bool, int, float, str, and lists and dicts of these.
+    """Record a JSON value in the attempt, and return the span that holds it.
 
-    Keys of dicts are strings. Raise InvalidEmission, which names the first part that is not JSON,
-    for any other value. Raise NoActiveTrace outside a trace.
+    value: None, bool, int, float, str, or a list or dict of these; keys of dicts are strings.
+    attributes: further attributes of the span.
+    propagate: False makes the span without recording it, and needs no trace.
+    Raise InvalidEmission, which names the first part that is not JSON, for any other value. Raise
+    NoActiveTrace outside a trace.
     """
     own = {semconv.OBJECT_TYPE: _type_name(value), **_content(value)}
     return emit_span("emit_object", semconv.OBJECT, with_user_attributes(own, attributes), propagate=propagate)
 
 
 def get_object_value(span: Span) -> Any:
-    """Return the value that `emit_object` recorded in this span; None if it recorded none, or
-    None.
-    """
+    """Return the value that `emit_object` recorded in this span; None for any other span."""
     literal = span.attributes.get(semconv.OBJECT_LITERAL)
     if literal is not None:
         return literal
@@ -101,9 +108,13 @@ def _type_name(value: object) -> str:
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True
 ) -> Span:
-    """Record an exception's type, message and stack trace, as a span with status ERROR.
+    """Record an exception's type, message and stack trace, and return the span, whose status is
+    ERROR.
 
-    The attempt continues.
+    The attempt goes on; the exception is not raised.
+
+    attributes: further attributes of the span.
+    propagate: False makes the span without recording it, and needs no trace.
     Raise InvalidEmission for a value that is no exception, and NoActiveTrace outside a trace.
     """
     if not isinstance(exception, BaseException):
@@ -115,11 +126,12 @@ def emit_exception(
 
 
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
-    """Record `annotation` as attributes; nested dicts become dotted keys (`{"a": {"b": 1}}` is `a.b
-    = 1`).
+    """Record the entries of `annotation` as attributes of one span, and return the span.
 
-    Raise InvalidEmission for an empty annotation, for a key that two entries lead to and for a
-    value that has no attribute form, NoActiveTrace outside a trace.
+    annotation: values by name. Nested dicts become dotted keys: `{"a": {"b": 1}}` is `a.b = 1`.
+    propagate: False makes the span without recording it, and needs no trace.
+    Raise InvalidEmission for an empty annotation, for two entries with the same dotted key, and for
+    a value that has no attribute form. Raise NoActiveTrace outside a trace.
     """
     attributes: dict[str, Any] = {}
     for key, value in _flat("", annotation):
@@ -132,6 +144,7 @@ def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) ->
 
 
 def _flat(prefix: str, mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of nested dicts with dotted keys."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
 """Record a function call or a block as one step: its input, its output, how long it took, how it
 failed.
 
-Everything recorded within it, by emitters or by OpenTelemetry, is below it in the tree. Outside a
-trace the code runs unrecorded, so a decorated function works in the user's own tests and scripts;
-what is emitted inside it needs a trace as always.
+Spans that are recorded during the step, by emitters or by OpenTelemetry, are its children. Outside
+a trace the code runs unrecorded, so that a decorated function works in the user's own tests and
+scripts. Emitters need a trace inside an operation too.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ class OperationStep:
         self._span.set({semconv.OPERATION_INPUT: as_json(value)})
 
     def set_output(self, value: Any) -> None:
-        """Record the output of the operation, as `set_input` records the input."""
+        """Record the operation's output; a value that is not JSON is recorded as its `repr`."""
         self._span.set({semconv.OPERATION_OUTPUT: as_json(value)})
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Add attributes. Raise InvalidEmission for a value that has no attribute form."""
+        """Add attributes to the step's span. Raise InvalidEmission for a value that has no
+        attribute form.
+        """
         self._span.set(attributes)
 
 
 class Operation(AbstractContextManager[OperationStep]):
-    """A context manager (sync code and async code alike), and a decorator for sync and async
+    """What `operation` returns: a context manager for a block, and a decorator for sync and async
     functions.
     """
 
@@ -68,7 +70,8 @@ class Operation(AbstractContextManager[OperationStep]):
             opened.__exit__(*raised)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return the function, recorded at each call: arguments by name, result, exception.
+        """Return a function that records each call of `function`: its arguments by name, its result
+        or its exception.
 
         Raise ConfigError for a generator function, because its work happens after it has returned.
         Use `with operation(...)` inside it.
@@ -107,6 +110,7 @@ class Operation(AbstractContextManager[OperationStep]):
 
     @contextmanager
     def _step(self, name: str) -> Generator[OperationStep]:
+        """Record the block as one step of the current trace. Without a trace, record nothing."""
         trace = current_trace()
         attributes = {**self._attributes, semconv.OPERATION_NAME: name}
         if trace is None:
@@ -130,14 +134,17 @@ def operation(
     """Record a call or a block: `@operation`, `@operation(name=...)`, or `with
     operation(name="search") as step:`.
 
-    name: what the step is called; of a decorated function its qualified name by default.
+    name: the step's name. A decorator may leave it out: the function's qualified name.
+    attributes: further attributes of the step's span.
+    Raise ConfigError for a block without a name, and for a generator function.
     """
     recorder = Operation(name, attributes)
     return recorder if function is None else recorder(function)
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, as far as they fit the signature."""
     try:
         return dict(signature.bind(*args, **kwargs).arguments)
-    except TypeError:  # the call itself is about to say so
+    except TypeError:  # wrong arguments: the call itself will raise the same error
         return {"args": args, "kwargs": kwargs}

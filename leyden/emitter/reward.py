@@ -20,13 +20,16 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> Span:
-    """Record how well the agent did. An algorithm reads the last primary reward of an attempt.
+    """Record how well the agent did, and return the span. An algorithm reads the last primary
+    reward of an attempt.
 
-    The span has it in Leyden's attributes, and for other backends in a `gen_ai.evaluation.result`
-    event for each name.
+    The span holds the reward in Leyden's attributes, and in one `gen_ai.evaluation.result` event
+    for each name, which other OpenTelemetry backends read.
 
-    reward: a finite number, or numbers by name.
-    primary_key: which of several names is the primary reward; needed when there is more than one.
+    reward: a finite number, or finite numbers by name.
+    primary_key: the name of the primary reward; needed if there are several names.
+    attributes: further attributes of the span.
+    propagate: False makes the span without recording it, and needs no trace.
     Raise InvalidEmission for a value that is no finite number, and for a missing or unknown
     primary_key. Raise NoActiveTrace outside a trace.
     """
@@ -37,15 +40,15 @@ def emit_reward(
     else:
         named = {semconv.PRIMARY_REWARD: reward}
     checked = {name: _finite(name, value) for name, value in named.items()}
-    told = with_user_attributes(reward_attributes(checked), attributes)
+    together = with_user_attributes(reward_attributes(checked), attributes)
     events = [_evaluation(name, value) for name, value in checked.items()]
-    return emit_span("emit_reward", semconv.REWARD, told, propagate=propagate, events=events)
+    return emit_span("emit_reward", semconv.REWARD, together, propagate=propagate, events=events)
 
 
 def _evaluation(name: str, value: float) -> SpanEvent:
     """Return one dimension of a reward as an event that any OpenTelemetry backend reads."""
-    said: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
-    return SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=said)
+    attributes: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
+    return SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=attributes)
 
 
 def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:

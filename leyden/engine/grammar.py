@@ -16,7 +16,7 @@ from leyden.engine.refusal import bad_request
 from leyden.engine.tools import ToolParser
 from leyden.engine.wire import CompletionRequest
 from leyden.errors import EngineError
-from leyden.extras import install_extra
+from leyden.extras import how_to_install
 
 Json = dict[str, Any]
 
@@ -130,7 +130,7 @@ class Grammars:
         except ImportError as error:
             raise bad_request(
                 f"a required tool call or a JSON response needs llguidance, which is missing where the engine runs; "
-                f"{install_extra('grammar')}",
+                f"{how_to_install('grammar')}",
                 code="no_grammar",
             ) from error
         if self._tokenizer is None:

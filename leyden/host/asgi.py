@@ -1,5 +1,5 @@
-"""Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without its
-effects on the process.
+"""Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without the
+effects that uvicorn's server has on the process.
 
 `uvicorn.Server` configures the process's loggers, installs signal handlers and wakes ten times a
 second to see whether to stop. That is right for a program, but wrong for a library in another
@@ -37,6 +37,7 @@ from leyden.options import check_number
 logger = logging.getLogger(__name__)
 
 _IDLE_POLL_SECONDS = 0.005
+"""How often a server that stops looks whether its connections have closed."""
 _HEAD_BYTES = 64 * 2**10
 """The most bytes of a request's first line and headers, which are buffered until they are complete.
 
@@ -69,9 +70,9 @@ class ConnectionLimits:
     head's first byte.
     """
     stall_seconds: float = 60.0
-    """A period in which a client must send `stall_bytes` of a body, or its end, and must fetch as
-    much of a reply that waits. The time in which the server does not read, or has nothing to send,
-    does not count.
+    """A client that sends a body must send `stall_bytes` of it, or its end, in each such period;
+    one that receives a reply must fetch as much. Time in which the server does not read, or has
+    nothing to send, does not count.
     """
     stall_bytes: int = 64 * 2**10
     """The fewest bytes that a client must send or take in each `stall_seconds`."""
@@ -93,7 +94,8 @@ class AsgiServer:
         limits: ConnectionLimits | None = None,
         http: Literal["auto", "h11"] = "auto",
     ) -> None:
-        """
+        """Make the server without starting it.
+
         keep_alive_seconds: how long an idle connection stays open.
         limits: how long a client may take; None: the defaults of ConnectionLimits.
         http: the parser; "auto" chooses httptools if it is installed (the `fast` extra).
@@ -125,7 +127,7 @@ class AsgiServer:
 
     @property
     def connections(self) -> int:
-        """Return the number of open connections."""
+        """The number of open connections."""
         return len(self._state.connections)
 
     async def stop(self, *, grace_seconds: float, cancel: Callable[[], object] = lambda: None) -> None:
@@ -144,11 +146,11 @@ class AsgiServer:
             if not await self._idle_within(1.0):
                 for connection in list(self._state.connections):
                     connection.transport.abort()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # one turn of the loop, in which asyncio closes them
         self._slow_clients.stop()
 
     async def _idle_within(self, seconds: float) -> bool:
-        """Return whether all connections close in time.
+        """Wait until all connections have closed. Return False if `seconds` pass before that.
 
         It polls, because uvicorn has no event for its last connection.
         """
@@ -160,6 +162,7 @@ class AsgiServer:
         return True
 
     def _protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
         protocol = self._protocol_class(config=self._config, server_state=self._state, app_state={})
         protocol.access_log = False
         protocol.slow_clients = self._slow_clients
@@ -200,8 +203,8 @@ else:
 
 
 class _Limited(_UvicornProtocol):
-    """A mixin of uvicorn's protocols that reports the awaited action, for `_SlowClients`
-    to time.
+    """A mixin for uvicorn's protocols. It says which action of the client the server awaits, so
+    that `_SlowClients` can time it.
     """
 
     slow_clients: _SlowClients
@@ -210,10 +213,13 @@ class _Limited(_UvicornProtocol):
     _pauses = 0
     """How often writing paused because the client did not read fast enough."""
     _opened_at = 0.0
+    """When the connection was opened, by the loop's clock."""
     _seen: tuple[_Awaited, object] | None = None
     """The action awaited at the last check: its kind, and the request or pause that it concerns."""
     _seen_since = 0.0
+    """Since when that action is timed, by the clock of `_SlowClients`."""
     _seen_progress = 0
+    """The bytes that the client had sent or fetched at that time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(_JoiningTransport(transport))
@@ -225,7 +231,10 @@ class _Limited(_UvicornProtocol):
         super().pause_writing()
 
     def overdue(self, now: float, limits: ConnectionLimits) -> _Awaited | None:
-        """Return the action that the client is late with, or None if it is in time."""
+        """Return the action that the client is late with, or None if it is in time.
+
+        now: the clock of `_SlowClients`, which stands still while the process is suspended.
+        """
         found = self._awaited()
         if found is None:
             self._seen = None
@@ -243,9 +252,12 @@ class _Limited(_UvicornProtocol):
         return kind
 
     def _awaited(self) -> tuple[_Awaited, object, int] | None:
-        """Return the client's next action, its request and its progress; None if none is due."""
+        """Return the awaited action of the client, the request or pause that it concerns, and how
+        many bytes of it are done; None if the server awaits nothing.
+        """
         transport, flow, cycle = self.transport, self.flow, self.cycle
         if transport.is_closing() or flow.write_paused:
+            # a buffer that shrinks is progress, hence the minus
             return _Awaited.FETCH, self._pauses, -transport.get_write_buffer_size()
         if cycle is None or cycle.response_complete:
             # uvicorn's own timer runs while the connection is idle, and any byte stops it.
@@ -261,11 +273,13 @@ class _Limited(_UvicornProtocol):
 
     @property
     def idle_order(self) -> tuple[bool, float]:
-        """Return the order of closing: connections without a request first, then the oldest."""
+        """The sort key for closing: first the connections that never had a request, then the
+        oldest.
+        """
         return self.cycle is not None, self._opened_at
 
     def end(self, late: _Awaited) -> None:
-        """Close the connection. A client that has sent part of a body gets the reason."""
+        """Close the connection of a late client. One that has sent part of a body is sent a 408."""
         if late is _Awaited.FETCH:
             self.transport.abort()
             return
@@ -287,9 +301,7 @@ _AutoBase: Any = AutoHTTPProtocol  # uvicorn types it as a bare asyncio.Protocol
 
 
 class _H11Protocol(_Limited, _H11Base):
-    """The protocol on h11, which bounds heads and trailers itself and parses one request
-    at a time.
-    """
+    """The protocol on h11, which limits heads and trailers and parses one request at a time."""
 
     def data_received(self, data: bytes) -> None:
         self._body_bytes += len(data)
@@ -297,27 +309,29 @@ class _H11Protocol(_Limited, _H11Base):
 
 
 class _HttpToolsProtocol(_Limited, _AutoBase):
-    """The protocol on httptools, which bounds neither heads nor trailers nor pipelines."""
+    """The protocol on httptools, which limits neither heads nor trailers nor pipelines by
+    itself.
+    """
 
-    _unfinished: int | None = None
+    _head_bytes: int | None = None
     """Bytes of the head that is being received; None between heads."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._unfinished is not None:
-            self._unfinished += len(data)
-            if self._unfinished > _HEAD_BYTES:
-                self._unfinished = None
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES:
+                self._head_bytes = None
                 self.send_400_response(f"The head of the request is longer than {_HEAD_BYTES} bytes.")
         elif self.headers is not None and len(self.headers) > _HEADER_FIELDS and not self.transport.is_closing():
             self.send_400_response(f"The request has more than {_HEADER_FIELDS} header fields.")
 
     def on_message_begin(self) -> None:
-        self._unfinished = 0
+        self._head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._unfinished = None
+        self._head_bytes = None
         if len(self.pipeline) >= _PIPELINED:
             raise _TooManyRequests  # the parser stops, and uvicorn answers 400
         super().on_headers_complete()
@@ -331,7 +345,9 @@ _Protocol = _H11Protocol if AutoHTTPProtocol is H11Protocol else _HttpToolsProto
 
 
 class _TooManyRequests(Exception):
-    """A client has sent more requests ahead on one connection than are served."""
+    """A client sent more than `_PIPELINED` requests on one connection without waiting for
+    replies.
+    """
 
 
 class _SlowClients:
@@ -348,6 +364,7 @@ class _SlowClients:
         It stands still while the process is suspended.
         """
         self._checked_at = 0.0
+        """The loop's time at the last check."""
         self._counts: dict[str, tuple[int, str]] = {}
         """Events since the last report: how many of each kind, and the last client."""
         self._reported_at = float("-inf")
@@ -364,7 +381,9 @@ class _SlowClients:
             self._report()
 
     def make_room(self, newcomer: _Limited) -> None:
-        """Close idle connections, or else the new one, if file descriptors run short."""
+        """Close idle connections if file descriptors run short; if none is idle, close the new
+        one.
+        """
         opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
         spare = min(_SPARE_DESCRIPTORS, most // 8)
         if opened is None or opened.fileno() < most - spare:
@@ -386,7 +405,7 @@ class _SlowClients:
         """
         now = loop.time()
         self._timer = loop.call_later(self._interval, self._check, loop, listener)
-        self._clock += min(now - self._checked_at, 2 * self._interval)
+        self._clock += min(now - self._checked_at, 2 * self._interval)  # a longer gap was a suspension
         self._checked_at = now
         limits = self._limits
         for connection in list(self._connections):
@@ -403,26 +422,29 @@ class _SlowClients:
             self._report()
 
     def _count(self, event: str, connection: _Limited | None = None) -> None:
+        """Count an event for the next report. connection: the client that it concerns, if one."""
         client = None if connection is None else connection.client
         times = self._counts.get(event, (0, ""))[0]
         self._counts[event] = times + 1, "" if client is None else f", the last of {client[0]}:{client[1]}"
 
     def _report(self) -> None:
+        """Log the counted events, and start to count anew."""
         for event, (times, last) in self._counts.items():
             logger.warning("%s (%d times%s)", event, times, last)
         self._counts.clear()
 
 
 def _most_descriptors() -> int:
+    """Return how many file descriptors this process may have open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
 class _JoiningTransport:
-    """A transport that sends all writes of one turn of the event loop together.
+    """A transport that sends the head of a reply together with the first part of its body.
 
-    uvicorn writes the head of a reply and then its body. Two sends would wake the client twice, and
-    a send is a third of the cost of a small reply.
+    uvicorn writes them one after the other. Two sends would wake the client twice, and a send is a
+    third of the cost of a small reply.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -434,7 +456,9 @@ class _JoiningTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send the data with the next write, or alone when this turn is over."""
+        """Hold the data until the next write, and send both. If no write follows in this turn of
+        the event loop, send the data alone.
+        """
         self._held.append(data)
         if len(self._held) == 1:
             self._call_soon(self._send)
@@ -471,14 +495,17 @@ class AsgiThread:
         limits: ConnectionLimits | None = None,
         http: Literal["auto", "h11"] = "auto",
     ) -> None:
-        """
+        """Make the server without starting it.
+
         name: the name of the thread.
-        keep_alive_seconds, limits, http: see AsgiServer.
+        keep_alive_seconds: how long an idle connection stays open.
         grace_seconds: how long requests under way may take when the server stops; a second later
             their connections are aborted.
-        on_stop: called in the thread's loop before that, to end requests that only wait.
+        on_stop: called in the thread's loop when the server stops, to end requests that only wait.
         lifespan: a context that is entered in that loop before the first request and left after the
             last.
+        limits: how long a client may take; None: the defaults of ConnectionLimits.
+        http: the parser; "auto" chooses httptools if it is installed (the `fast` extra).
         """
         self._app = app
         self._name = name
@@ -493,9 +520,10 @@ class AsgiThread:
         self._server: AsgiServer | None = None
 
     def start(self, listener: socket.socket) -> None:
-        """Serve on `listener`, which belongs to the thread from here on.
+        """Start the thread and return when it serves on `listener`, which belongs to it from then
+        on.
 
-        Raise the error that keeps it from starting.
+        Raise the error that kept the server from starting.
         """
         ready: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(listener, ready), name=self._name, daemon=True)
@@ -504,7 +532,7 @@ class AsgiThread:
 
     @property
     def connections(self) -> int:
-        """Return the number of open connections. Safe in any thread."""
+        """The number of open connections. Safe in any thread."""
         return 0 if self._server is None else self._server.connections
 
     def stop(self) -> None:
@@ -514,6 +542,7 @@ class AsgiThread:
             self._thread.join()
 
     def _run(self, listener: socket.socket, ready: concurrent.futures.Future[Callable[[], object]]) -> None:
+        """Run the thread. `start` raises an error that comes before the server listens."""
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner, listener:
                 runner.run(self._serve(listener, ready))
@@ -523,8 +552,9 @@ class AsgiThread:
             ready.set_exception(error)
 
     async def _serve(self, listener: socket.socket, ready: concurrent.futures.Future[Callable[[], object]]) -> None:
-        """Serve in this thread's loop until stopped. ready: receives the function that stops it,
-        when it listens.
+        """Serve in this thread's loop until stopped.
+
+        ready: when the server listens, it receives the function that stops the server.
         """
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         server = self._server = AsgiServer(
@@ -544,5 +574,7 @@ class AsgiThread:
 
 
 class _Config(uvicorn.Config):
+    """uvicorn's configuration, without its effect on loggers."""
+
     def configure_logging(self) -> None:
-        """Do nothing: the loggers belong to the program that this runs in."""
+        """Do nothing: the loggers belong to the program that serves."""

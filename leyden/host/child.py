@@ -4,7 +4,7 @@
 runs a program, relays its log and keeps its last lines. A child of either kind leaves Ctrl-C and
 SIGTERM to this process, ends when this process does, and leaves nothing behind when it is closed.
 
-In the child, the function receives a `Parent` as its first argument. A program of ours that is
+In the child, the function receives a `Parent` as its first argument. A program of Leyden that is
 started as a `Command` calls `end_with_parent` itself; a foreign program is started with
 `guard=True`.
 
@@ -50,10 +50,12 @@ StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 GUARD_MISSING: Final = 78
 """Exit code of a child whose main script starts children at its top level."""
 _LAST_LINES: Final = 30
+"""How many lines of a program's standard error are kept for messages."""
 _PARENT_POLL_SECONDS: Final = 5.0
 """Seconds between two checks of the parent's id on a system without pidfds."""
 _URL_POLL_SECONDS: Final = 0.1
 _OBITUARY_SECONDS: Final = 5.0
+"""How long to wait for the end of a process that has closed its output or was asked to end."""
 
 
 class PipeEnd:
@@ -70,6 +72,7 @@ class PipeEnd:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._incoming.closed
 
     def close(self) -> None:
@@ -82,6 +85,7 @@ class PipeEnd:
 
 
 def _make_pipe(context: Any) -> tuple[PipeEnd, PipeEnd]:
+    """Return the parent's end and the child's end."""
     to_child, from_child = context.Pipe(duplex=False), context.Pipe(duplex=False)
     return PipeEnd(from_child[0], to_child[1]), PipeEnd(to_child[0], from_child[1])
 
@@ -109,7 +113,7 @@ class ChildFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Describe the error that is being handled."""
+        """Describe `error`. Call it in the `except` block that caught the error."""
         return cls(traceback.format_exception_only(error)[-1].strip(), traceback.format_exc())
 
 
@@ -164,7 +168,7 @@ def require_importable_main(method: StartMethod, *, remedy: str) -> None:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Have the forkserver import modules once for all its children, unless it is running
+    """Let the forkserver import modules once for all its children. Do nothing if it runs
     already.
     """
     server: Any = forkserver
@@ -212,10 +216,11 @@ class Child:
     ) -> None:
         """Start the process.
 
-        target: a function at the top of a module. args: picklable values; `start_method="fork"`
-            passes anything.
-        daemon: whether the child may not use `multiprocessing` itself. It ends with this process
-            in either case.
+        target: a function at the top of a module. `start_method="fork"` takes any function.
+        args: picklable values; `start_method="fork"` takes any.
+        name: the name of the process.
+        daemon: True forbids the child to start children by `multiprocessing`. The child ends with
+            this process in either case.
         """
         context: Any = multiprocessing.get_context(start_method)
         ours, theirs = _make_pipe(context)
@@ -238,9 +243,8 @@ class Child:
         self._exit_code: int | None = None
 
     def send(self, message: Any) -> None:
-        """Send a message.
-
-        A child that has ended receives nothing, which `attend` or `receive` reports.
+        """Send a message. If the child has ended, the message is lost, and `attend` or `receive`
+        reports the end.
         """
         with contextlib.suppress(OSError):
             self.connection.send(message)
@@ -294,11 +298,13 @@ class Child:
         return True
 
     def _hang_up_on_loop(self) -> None:
+        """Stop watching the pipe of an attended child, and close it."""
         if not self.connection.closed:
             self._loop.remove_reader(self.connection)
             self.hang_up()
 
     def _end(self) -> None:
+        """Deliver the last messages of an attended child that has ended, and resolve its future."""
         self._loop.remove_reader(self._process.sentinel)
         self.deliver()
         self._hang_up_on_loop()
@@ -317,9 +323,11 @@ class Child:
         return self._exit_code
 
     def describe_end(self, timeout_seconds: float, *, remedy: str) -> str:
-        """Wait for the end of the process, and return it as a verb phrase (`describe_exit`).
+        """Wait for the end of the process, and return how it ended as a verb phrase
+        (`describe_exit`).
 
-        Raise ConfigError if the main script lacks its guard. remedy: as of `missing_guard`.
+        remedy: the alternative to a guard in the main script, for the error's text.
+        Raise ConfigError if the main script lacks its guard.
         """
         code = self.exit_code(timeout_seconds)
         if code == GUARD_MISSING:
@@ -338,7 +346,7 @@ class Child:
                 self._process.kill()
 
     def hang_up(self) -> None:
-        """Close this end of the pipe, at which a child that waits for messages ends."""
+        """Close this end of the pipe, so that a child that waits for messages ends."""
         self.connection.close()
 
     def close(self, grace_seconds: float = 0.0) -> int:
@@ -366,13 +374,14 @@ class Parent:
         self._sending = threading.RLock()  # a signal handler may send while this thread sends
 
     def send(self, message: Any) -> None:
-        """Send a message, from any thread. A parent that has gone receives nothing."""
+        """Send a message, from any thread. If the parent has gone, the message is lost."""
         with self._sending, contextlib.suppress(OSError):
             self.connection.send(message)
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return the next message.
+        """Return the parent's next message.
 
+        timeout_seconds: None waits without limit.
         Raise TimeoutError if none arrives in time, EOFError if the parent has hung up or gone.
         """
         try:
@@ -434,6 +443,9 @@ def end_with_parent(parent_pid: int, *, also: int | None = None, end: Callable[[
 
 
 def _wait_for_end(parent_pid: int, also: int | None) -> None:
+    """Return when the parent has ended or the descriptor `also` is readable. Raise
+    ProcessLookupError if the parent had ended before.
+    """
     with _descriptor_of(parent_pid) as parent:
         watched = [each for each in (parent, also) if each is not None]
         while not select.select(watched, [], [], None if parent is not None else _PARENT_POLL_SECONDS)[0]:
@@ -479,9 +491,11 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _sigterm_blocked() -> Generator[None]:
-    """Start a child with SIGTERM blocked until `_run` has installed its handler.
+    """Block SIGTERM during the block, in which a child is started. The child inherits this, and
+    `_run` unblocks the signal once its handler is installed.
 
-    A service manager sends SIGTERM to all processes of a group at once.
+    Otherwise a service manager, which sends SIGTERM to all processes at once, could kill a child
+    that has just begun.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -517,8 +531,10 @@ class Command:
         environment: the variables of the program; None: those of this process.
         on_death: called once with `obituary()` if the program ends and `close` was not called, in a
             thread of this object.
-        guard: put a process between that ends the program with this one. For a program that does
-            not call `end_with_parent`; its standard output is relayed too, and it has no input.
+        guard: start the program through a process that ends it when this process ends. For a
+        program
+            that does not call `end_with_parent`. Its standard output is relayed too, and it has no
+            input.
         inherits: descriptors of this process that the program gets, under the same numbers.
         """
         self.name, self._relay, self._on_death = name, relay, on_death
@@ -564,10 +580,9 @@ class Command:
         return line.decode()
 
     def wait_for_url(self, url: str, timeout_seconds: float) -> None:
-        """Return when a server in the program answers GET of the URL with a status below 500.
+        """Return when the program's server answers a GET of the URL with a status below 500.
 
-        Raise ChildDied if the program ends before, or if the time is over; the error has its last
-        lines.
+        Raise ChildDied, with the program's last lines, if it ends before that or the time is over.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -588,8 +603,9 @@ class Command:
             time.sleep(_URL_POLL_SECONDS)
 
     def obituary(self) -> str:
-        """Return how the program ended, with its last lines; that it lives, if it does not end
-        within seconds.
+        """Return how the program ended, with its last lines, as text for an error.
+
+        Wait a few seconds for its end; the text of a program that goes on says so.
         """
         try:
             code = self._process.wait(timeout=_OBITUARY_SECONDS)
@@ -600,10 +616,11 @@ class Command:
         return f"the {self.name} (pid {self.pid}) {describe_exit(code)}; {self._last_words()}"
 
     def close(self, grace_seconds: float) -> int:
-        """Close standard input, wait for the program's end, then kill its process group.
+        """Close standard input, wait for the program's end, kill its process group, and return its
+        exit code.
 
-        Return its exit code. A program of ours ends when its input does (`end_with_parent`). A
-        guard sends SIGTERM to its program instead, and kills it some seconds later. Safe to repeat.
+        A program of Leyden ends when its input does (`end_with_parent`). A guard sends SIGTERM to
+        its program instead, and kills it some seconds later. Safe to repeat.
         """
         self._closing = True
         assert self._process.stdin is not None
@@ -622,6 +639,7 @@ class Command:
         return code
 
     def _read(self, lines: Any) -> None:
+        """Relay the program's lines until its end, then report a death. Runs in a thread."""
         with lines:
             for raw in lines:
                 line = raw.decode(errors="replace").rstrip()

@@ -2,9 +2,10 @@
 reply or refuse.
 
 An application is an ASGI callable. `SiteGuard`, `check_method` and `read_body` raise `Refusal`, and
-so do its own checks (`bearer_token`, `is_secret`). It catches the refusal and replies with an error
-in the form that its clients read (`send_reply`). `on_disconnect` watches for a client that leaves.
-This module knows no routes and no sockets; `asgi` serves an application.
+so do the application's own checks, which use `bearer_token` and `is_secret`. The application
+catches the refusal and replies with an error in the form that its clients read (`send_reply`).
+`on_disconnect` watches for a client that leaves. This module knows no routes and no sockets; `asgi`
+serves an application.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Refusal(Exception):
         retry_after_seconds: int | None = None,
         headers: HeaderFields = (),
     ) -> None:
-        """
+        """Describe the error.
+
         status: the HTTP status of the reply.
         code: a word for programs; "" if the clients of this application read none.
         message: what is wrong and what the client can do. Secrets in it are redacted.
@@ -108,7 +110,7 @@ Handler = Callable[[bytes, RequestHeaders], Awaitable[HttpReply]]
 
 
 async def send_reply(send: Send, body: bytes, *, status: int = 200, headers: HeaderFields = (JSON,)) -> None:
-    """Send a whole reply with its length. headers: a JSON body's, unless others are given."""
+    """Send a whole reply with its length. headers: the header fields; by default those of JSON."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
@@ -164,10 +166,10 @@ async def disconnected(receive: Receive) -> None:
 
 @contextmanager
 def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[asyncio.Task[None]]:
-    """Call `leave` once if the client disconnects during the block. The request's body must have
-    been read before.
+    """Call `leave` once if the client disconnects during the block. Read the request's body before.
 
-    Yield the task that waits for the client; it is done after a disconnection.
+    Yield the task that waits for the disconnection. It is done once the client has left, and is
+    cancelled at the end of the block.
     """
 
     async def watch() -> None:
@@ -182,7 +184,7 @@ def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[as
 
 
 class SiteGuard:
-    """Refuse requests that a web page of another site may have made.
+    """Refuses requests that a web page of another site may have made.
 
     A page can send a POST without a body, or with one of plain text, to any address that its
     browser reaches, without a preflight request. The browser names the page in `Origin` or
@@ -192,7 +194,8 @@ class SiteGuard:
     """
 
     def __init__(self, *, local_only: bool, also: Iterable[str] = ()) -> None:
-        """
+        """Set the names that requests may call this server by.
+
         local_only: refuse every `Host` that is not a name of this machine, because another site can
             point its own name to 127.0.0.1 (DNS rebinding). Servers without a token need this.
         also: further host names that a server with `local_only` is called by.
@@ -235,8 +238,8 @@ class SiteGuard:
 
 
 def _follows_a_link(scope: Mapping[str, Any]) -> bool:
-    """Return whether the browser opens a page of this server by a link on another site, which
-    cannot read the page.
+    """Return whether the user opens a page of this server by a link on another site. This is
+    harmless, because the other site cannot read the page.
     """
     headers = dict(scope["headers"])
     opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
@@ -271,7 +274,7 @@ async def read_body(
 
     max_bytes: the limit of the body, as sent and unpacked.
     option: the option that raises this limit, for the message.
-    unpack: decompress gzip; without it a body is returned as it came.
+    unpack: decompress gzip; False returns the body as it came.
     Raise Refusal (413 for a body that is too large, 400 and 415 for one that cannot be unpacked)
     and ClientGone.
     """
@@ -351,6 +354,7 @@ async def _drain(body: AsyncIterator[bytes], most: int) -> None:
 
 
 def _too_large(max_bytes: int, option: str | None) -> Refusal:
+    """Return the refusal of a body that is too large. option: the option that raises the limit."""
     larger = "" if option is None else f", or start it with a larger {option}"
     return Refusal(
         413,

@@ -1,6 +1,7 @@
 """The addresses that servers listen at: ports and Unix sockets, and which machines reach them.
 
-It knows no protocol. A server that cannot have its address raises an error of its own.
+The module knows no protocol. A server catches the OSError of an address that it cannot bind, and
+raises an error of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from leyden.errors import ConfigError
 UNIX_SCHEME: Final = "http+unix"
 """The scheme of URLs whose host is the path of a Unix socket, percent-encoded."""
 _BACKLOG = 2048
+"""The most connections that wait until the server accepts them."""
 _CONNECT_SECONDS = 1.0
 
 
@@ -52,9 +54,10 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove a socket that a killed process left.
+    """Remove a socket that a killed process left behind. Any other file stays, and `bind` refuses
+    the path.
 
-    Any other file stays, and `bind` refuses the path.
+    Raise OSError (EADDRINUSE) if a process listens on the socket.
     """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -101,7 +104,9 @@ def check_token(name: str, token: object, *, host: str, or_say: str | None = Non
     would admit any client. Without a token (None) a server may be bound to a loopback address only,
     unless it is `insecure`.
 
-    or_say: the option that makes a server `insecure`, if there is one.
+    name: the token's option, for the message.
+    insecure: the user allows a server without a token on any address.
+    or_say: the option that makes a server `insecure`, for the message; None if there is none.
     """
     if token is not None and not isinstance(token, str):
         raise ConfigError(f"{name} is {type(token).__name__}; it must be a string, or None")
@@ -113,21 +118,22 @@ def check_token(name: str, token: object, *, host: str, or_say: str | None = Non
 
 
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Hosts that stand for all addresses of a machine, and the loopback address of each."""
 
 
 def reachable(host: str) -> str:
-    """Return the host at which this machine reaches a server that is bound to `host`, which may
-    stand for all addresses.
+    """Return the host at which this machine reaches a server that is bound to `host`: a loopback
+    address for a host that stands for all addresses, and `host` itself otherwise.
     """
     return _ALL_ADDRESSES.get(host, host)
 
 
 def at_host_of(neighbour: str, url: str) -> str:
     """Return `url` with the host of `neighbour` in place of a host that stands for all addresses of
-    a machine.
+    a machine. A `url` with any other host is returned unchanged.
 
-    A neighbour that is no HTTP URL is on this machine. A `url` with any other host is returned
-    unchanged.
+    neighbour: the URL of a server on the same machine as `url`. One that is no HTTP URL, such as a
+        file's, means this machine.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

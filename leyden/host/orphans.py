@@ -1,9 +1,9 @@
-"""Processes that left their group and lost their parent, known by a mark that they inherit.
+"""Find and end processes that left their group and lost their parent, by a mark that they inherit.
 
-There are two marks. An environment variable is lost by a program that is started with another
-environment, and by a fork that runs no program. On Linux these keep the second mark, an unusual
-resource limit on the CPU time of real-time threads (`RLIMIT_RTTIME`), which is too high to limit
-anything. This module knows neither runners nor programs.
+There are two marks. The first is an environment variable. A program that is started with another
+environment lacks it, and so does a fork that runs no program. On Linux these keep the second mark,
+an unusual resource limit on the CPU time of real-time threads (`RLIMIT_RTTIME`), which is too high
+to limit anything. This module knows neither runners nor programs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import resource
 import psutil
 
 RUNNER_MARK = "LEYDEN_RUNNER"
-"""The variable by which what agents start in a runner's process is known: the run, a dot, the
-worker."""
+"""The variable that marks the processes which agents start in a runner's process. Its value is the
+run, a dot and the worker's number."""
 _ROUNDS = 10
-"""The rounds of killing, since a process may fork before it is killed."""
+"""How often to look for marked processes again, since a process may fork before it is killed."""
 _LIMIT: int | None = getattr(psutil, "RLIMIT_RTTIME", None)
 _OURS = 1 << 62
 """The part of the limit that marks our processes, in microseconds: more than a hundred thousand
 years.
 """
 _WORKER_BITS = 20
+"""The lower bits of the limit, which hold the worker's number. The bits above hold the run's."""
 
 
 def carry_mark(mark: str | None) -> None:
@@ -109,6 +110,7 @@ def _is_below_python(process: psutil.Process, run: int) -> bool:
 
 
 def _has(process: psutil.Process, name: str, value: str, all_below: bool) -> bool:
+    """Return whether another process carries a mark, as `kill_marked` describes it."""
     if process.pid == os.getpid():
         return False
     if name == RUNNER_MARK and _has_limit(process, value, all_below):
@@ -121,6 +123,7 @@ def _has(process: psutil.Process, name: str, value: str, all_below: bool) -> boo
 
 
 def _has_limit(process: psutil.Process, mark: str, all_below: bool) -> bool:
+    """Return whether a process carries the mark as a resource limit. all_below: of any worker."""
     if _LIMIT is None:
         return False
     try:
@@ -137,5 +140,6 @@ def _limit_of(mark: str) -> int:
     ones.
     """
     run, _, worker = mark.partition(".")
+    # A mark without a worker counts as worker 0 and has the number 0 + 1.
     number = int.from_bytes(hashlib.sha256(run.encode()).digest()[:5])
     return _OURS | number << _WORKER_BITS | (int(worker or 0) + 1) % (1 << _WORKER_BITS)

@@ -1,7 +1,7 @@
-"""Microsoft Agent Framework, which makes OpenTelemetry's spans by itself: agents, tools, workflows,
-and model calls with their messages.
+"""Instrument Microsoft's Agent Framework, which makes OpenTelemetry's spans by itself: agents,
+tools, workflows, and model calls with their messages.
 
-A user's own `disable_instrumentation()` counts.
+A call of `disable_instrumentation()` by the user stays in force.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from leyden.instrumentation.base import Instrumentation
 
 
 class AgentFrameworkInstrumentation(Instrumentation):
-    """`agent_framework`."""
+    """Instruments Microsoft's `agent_framework`, by switching on its own spans."""
 
     modules: ClassVar[tuple[str, ...]] = ("agent_framework",)
 

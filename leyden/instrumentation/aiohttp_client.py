@@ -1,5 +1,5 @@
-"""`aiohttp`'s client: requests to a model bring the trace context along, and go to the attempt's
-gateway.
+"""Instrument `aiohttp`'s client: its requests to a model go to the attempt's gateway, with the
+trace context in their headers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class AiohttpInstrumentation(Patches):
 
 
 def _routed(original: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Return a replacement of `ClientSession._request` that follows the current route."""
+
     async def _request(self: Any, method: str, str_or_url: Any, **kwargs: Any) -> Any:
         route = current_route()
         if route is not None:
@@ -35,6 +37,9 @@ def _routed(original: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., 
 
 
 def _redirected(session: Any, route: Any, given: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the URL and the arguments of a request as the route wants them; unchanged for a
+    request that is no model call.
+    """
     url = session._build_url(given)
     own = session._prepare_headers(kwargs.get("headers"))  # the session's and the request's
     redirection = route.redirect(str(url), {name.lower(): value for name, value in own.items()})

@@ -71,16 +71,15 @@ class Instrumentation(AbstractContextManager[None], ABC):
 
     @abstractmethod
     def remove(self) -> None:
-        """Leave the library as it was."""
+        """Restore the library as it was before `install`."""
 
 
 class Patches(Instrumentation):
     """An instrumentation that replaces methods."""
 
     _patches: ClassVar[dict[type[Patches], Sequence[Patch]]] = {}
-    """The patches of each class, kept so that a method is not patched again below
-    another's patch.
-    """
+    """The patches of each class. They are kept after `remove`, because a patch that another
+    library's patch covers cannot be undone; applying it anew would patch the method twice."""
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
@@ -102,6 +101,7 @@ class Patches(Instrumentation):
 
 @functools.cache
 def _found(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # its parent is missing, or it was put into sys.modules by hand

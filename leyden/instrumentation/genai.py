@@ -1,5 +1,5 @@
-"""OpenAI's and Anthropic's SDKs and LangChain, by OpenTelemetry's own packages: a call is a span
-with messages, usage and response id.
+"""Instrument OpenAI's and Anthropic's SDKs and LangChain by OpenTelemetry's own packages: a call is
+a span with messages, usage and response id.
 
 The extras `openai-instrumentation`, `anthropic-instrumentation` and `langchain` bring the packages.
 """
@@ -12,21 +12,21 @@ from leyden.instrumentation.packaged import PackagedInstrumentation
 
 
 class OpenAIInstrumentation(PackagedInstrumentation):
-    """`openai`."""
+    """Instruments OpenAI's SDK, `openai`."""
 
     modules: ClassVar[tuple[str, ...]] = ("openai", "opentelemetry.instrumentation.genai.openai")
     instrumentor: ClassVar[str] = "OpenAIInstrumentor"
 
 
 class AnthropicInstrumentation(PackagedInstrumentation):
-    """`anthropic`."""
+    """Instruments Anthropic's SDK, `anthropic`."""
 
     modules: ClassVar[tuple[str, ...]] = ("anthropic", "opentelemetry.instrumentation.genai.anthropic")
     instrumentor: ClassVar[str] = "AnthropicInstrumentor"
 
 
 class LangChainInstrumentation(PackagedInstrumentation):
-    """LangChain and LangGraph: agents, tools and the calls of chat models."""
+    """Instruments LangChain and LangGraph: agents, tools and the calls of chat models."""
 
     modules: ClassVar[tuple[str, ...]] = ("langchain_core", "opentelemetry.instrumentation.genai.langchain")
     instrumentor: ClassVar[str] = "LangChainInstrumentor"

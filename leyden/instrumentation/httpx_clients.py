@@ -1,9 +1,9 @@
-"""`httpx` and `httpx2`: requests to a model bring the trace context along, and go to the attempt's
-gateway.
+"""Instrument `httpx` and `httpx2`: their requests to a model go to the attempt's gateway, with the
+trace context in their headers.
 
-The two have one interface. The method that is replaced, `send`, is below everything that a client
-offers and above redirects, proxies and transports, so a client of any age and any subclass
-(OpenAI's and Anthropic's are such) is reached.
+The two have one interface. The patched method, `send`, is below all request methods of a client and
+above redirects, proxies and transports. So the patch also reaches clients that were made before it,
+and subclasses such as OpenAI's and Anthropic's clients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leyden.utils.patching import Patch
 
 
 class HttpxInstrumentation(Patches):
-    """Plain `httpx`, sync and async."""
+    """Instruments `httpx`, sync and async."""
 
     modules: ClassVar[tuple[str, ...]] = ("httpx",)
 
@@ -44,12 +44,13 @@ class HttpxInstrumentation(Patches):
 
 
 class Httpx2Instrumentation(HttpxInstrumentation):
-    """`httpx2`, on which openai 3 and anthropic 2 are built."""
+    """Instruments `httpx2`, on which openai 3 and anthropic 2 are built."""
 
     modules: ClassVar[tuple[str, ...]] = ("httpx2",)
 
 
 def _redirect(library: Any, request: Any) -> None:
+    """Change a model call's URL and headers in place as the current route wants them."""
     route = current_route()
     redirection = route and route.redirect(str(request.url), request.headers)
     if redirection is None:

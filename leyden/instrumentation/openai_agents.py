@@ -1,8 +1,9 @@
-"""OpenAI's Agents SDK: agents and tools, by OpenTelemetry's own package (extra `openai-agents`).
+"""Instrument OpenAI's Agents SDK: agents and tools, by OpenTelemetry's own package (extra
+`openai-agents`).
 
-Its model calls are the OpenAI SDK's, which `openai` instruments. The SDK's own traces would go to
-OpenAI with the user's key; while a block is open they do not. Processors that the user has added
-stay.
+Its model calls are the OpenAI SDK's, which the instrumentation `openai` records. By default the
+Agents SDK sends its own traces to OpenAI with the user's key; while a block is open it does not.
+Processors that the user has added stay.
 
 The SDK shares one HTTP client among all runs, whichever event loop they are in, and
 `Runner.run_sync` in several threads then fails with "bound to a different event loop". While a
@@ -22,13 +23,13 @@ from leyden.utils.patching import Patch
 
 
 class OpenAIAgentsInstrumentation(PackagedInstrumentation):
-    """`agents`."""
+    """Instruments OpenAI's Agents SDK, `agents`."""
 
     modules: ClassVar[tuple[str, ...]] = ("agents", "opentelemetry.instrumentation.genai.openai_agents")
     instrumentor: ClassVar[str] = "OpenAIAgentsInstrumentor"
 
     def install(self) -> None:
-        """Instrument, and take the SDK's own exporter out."""
+        """Instrument the SDK, remove its exporter to OpenAI, and give each event loop a client."""
         super().install()
         self._client = Patch(importlib.import_module("agents.models.openai_provider"), "shared_http_client", _by_loop)
         self._client.apply()
@@ -38,7 +39,7 @@ class OpenAIAgentsInstrumentation(PackagedInstrumentation):
             _set_processors([processor for processor in current if processor is not exporter])
 
     def remove(self) -> None:
-        """Put the exporter back, in front."""
+        """Restore the SDK: its shared client, and its exporter as the first processor."""
         self._client.undo()
         super().remove()
         exporter, current = _exporter(), _processors()
@@ -73,6 +74,7 @@ def _exporter() -> Any:
 
 
 def _processors() -> tuple[Any, ...]:
+    """Return the SDK's trace processors."""
     tracing: Any = importlib.import_module("agents.tracing")
     return tracing.get_trace_provider()._multi_processor._processors  # it has no public name
 

@@ -1,6 +1,7 @@
-"""AutoGen and CrewAI, by OpenInference's packages (extras `autogen` and `crewai`).
+"""Instrument AutoGen and CrewAI by OpenInference's packages (extras `autogen` and `crewai`).
 
-CrewAI reports to its makers as it is used, unless it is told not to; while a block is open, it is.
+CrewAI sends telemetry to its makers unless an environment variable forbids it. While a block is
+open, the variable is set.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from leyden.instrumentation.packaged import PackagedInstrumentation
 
 
 class AutoGenInstrumentation(PackagedInstrumentation):
-    """`autogen_agentchat`: agents, teams, tools, and the calls of its OpenAI client."""
+    """Instruments `autogen_agentchat`: agents, teams, tools, and the calls of its OpenAI client."""
 
     modules: ClassVar[tuple[str, ...]] = ("autogen_agentchat", "openinference.instrumentation.autogen_agentchat")
     instrumentor: ClassVar[str] = "AutogenAgentChatInstrumentor"
 
 
 class CrewAIInstrumentation(PackagedInstrumentation):
-    """`crewai`: crews, tasks, agents and tools.
+    """Instruments `crewai`: crews, tasks, agents and tools.
 
-    The calls of its OpenAI client are the OpenAI SDK's, which `openai` instruments.
+    The calls of its OpenAI client are the OpenAI SDK's, which the instrumentation `openai` records.
     """
 
     modules: ClassVar[tuple[str, ...]] = ("crewai", "openinference.instrumentation.crewai")
@@ -31,13 +32,14 @@ class CrewAIInstrumentation(PackagedInstrumentation):
     def install(self) -> None:
         """Instrument the library, and stop CrewAI from sending telemetry of its own."""
         self._telemetry = os.environ.get(_NO_TELEMETRY)
-        os.environ[_NO_TELEMETRY] = "true"  # read before each report
+        os.environ[_NO_TELEMETRY] = "true"  # CrewAI reads it before each report
         super().install()
 
     def remove(self) -> None:
-        """Restore the user's settings, after CrewAI has delivered the events of the block.
+        """Restore CrewAI and the user's telemetry setting, after CrewAI has handled the block's
+        events.
 
-        Handlers of these events, telemetry among them, run behind the agent.
+        Threads of CrewAI handle these events, the telemetry among them, after the agent has ended.
         """
         super().remove()
         bus: Any = importlib.import_module("crewai.events.event_bus").crewai_event_bus
@@ -51,3 +53,4 @@ class CrewAIInstrumentation(PackagedInstrumentation):
 
 _NO_TELEMETRY = "CREWAI_DISABLE_TELEMETRY"
 _FLUSH_SECONDS = 5.0
+"""How long to wait for the handlers of CrewAI's events."""

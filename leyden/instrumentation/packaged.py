@@ -1,9 +1,8 @@
-"""Instrumentations that others maintain: OpenTelemetry's GenAI packages and OpenInference's, which
-all have one interface.
+"""Use the instrumentations that others maintain: OpenTelemetry's GenAI packages and
+OpenInference's, which share one interface.
 
 The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says
-otherwise. What the user has instrumented with such a package already stays as it is, and is left
-so.
+otherwise. A library that the user has already instrumented with its package is left as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ _WANTED = {
     "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY",
 }
+"""Environment variables with which the packages record messages in spans."""
 
 
 class PackagedInstrumentation(Instrumentation):
@@ -35,7 +35,7 @@ class PackagedInstrumentation(Instrumentation):
         self._ours: Any = None
 
     def install(self) -> None:
-        """Instrument, unless that is done."""
+        """Instrument the library, unless the user has done so."""
         instrumentor: Any = getattr(importlib.import_module(self.modules[-1]), self.instrumentor)()
         if not instrumentor.is_instrumented_by_opentelemetry:
             with _defaults(_WANTED):
@@ -43,7 +43,7 @@ class PackagedInstrumentation(Instrumentation):
             self._ours = instrumentor
 
     def remove(self) -> None:
-        """Undo what `install` has done."""
+        """Undo the instrumentation, if `install` made it."""
         instrumentor, self._ours = self._ours, None
         if instrumentor is not None:
             instrumentor.uninstrument()
@@ -51,8 +51,8 @@ class PackagedInstrumentation(Instrumentation):
 
 @contextmanager
 def _defaults(variables: dict[str, str]) -> Generator[None]:
-    """Set environment variables that a library reads while it is instrumented; the user's values
-    win.
+    """Set environment variables during the block, except those that the user has set. A library
+    reads them while it is instrumented.
     """
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)

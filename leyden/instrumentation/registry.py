@@ -25,6 +25,7 @@ _CLASSES: Final[Mapping[str, str]] = {
 }
 
 HTTP_CLIENTS: Final = ("httpx", "httpx2", "aiohttp")
+"""The instrumentations that redirect requests."""
 
 
 def names() -> tuple[str, ...]:
@@ -53,16 +54,19 @@ def instrumentation_class(name: str) -> type[Instrumentation]:
 
 
 def instrument(*wanted: str) -> AbstractContextManager[None]:
-    """Have these installed inside `with`; one whose library is missing is left out.
+    """Return a context manager that instruments libraries during its block.
 
+    wanted: names out of `names()`; one whose library is not installed has no effect.
     Blocks may be nested, in any threads.
-    Raise ConfigError for a name that is not among `names()`.
+    Raise ConfigError for an unknown name.
     """
     return _Together([instrumentation_class(name)() for name in wanted])
 
 
 class _Together(AbstractContextManager[None]):
-    """Several blocks as one; written out, for it is entered with every trace."""
+    """Enters several context managers as one. It is entered with every trace, so it does not pay
+    for an ExitStack.
+    """
 
     def __init__(self, blocks: Sequence[Instrumentation]) -> None:
         self._blocks = blocks

@@ -1,12 +1,12 @@
 """Routes: the target of an attempt's model calls, and the headers that they carry.
 
-A `CallRoute` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer)
-carries the route, too. A tracer puts a route there for each trace, the runner sets the attempt's
-gateway, and an instrumentation calls `redirect` for each request. The module knows URLs and
-headers, and neither an HTTP client nor a tracer.
+A `CallRoute` is a value in OpenTelemetry's context, so it follows that context into tasks and
+threads. A tracer puts a route there for each trace, the runner sets the attempt's gateway, and an
+instrumentation calls `redirect` for each request. The module knows URLs and headers, and neither an
+HTTP client nor a tracer.
 
-A service that is not in MODEL_HOSTS: give `OtelTracer(model_hosts=...)` its host, with the path
-that comes before `/v1` if there is one (`openrouter.ai/api`).
+To route the calls of a service that is not in MODEL_HOSTS, give its host to
+`OtelTracer(model_hosts=...)`, with the path before `/v1` if there is one (`openrouter.ai/api`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Redirection:
 
 @dataclass(slots=True)
 class CallRoute:
-    """The way of one attempt's model calls."""
+    """Where the model calls of one attempt go, and the headers that they carry."""
 
     rollout_id: str
     attempt_id: str
@@ -72,14 +72,14 @@ class CallRoute:
                 return None
             target = url.partition("?")[0].partition("#")[0] if root is None else root + path[len(prefix) :]
         changed = {name: value for name, value in self.headers().items() if name not in headers}
-        if root is not None:  # the agent's own key is for the model's server, and nobody else's business
+        if root is not None:  # the gateway must not see the agent's own key, which is for the model's server
             key = self.api_key or "EMPTY"
             changed[SENT_HEADER] = repr(time.time())
             changed |= {name: key for name in _KEY_HEADERS if name in headers} | {"authorization": f"Bearer {key}"}
         return Redirection(f"{target}?{parts.query}" if parts.query else target, changed)
 
     def headers(self) -> dict[str, str]:
-        """Return the trace context of a call: W3C's `baggage`, and `traceparent` within a step."""
+        """Return the trace context of a call: W3C's `baggage`, and `traceparent` within a span."""
         step = traceparent()
         return {"baggage": self.baggage()} | ({"traceparent": step} if step else {})
 
@@ -89,9 +89,8 @@ class CallRoute:
         return ",".join(f"{name}={quote(value, safe='')}" for name, value in ids.items())
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that tell clients the address of their model.
-
-        Empty if the attempt has no gateway.
+        """Return the environment variables with which model clients find the attempt's gateway;
+        empty if the attempt has none.
         """
         if self.base_url is None:
             return {}
@@ -100,16 +99,17 @@ class CallRoute:
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
             "OPENAI_API_KEY": key,
-            "ANTHROPIC_BASE_URL": self._root() or "",  # whose clients add the /v1 themselves
+            "ANTHROPIC_BASE_URL": self._root() or "",  # Anthropic's clients add the /v1 themselves
             "ANTHROPIC_API_KEY": key,
         }
 
     def _root(self) -> str | None:
+        """Return the attempt's address at the gateway without the `/v1`; None without a gateway."""
         return self.base_url and self.base_url.rstrip("/").removesuffix("/v1")
 
     def _matching(self, host: str, path: str) -> str | None:
-        """Return the path of the model host that an address matches, "" for most; None if it
-        matches none.
+        """Return the path prefix of the model host that an address matches ("" for a host without
+        one); None if the address matches no model host.
         """
         for known in self.model_hosts:
             name, slash, prefix = known.lower().rstrip("/").partition("/")
@@ -125,6 +125,6 @@ def current_route() -> CallRoute | None:
 
 
 def traceparent() -> str | None:
-    """Return the step under way as W3C's `traceparent`, or None outside a step."""
+    """Return the current span as the value of W3C's `traceparent` header; None outside a span."""
     step = otel_trace.get_current_span().get_span_context()
     return f"00-{step.trace_id:032x}-{step.span_id:016x}-{step.trace_flags:02x}" if step.is_valid else None

@@ -1,9 +1,8 @@
 """The user's agent: a function with a decorator, or a class.
 
-Lives here: `LitAgent` (`base.py`), the decorators (`decorator.py`), what a function's parameters
-are given (`inject.py`), what an agent may return (`result.py`), and which code it is
-(`version.py`). It knows the current trace and the store's protocol, and no runner, algorithm or
-gateway.
+`base.py` has `LitAgent`, `decorator.py` the decorators. `inject.py` binds a function's parameters,
+`result.py` records what an agent returns, and `version.py` identifies an agent's code. The package
+knows the current trace and the store's protocol, and no runner, algorithm or gateway.
 """
 
 from leyden.litagent.base import LitAgent as LitAgent

@@ -1,8 +1,8 @@
 """`LitAgent`: the user's code, as a class.
 
-An agent gets a task, resources and the rollout, does its work, and answers with what `result.py`
-allows. It knows no store and no algorithm. Trainer and runner are remembered weakly, for users; no
-part of Leyden reads them.
+An agent gets a task, resources and the rollout, does its work, and returns None, a reward or spans.
+It knows no store and no algorithm. It keeps weak references to its trainer and its runner for the
+user's code; no part of Leyden reads them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout
 
 
 class LitAgent(NamedOptions, Generic[T]):
-    """An agent as a class. Override `rollout` or `rollout_async`; the training and validation
-    variants call them unless overridden too.
+    """The base class of an agent. Override `rollout` or `rollout_async`; the training and
+    validation variants call it unless you override them too.
 
-    An agent with any `_async` method overridden is an async one, of which hundreds run in one event
-    loop; the others run in threads.
+    An agent that overrides an `_async` method is asynchronous: hundreds of its rollouts run in one
+    event loop. The rollouts of other agents run in threads.
     """
 
     _trainer: weakref.ref[Any] | None = None
     _runner: weakref.ref[Any] | None = None
 
     def rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Do the work, blocking.
+        """Do the task, blocking, and return its reward.
 
-        Return None, a number, rewards by name, or spans (see `result.py`).
+        task: one element of the data set, as the user gave it.
+        resources: the resources by name, such as an LLM and a prompt template.
+        rollout: the rollout and its current attempt: ids, mode, metadata.
+
+        Return a finite number, a dict of numbers by name, a span or a list of spans, or None if the
+        reward was emitted (`emit_reward`) or there is none.
         """
         raise ConfigError(self._lacks("rollout"))
 
@@ -47,7 +52,7 @@ class LitAgent(NamedOptions, Generic[T]):
         return self.rollout(task, resources, rollout)
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run a task as `rollout` does, in a coroutine."""
+        """Do the task in a coroutine. Parameters and result are those of `rollout`."""
         raise ConfigError(self._lacks("rollout_async"))
 
     async def training_rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
@@ -59,23 +64,23 @@ class LitAgent(NamedOptions, Generic[T]):
         return await self.rollout_async(task, resources, rollout)
 
     def is_async(self) -> bool:
-        """Return whether to await `run_async` instead of calling `run`."""
+        """Return whether a runner must await `run_async` instead of calling `run`."""
         return any(getattr(type(self), name) is not getattr(LitAgent, name) for name in _ASYNC_METHODS)
 
     def run(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Call a sync agent's method for the rollout's mode."""
+        """Run one task of a synchronous agent: call the method for the rollout's mode."""
         method = self.training_rollout if rollout.mode == "train" else self.validation_rollout
         return method(task, resources, rollout)
 
     async def run_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Call an async agent's method for the rollout's mode."""
+        """Run one task of an asynchronous agent: await the method for the rollout's mode."""
         method = self.training_rollout_async if rollout.mode == "train" else self.validation_rollout_async
         return await method(task, resources, rollout)
 
     def check_resources(self, resources: NamedResources) -> None:
-        """Raise MissingResource if the agent needs something that is not among `resources`.
+        """Raise MissingResource if the agent needs a resource that is not among `resources`.
 
-        A class may say so by overriding this.
+        The default needs none. Override it in a class that does.
         """
 
     def set_trainer(self, trainer: Any) -> None:
@@ -100,6 +105,7 @@ class LitAgent(NamedOptions, Generic[T]):
         return self.get_runner().tracer
 
     def _alive(self, reference: weakref.ref[Any] | None, noun: str) -> Any:
+        """Return the referenced object. Raise ConfigError if it was never set or is gone."""
         found = None if reference is None else reference()
         if found is None:
             raise ConfigError(f"{type(self).__name__} has no {noun}: it is set while a run is under way")
@@ -114,7 +120,7 @@ class LitAgent(NamedOptions, Generic[T]):
 
 
 def check_resources(agent: LitAgent[Any], resources: NamedResources) -> None:
-    """Raise MissingResource if `agent` needs a resource that is not among `resources`; to be called
+    """Raise MissingResource if `agent` needs a resource that is not among `resources`. Call it
     before a run starts.
     """
     agent.check_resources(resources)

@@ -1,7 +1,7 @@
 """`@rollout`, `@llm_rollout`, `@prompt_rollout`: a function as an agent.
 
-The decorated function can still be called as before. Its parameters declare what the agent needs
-(see `inject.py`).
+The decorated function can still be called as before. The names of its parameters declare what the
+agent needs (`inject.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class FunctionalLitAgent(LitAgent[Any]):
     prompt_template.
 
     needs: a parameter that the function must have.
-    strip_proxy: pass `llm` with the attempt's ids in its base URL, as a plain LLM. Raise
-    ConfigError for a parameter that has no source and no default, and for a generator function;
-    InvalidArgument for a value that is no function.
+    strip_proxy: pass `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it
+        is in the resources.
+    Raise ConfigError for a parameter that has no source and no default, and for a generator
+    function. Raise InvalidArgument for a value that is no function.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
@@ -50,20 +51,24 @@ class FunctionalLitAgent(LitAgent[Any]):
         return self._function(*args, **kwargs)
 
     def is_async(self) -> bool:
-        """Return whether calling the function gives a coroutine."""
+        """Return whether the function is a coroutine function, or an object with an `async`
+        call.
+        """
         function = self._function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def rollout(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Call the function with what its parameters ask for."""
+        """Call the function with the values that its parameters name, and return its result."""
         return self._function(**self._binder.arguments(task, resources, rollout))
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Call the coroutine function with what its parameters ask for."""
+        """Await the coroutine function with the values that its parameters name, and return its
+        result.
+        """
         return await self._function(**self._binder.arguments(task, resources, rollout))
 
     def check_resources(self, resources: NamedResources) -> None:
-        """Raise MissingResource if the function needs something that is not among `resources`."""
+        """Raise MissingResource if the function needs a kind of resource that `resources` lacks."""
         self._binder.check(resources)
 
     @property
@@ -85,10 +90,12 @@ class FunctionalLitAgent(LitAgent[Any]):
 
 
 def _rebuild(function: Callable[..., Any], options: dict[str, Any]) -> FunctionalLitAgent:
+    """Unpickle an agent that was pickled by value."""
     return FunctionalLitAgent(function, **options)
 
 
 def _load(module: str, qualname: str) -> Any:
+    """Unpickle an agent that was pickled by name. Raise UnpicklingError if the name is missing."""
     importlib.import_module(module)
     found = _find(module, qualname)
     if found is None:
@@ -99,6 +106,7 @@ def _load(module: str, qualname: str) -> Any:
 
 
 def _find(module: str, qualname: str) -> Any:
+    """Return the object of this qualified name; None if the module or the name is missing."""
     return functools.reduce(lambda found, name: getattr(found, name, None), qualname.split("."), _module(module))
 
 
@@ -110,7 +118,8 @@ def _module(name: str) -> Any:
 
 
 def rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a sync or async function, which is given what its parameters name.
+    """Make an agent of a sync or async function. The names of its parameters say what it is given:
+    `task` first, then any of `resources`, `rollout`, `llm` and `prompt_template`.
 
     Example: `@rollout` over `async def solve(task, llm, prompt_template): ...`
     Raise ConfigError for a parameter that has no source and no default.
@@ -123,11 +132,13 @@ def llm_rollout(function: Callable[..., Any], /) -> FunctionalLitAgent: ...
 @overload
 def llm_rollout(*, strip_proxy: bool = True) -> Callable[[Callable[..., Any]], FunctionalLitAgent]: ...
 def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: bool = True) -> Any:
-    """Make an agent of a function that calls a model: `task`, `llm`, and others if it likes.
+    """Make an agent of a function that calls a model. Its parameters are `task`, `llm`, and any of
+    `resources`, `rollout` and `prompt_template`.
 
     strip_proxy: give `llm` as a plain LLM whose `endpoint` is the base URL for this attempt;
         otherwise as it is in the resources.
-    Raise ConfigError as `rollout` does, and for a function without `llm`.
+    Raise ConfigError for a function without a parameter `llm`, and for a parameter that has no
+    source and no default.
     """
     if function is None:
         return functools.partial(FunctionalLitAgent, needs="llm", strip_proxy=strip_proxy)
@@ -135,9 +146,10 @@ def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: b
 
 
 def prompt_rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a function that works with a prompt: `task`, `prompt_template`, and others
-    if it likes.
+    """Make an agent of a function that works with a prompt. Its parameters are `task`,
+    `prompt_template`, and any of `resources`, `rollout` and `llm`.
 
-    Raise ConfigError as `rollout` does, and for a function without `prompt_template`.
+    Raise ConfigError for a function without a parameter `prompt_template`, and for a parameter that
+    has no source and no default.
     """
     return FunctionalLitAgent(function, needs="prompt_template")

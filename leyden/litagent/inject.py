@@ -1,9 +1,9 @@
-"""The one signature binder: which parameters an agent function has, and what each of them is given.
+"""Bind the parameters of an agent function to a task, its rollout and its resources.
 
-A parameter is given by name: `task`, `resources`, `rollout`, `llm`, `prompt_template`. What cannot
-be given is an error when the function is decorated, what is missing an error before the run starts.
-It knows signatures and resources, and no runner. To offer one more parameter: a line in `_SOURCES`,
-and in `_KINDS` if a resource is behind it.
+Parameters are bound by name: `task`, `resources`, `rollout`, `llm`, `prompt_template`. A parameter
+of another name is refused when the function is decorated, a missing resource before the run starts.
+The module knows signatures and resources, and no runner. To offer one more parameter, add it to
+`_KINDS` if it is a kind of resource, otherwise to `PARAMETERS` and to `Binder.arguments`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Binder:
     needs: a parameter that the function must have beside `task` (`llm` for @llm_rollout).
     strip_proxy: give `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it
         is in the resources.
-    Raise ConfigError for a signature that nothing can be bound to, naming the parameter and what
-    is possible.
+    Raise ConfigError, with the parameter and what is possible, for a signature that cannot be
+    bound.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
@@ -47,7 +47,9 @@ class Binder:
         self._ambiguity_reported = False
 
     def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
-        """Raise ConfigError unless a rollout's arguments, `needs` too, can be passed by name."""
+        """Raise ConfigError unless `task` comes first, each parameter can be given by name, and the
+        parameter `needs` is there.
+        """
         signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
         possible = f"possible: {', '.join(PARAMETERS)}, and any other with a default value"
         if not parameters or parameters[0].name != "task":
@@ -87,6 +89,9 @@ class Binder:
         return arguments
 
     def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
+        """Return the first of the resources that fit a parameter. Warn once if there are
+        several.
+        """
         taken, resource = next(iter(found.items()))
         if len(found) > 1 and not self._ambiguity_reported:
             self._ambiguity_reported = True
@@ -99,6 +104,9 @@ class Binder:
         return resource
 
     def _stripped(self, proxy: ProxyLLM, rollout: Rollout) -> LLM:
+        """Return a plain LLM with the attempt's ids in its base URL. Raise ConfigError for a
+        rollout without an attempt.
+        """
         if not isinstance(rollout, AttemptedRollout):
             raise ConfigError(
                 f"agent {self.name!r} is given a model behind the gateway, whose URL needs an attempt, but rollout "

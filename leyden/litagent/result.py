@@ -35,8 +35,8 @@ _POSSIBLE = "possible: None, a finite number, a dict of finite numbers by name, 
 async def record_result(result: Any, *, rollout: AttemptedRollout, store: LightningStore) -> list[Span]:
     """Record the value that an agent returned for this attempt, and return the spans that hold it.
 
-    Within the attempt's trace the spans travel with its other spans; elsewhere they go to the store
-    at once. Raise InvalidReturn, naming the type and what is possible.
+    Within the attempt's trace, the spans are added to the trace, which stores them with its others;
+    elsewhere they go to the store at once. Raise InvalidReturn for a value that is no result.
     """
     spans = result_spans(result, rollout)
     trace = current_trace()
@@ -70,6 +70,9 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
 
 
 def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
+    """Return the span that records returned rewards, the primary one first. Raise InvalidReturn for
+    a name that is no string, and for a value that is no finite number.
+    """
     for name, value in rewards.items():
         if not isinstance(name, str):
             raise InvalidReturn(f"the agent returned rewards with the name {shown(name)}; names are strings")
@@ -78,7 +81,7 @@ def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
     attributes = reward_attributes({name: float(value) for name, value in rewards.items()})
     trace = Trace(semconv.REWARD, rollout.rollout_id, rollout.attempt.attempt_id, None)
     span = trace.create_span(semconv.REWARD, attributes)
-    span.sequence_id = 0
+    span.sequence_id = 0  # the store assigns the next number of the attempt
     return span
 
 
@@ -90,6 +93,9 @@ def _is_finite(value: Real) -> bool:
 
 
 def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the rewards with the primary one first. Raise InvalidReturn if there is none, or if
+    none of several is called `primary`.
+    """
     if not rewards:
         raise InvalidReturn(f"the agent returned an empty dict; {_POSSIBLE}")
     if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
@@ -103,8 +109,10 @@ def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _own_span(span: object, rollout: AttemptedRollout) -> Span:
-    """Return a span that an agent returned as one of its attempt. Raise InvalidReturn for
-    another's.
+    """Return a span that an agent returned as a span of its attempt.
+
+    A span that belongs to no attempt yet gets the attempt's ids. Raise InvalidReturn for a span of
+    another attempt, and for a value that is no span.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     if isinstance(span, ReadableSpan):
@@ -116,6 +124,6 @@ def _own_span(span: object, rollout: AttemptedRollout) -> Span:
     if (span.rollout_id, span.attempt_id) != (rollout_id, attempt_id):
         raise InvalidReturn(
             f"the agent returned span {span.name!r} of attempt {span.attempt_id!r} of rollout {span.rollout_id!r}, but this is "
-            f"attempt {attempt_id!r} of rollout {rollout_id!r}"
+            f"attempt {attempt_id!r} of rollout {rollout_id!r}; return spans of this attempt only"
         )
     return span

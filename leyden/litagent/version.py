@@ -1,9 +1,8 @@
-"""`agent_version`: which code an agent is, so that results of other code are not taken for its own.
+"""Identify an agent's code by a version, so that results of other code are not taken for its own.
 
-The version is read from the source of the agent and of the names of its own module that it uses,
-and from the values of its module's variables. It knows nothing of imported modules, of the model
-behind the agent, of files that it reads, or of values that default arguments and class bodies
-compute.
+The version covers the source of the agent, of the names of its own module that it uses, and the
+values of the module's variables among them. It does not cover imported modules, the model behind
+the agent, files that it reads, or values that default arguments and class bodies compute.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from leyden.litagent.decorator import FunctionalLitAgent
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _BY_SOURCE = (type, typing.TypeVar, ModuleType, logging.Logger)
-"""Types of values that are known from their source alone."""
+"""Types of values that the source describes completely, so that their value is left out."""
 
 
 def agent_version(agent: LitAgent[Any]) -> str | None:
-    """Return the agent's module, qualified name and source digest; None if they do not say all that
-    it does.
+    """Return the agent's module, qualified name and a digest of its code; None if these do not
+    determine what the agent does.
 
     The digest covers the function or class, and every function, class and import at the top of its
-    module that it uses, directly or not. Of the module's variables that they use, it covers the
-    values at the time of the call. Comments and formatting do not count.
+    module that it uses, directly or not. It covers the values of the module's variables that they
+    use, at the time of the call. Comments and formatting do not count.
 
     None for a function that keeps variables of an enclosing function, an instance with attributes
     of its own, a callable object, code that uses a variable of its module whose value is no JSON,
@@ -57,14 +56,14 @@ def agent_version(agent: LitAgent[Any]) -> str | None:
     try:
         content = "\n".join(_used(code))
     except (OSError, TypeError, ValueError, SyntaxError, KeyError, RecursionError):
-        return None  # the source is away or is no whole statement, or a value has no text
+        return None  # the source is missing or is no whole statement, or a value has no text
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{code.__module__}.{code.__qualname__}@{digest[:16]}"
 
 
 def _used(code: Any) -> list[str]:
-    """Return the definition of a function or class, and what it uses of its module, as sorted
-    texts.
+    """Return as sorted texts the definition of a function or class, the definitions of its module
+    that it uses directly or not, and the values of the variables that these use.
 
     Raise TypeError if it uses a variable whose value has no text.
     """
@@ -87,8 +86,8 @@ def _used(code: Any) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _definition(code: Any) -> ast.Module:
-    """Return the definition of a function or class. A run asks twice, for its runners and its
-    algorithm.
+    """Parse the source of a function or class. Cached, because a run asks twice: for its runners
+    and for its algorithm.
     """
     return ast.parse(textwrap.dedent(inspect.getsource(code)))
 
@@ -104,16 +103,19 @@ def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
 
 
 def _bound_names(statement: ast.stmt) -> Iterator[str]:
-    """Return the names that a statement at the top of a module binds there."""
+    """Return the names that a statement at the top of a module binds in the module."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         statement = copy(statement)
-        statement.body = [ast.Pass()]  # it binds nothing there, and takes most of the time
+        statement.body = [ast.Pass()]  # a body binds no name of the module, and takes long to unparse
     table = symtable.symtable(ast.unparse(statement), "module", "exec")
     return (each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported())
 
 
 def _module_names(code: ast.AST) -> set[str]:
-    """Return the module-level names that `code` refers to."""
+    """Return the module-level names that `code` refers to, in nested functions and classes too.
+
+    `symtable` reads source only, so the tree is written out again.
+    """
     top = symtable.symtable(ast.unparse(code), "module", "exec")
     names, waiting = {each.get_name() for each in top.get_symbols()}, list(top.get_children())
     while waiting:
@@ -131,6 +133,9 @@ def _value_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Return a JSON substitute for a pydantic model or a pattern. Raise TypeError for another
+    value.
+    """
     if isinstance(value, BaseModel):
         return [type(value).__qualname__, value.model_dump(mode="json")]
     if isinstance(value, re.Pattern):

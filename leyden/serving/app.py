@@ -32,6 +32,7 @@ from leyden.host.http import (
 )
 from leyden.serving.session import OnlineSession
 from leyden.types import FeedbackKind, LiveStatus
+from leyden.utils.text import fault_reason
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class ServingApp:
             await _send_error(send, refusal.status, refusal.message)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            await _send_error(send, 400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}")
+            await _send_error(send, 400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {fault_reason(first)}")
         except LeydenError as error:
             status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
             await _send_error(send, status, str(error))

@@ -1,9 +1,9 @@
 """The durable store and its queue.
 
-`base.py` holds the protocol and `sql/` its meaning over a SQL database. `memory.py`, `sqlite.py`
-and `postgres.py` hold the stores that a process can open. `notify.py` implements waiting and
-`sweeper.py` the owner's schedule. `wire.py`, `server.py` and `client.py` reach a store in another
-process. The package knows nothing of agents, runners or training.
+`base.py` holds the protocol and `sql/` its implementation over a SQL database. `memory.py`,
+`sqlite.py` and `postgres.py` hold the stores that a process can open. `notify.py` implements
+waiting, `sweeper.py` ends attempts whose time is over. `wire.py`, `server.py` and `client.py` reach
+a store in another process. The package knows nothing of agents, runners or training.
 
 To add a method: extend the protocol, write a function in `sql/body/`, add a line each in
 `sql/store.py`, `wire.py` and `client.py`, and a test in `tests/contracts/store/`. To add a

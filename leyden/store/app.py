@@ -67,6 +67,7 @@ _PUBLIC: Final[Mapping[str, Callable[[], bytes]]] = {
 returns.
 """
 _CLAIM: Final = "dequeue_many_rollouts"
+"""The method whose result must be undone if no client receives it."""
 _FOR_OPERATORS: Final = frozenset(
     ("set_label", "remove_label", "move_labels", "freeze_resources", "create_release", "advance_release")
 )
@@ -77,14 +78,14 @@ View = Callable[[RequestMetrics], Awaitable[HttpReply]]
 
 
 @runtime_checkable
-class InJson(Protocol):
-    """A store that writes some results as JSON directly, which costs less than to make objects and
-    serialize those.
+class JsonStore(Protocol):
+    """A store that writes the results of some methods as JSON directly, which costs less than
+    making objects and serializing them.
     """
 
     @property
-    def answered_in_json(self) -> Container[str]:
-        """The names of the methods that `json_of` takes."""
+    def json_methods(self) -> Container[str]:
+        """The names of the methods whose result `json_of` writes."""
         ...
 
     def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> Awaitable[bytes]:
@@ -121,10 +122,12 @@ class StoreApp:
         views: Mapping[str, View] | None = None,
         metrics: RequestMetrics | None = None,
     ) -> None:
-        """token: the secret that a client must send as `Authorization: Bearer`; None admits every
-        client.
+        """Make the application.
+
+        token: the secret that a client must send as `Authorization: Bearer`; None admits every
+            client.
         operator_token: the only secret that moves labels, freezes versions and advances releases.
-            It is good for everything else too. None: `token` is.
+            It admits to everything else too. None: `token` does all of this.
         guard: refuses requests of other sites' pages; None: a guard that accepts any host name.
         max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with
             413.
@@ -134,7 +137,7 @@ class StoreApp:
         metrics: counts the requests; views are given it.
         """
         self._store = store
-        self._in_json = store if isinstance(store, InJson) else None
+        self._in_json = store if isinstance(store, JsonStore) else None
         self._token = None if token is None else token.encode()
         self._operator_token = None if operator_token is None else operator_token.encode()
         self._guard = guard or SiteGuard(local_only=False)
@@ -158,11 +161,11 @@ class StoreApp:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request. Every error becomes a JSON reply with its status; an unexpected
-        one is logged.
+        """Handle one HTTP request. Every error becomes a JSON reply with its status; an unexpected
+        error is logged.
 
-        A request whose client has gone gets no reply. Requests that wait for news have no duration
-        in the metrics.
+        A request whose client has gone gets no reply. Requests that wait for news are counted in
+        the metrics without a duration.
         """
         current_run_id.set(None)  # the run of a request is the sender's, never one of this process
         headers: RequestHeaders = dict(scope["headers"])
@@ -219,7 +222,7 @@ class StoreApp:
         arguments = self.read_arguments(route, in_path, scope["query_string"], body)
         scope["waits"] = route.waits is not None and _may_wait(route.waits, arguments)
         packed = headers.get(b"accept") == _PACKED
-        if self._in_json is not None and route.method in self._in_json.answered_in_json:
+        if self._in_json is not None and route.method in self._in_json.json_methods:
             payload = await _fitting(route, self._in_json.json_of(route.method, arguments, packed=packed))
         else:
             result = await self._call(route, arguments, receive)
@@ -272,12 +275,16 @@ class StoreApp:
         return []
 
     async def _run(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
+        """Call the method. If it may wait, cancel it when its client leaves or the server stops."""
         method = self._dequeue if route.method == _CLAIM else getattr(self._store, route.method)
         if route.waits is not None and _may_wait(route.waits, arguments):
             return await _fitting(route, self._while_connected(method(**arguments), receive))
         return await _fitting(route, method(**arguments))
 
     async def _dequeue(self, *, timeout_seconds: float = 0.0, **arguments: Any) -> Sequence[AttemptedRollout]:
+        """Claim rollouts once the server admits claims. Waiting for that counts as waiting in the
+        queue.
+        """
         if self._claims_from is not None and not self._claims_from.is_set():
             until = asyncio.get_running_loop().time() + timeout_seconds
             with contextlib.suppress(TimeoutError):
@@ -291,7 +298,8 @@ class StoreApp:
     async def _while_connected(self, operation: Awaitable[Any], receive: Receive) -> Any:
         """Return the operation's result.
 
-        If the client leaves first, cancel the operation and raise ClientGone.
+        If the client leaves first, cancel the operation and raise ClientGone. If the server stops
+        first, cancel it and raise Refusal (503).
         """
         working, gone = asyncio.ensure_future(operation), asyncio.ensure_future(disconnected(receive))
         task = cast("asyncio.Task[None]", asyncio.current_task())
@@ -319,8 +327,8 @@ class StoreApp:
                 working.exception()  # retrieved, so that asyncio does not log it if it was not raised above
 
     def _check_token(self, headers: RequestHeaders) -> None:
-        """Raise Refusal (401) if the store has a token and the request bears neither it nor the
-        operator's.
+        """Raise Refusal (401) if the server has a token and the request bears neither that token
+        nor the operators'.
         """
         if self._token is None:
             return
@@ -335,7 +343,9 @@ class StoreApp:
             )
 
     def _check_operator(self, headers: RequestHeaders, route: Route) -> None:
-        """Raise Refusal (403) for a release without the operators' token, if the server has one."""
+        """Raise Refusal (403) for a method that needs the operators' token if the request lacks it.
+        A server without such a token lets every admitted client call these methods.
+        """
         if self._operator_token is None or route.method not in _FOR_OPERATORS:
             return
         if not self._is_operator(bearer_token(headers.get(b"authorization"))):
@@ -349,6 +359,9 @@ class StoreApp:
         return self._operator_token is not None and is_secret(given, self._operator_token)
 
     def _no_such_route(self, scope: Scope, path: str) -> Refusal:
+        """Return the refusal (404) of an unknown path. Raise Refusal (405) if the path takes
+        another verb.
+        """
         if path in _PUBLIC or path in self._views:
             check_method(scope, "GET")
         verbs = ["POST"] if path in self._handlers else verbs_at(path)
@@ -396,17 +409,20 @@ def _cached(headers: RequestHeaders, payload: bytes) -> HttpReply:
 
 
 def _error(status: int, error: LeydenError, *headers: tuple[bytes, bytes]) -> HttpReply:
+    """Return the reply that reports an error by its class and its message."""
     body = json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
     return HttpReply(status, body, JSON, *headers)
 
 
 def _unexpected(scope: Scope, error: Exception) -> HttpReply:
+    """Log an unexpected error under a random number, and return a reply with that number alone."""
     incident = secrets.token_hex(4)
     logger.error("incident %s: %s %s failed", incident, scope["method"], scope["path"], exc_info=error)
     return _error(500, StoreError(f"the server failed unexpectedly; its log has the details: {incident}"))
 
 
 async def _compressed(reply: HttpReply) -> HttpReply:
+    """Return the reply with its body compressed by gzip, in another thread if the body is large."""
     body = reply.body
     body = await asyncio.to_thread(_gzip, body) if len(body) >= _THREAD_FROM else _gzip(body)
     return HttpReply(reply.status, body, *reply.headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))

@@ -71,16 +71,19 @@ from leyden.types import (
 
 
 class StoreCapabilities(TypedDict):
-    """The capabilities of a store."""
+    """What a store can do, for callers that depend on it."""
 
     thread_safe: bool
+    """Whether any thread may call it."""
     async_safe: bool
+    """Whether any event loop may call it."""
     zero_copy: bool
     """Whether other processes, also on other machines, can share the store by its URL."""
     swept: bool
     """Whether the store is swept already, as a server's is. Otherwise the process that opened it
     runs a `Sweeper`."""
     otlp_traces: bool
+    """Whether the store's address takes OpenTelemetry's traces (OTLP over HTTP)."""
     durable: bool
     """Whether the store survives the end of the process."""
 
@@ -113,11 +116,11 @@ class LightningStore(NamedOptions, ABC):
     @property
     @abstractmethod
     def capabilities(self) -> StoreCapabilities:
-        """The capabilities of this store."""
+        """What this store can do: where it may be used, whether it is durable and swept."""
 
     @abstractmethod
     async def statistics(self) -> StoreStatistics:
-        """Return the numbers of rollouts, attempts, spans and so on.
+        """Return the numbers of rollouts, attempts, spans, resources and workers.
 
         The cost grows with the rollouts under way and the workers, not with the history or the
         queue.
@@ -157,7 +160,12 @@ class LightningStore(NamedOptions, ABC):
     ) -> AttemptedRollout:
         """Add a rollout that is claimed already: status `preparing`, attempt 1.
 
+        mode: `train`, `val`, `test` or None; it chooses the agent's method.
         resources_id: None means the latest resources, if any.
+        config: time limits, number of attempts and retries; None for the defaults, one attempt.
+        worker_id: the worker that runs the attempt.
+        priority: the place in the queue if the rollout is requeued; higher is claimed first.
+        rollout_id, attempt_id: chosen by the caller; None: the store makes them.
         run_id: the run that the rollout belongs to; left out, the run whose algorithm makes this
             call (`current_run_id`), if any; None for no run.
         group_id: chosen by the caller, for rollouts of one task that are compared with each other.
@@ -182,11 +190,16 @@ class LightningStore(NamedOptions, ABC):
         group_id: str | None = None,
         arm: str | None = None,
     ) -> Rollout:
-        """Put a new rollout in the queue (`queuing`, no attempt).
+        """Put a new rollout in the queue (`queuing`, no attempt), and return it.
 
+        The parameters are the fields of `EnqueueRolloutRequest`. A `rollout_id` that is stored
+        already is not enqueued again: the stored rollout is returned, whatever its status.
+
+        resources_id: None means the latest resources at this moment, if any.
+        priority: higher is claimed first (`OVERTAKES` limits by how much).
         run_id: left out, the run whose algorithm makes this call (`current_run_id`), if any; None
             for no run.
-        The contract is otherwise that of `enqueue_many_rollouts` with one request.
+        Raise UnknownResources or UnknownRun. Safe to retry with a `rollout_id`.
         """
         request = EnqueueRolloutRequest(
             input=input,
@@ -217,7 +230,13 @@ class LightningStore(NamedOptions, ABC):
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, timeout_seconds: float = 0.0, claim_id: str | None = None
     ) -> AttemptedRollout | None:
-        """Claim one rollout; None if the queue is empty. See `dequeue_many_rollouts`."""
+        """Claim one rollout and return it with its new attempt; None if the queue is empty.
+
+        worker_id: the worker that claims; it becomes `busy`, or `idle` if the queue is empty.
+        timeout_seconds: how long to wait for a rollout.
+        claim_id: made by the caller anew for each claim. With it the call is safe to retry; without
+            it, a lost reply leaves the rollout claimed until its timeout.
+        """
         claimed = await self.dequeue_many_rollouts(
             limit=1, worker_id=worker_id, timeout_seconds=timeout_seconds, claim_id=claim_id
         )
@@ -235,15 +254,16 @@ class LightningStore(NamedOptions, ABC):
         """Claim up to `limit` rollouts, each with a new attempt. Rollout and attempt become
         `preparing`.
 
-        Order: by priority, then age. One step of priority goes before at most `OVERTAKES` older
-        rollouts, so that none starves.
-        Waits up to `timeout_seconds` for the first rollout, by event, and then returns all that are
-        available. A `limit` of 0 or less returns an empty list. A claim that is cancelled while it
-        waits has claimed nothing. With `worker_id`, the worker becomes `busy`, or `idle` if the
-        claim is empty.
-        Safe to retry with a `claim_id` that the caller makes anew for each claim: the rollouts
-        claimed under it are returned again, in their present state. Without a `claim_id`, a lost
-        reply leaves a rollout claimed until its timeout.
+        Order: by priority, then age. A rollout whose priority is one higher goes before at most
+        `OVERTAKES` older rollouts, so that none starves.
+
+        limit: 0 or less returns an empty list.
+        worker_id: the worker that claims; it becomes `busy`, or `idle` if nothing is claimed.
+        timeout_seconds: how long to wait, by event, for the first rollout; then all that are
+            available are returned. A claim that is cancelled while it waits has claimed nothing.
+        claim_id: made by the caller anew for each claim. With it the call is safe to retry: the
+            rollouts claimed under it are returned again, in their present state. Without it, a lost
+            reply leaves a rollout claimed until its timeout.
         """
 
     @abstractmethod
@@ -262,9 +282,10 @@ class LightningStore(NamedOptions, ABC):
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, *, attempt_id: str | None = None
     ) -> AttemptedRollout:
-        """Start another attempt by hand, whatever `max_attempts` says. The rollout becomes
-        `preparing`.
+        """Start another attempt by hand, whatever `max_attempts` says, and return it with its
+        rollout, which becomes `preparing`.
 
+        worker_id: the worker that runs the attempt.
         Raise UnknownRollout, or IllegalTransition if the rollout is finished.
         Safe to retry with an `attempt_id`: an attempt that is stored already is returned as it is.
         """
@@ -272,7 +293,11 @@ class LightningStore(NamedOptions, ABC):
     # ---- spans -----------------------------------------------------------------------------------
 
     async def add_span(self, span: Span) -> Span | None:
-        """Add one span and return it; None if it is stored already. See `add_many_spans`."""
+        """Add one span and return it with its sequence id; None if it is stored already.
+
+        The span is a heartbeat of its attempt. Raise UnknownRollout or UnknownAttempt. Safe to
+        retry.
+        """
         added = await self.add_many_spans([span])
         return added[0] if added else None
 
@@ -289,7 +314,10 @@ class LightningStore(NamedOptions, ABC):
         """
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """Draw and return the attempt's next sequence id. See `get_many_span_sequence_ids`."""
+        """Draw and return the attempt's next sequence id, from 1.
+
+        A repeated call draws another one. Raise UnknownRollout or UnknownAttempt.
+        """
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
 
     @abstractmethod
@@ -336,7 +364,7 @@ class LightningStore(NamedOptions, ABC):
         filter_logic: joins the filters from `trace_id` to `kind`. The others always hold.
         limit: -1 for all.
         sort_by: across all rollouts "sequence_id" means the order of arrival, because sequence ids
-        compare within an attempt only.
+            compare within an attempt only.
 
         A search of all rollouts by time, by name (joined by "and") or by attribute reads only the
         spans that match the most selective of these; any other search of all rollouts reads all.
@@ -347,8 +375,8 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def query_spans_of(self, rollout_ids: Sequence[str]) -> dict[str, list[Span]]:
-        """Return the spans of each rollout's latest attempt, by sequence id. Algorithms read in
-        bulk with it.
+        """Return the spans of each rollout's latest attempt, in the order of their sequence ids, by
+        rollout id. One call reads the spans of a whole batch.
 
         A rollout without an attempt has an empty list. Raise UnknownRollout.
         """
@@ -393,8 +421,11 @@ class LightningStore(NamedOptions, ABC):
     async def watch_spans(
         self, *, after: str | Literal["latest"] | None = "latest", rollout_ids: Sequence[str] | None = None
     ) -> AsyncGenerator[Span]:
-        """Yield spans as they arrive, for ever: `poll_new_spans` in a loop. End it with `break` or
-        `aclose`.
+        """Yield spans as they arrive, for ever. End it with `break` or `aclose`.
+
+        after: a cursor of `poll_new_spans`; "latest" to begin with the next new span, None with the
+            first span of the store.
+        rollout_ids: only spans of these rollouts; None for all.
         """
         while True:
             page = await self.poll_new_spans(after=after, rollout_ids=rollout_ids, timeout_seconds=30.0)
@@ -522,7 +553,7 @@ class LightningStore(NamedOptions, ABC):
         *,
         priority: int | Unset = UNSET,
     ) -> Rollout:
-        """Change the given fields.
+        """Change the given fields of a rollout, and return it.
 
         A final status sets `end_time`. `requeuing` puts the rollout in the queue again, at its old
         place. `preparing` and `running` need an attempt that has not ended.
@@ -541,15 +572,14 @@ class LightningStore(NamedOptions, ABC):
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,
     ) -> Attempt:
-        """Change the given fields, and let the rollout follow
-        (`types.lifecycle.rollout_after_attempt`) in the same transaction.
+        """Change the given fields of an attempt, and update its rollout's status in the same
+        transaction (`types.lifecycle.rollout_after_attempt`).
 
-        A final status sets `end_time` and frees the worker. `metadata` is merged into the stored
-        one. `failed` with `metadata["reason_kind"] = "interrupted"` is for an attempt that failed
-        through no fault of its own: its rollout goes back to the queue, whatever its config says,
-        and the attempt does not count against `max_attempts`.
-        Raise UnknownRollout, UnknownAttempt, IllegalTransition (an ended attempt keeps its
-        status). Safe to retry.
+        A final status sets `end_time` and makes the worker idle. `metadata` is merged into the
+        stored metadata. `failed` with `metadata["reason_kind"] = "interrupted"` is for an attempt
+        that failed through no fault of its own: its rollout goes back to the queue, whatever its
+        config says, and the attempt does not count against `max_attempts`. Raise UnknownRollout,
+        UnknownAttempt, IllegalTransition (an ended attempt keeps its status). Safe to retry.
         """
 
     @abstractmethod
@@ -574,17 +604,21 @@ class LightningStore(NamedOptions, ABC):
     async def wait_for_any_rollout(
         self, *, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> Sequence[Rollout]:
-        """Wait like `wait_for_rollouts`, but only until at least one rollout is finished. Return
-        all that are finished by then.
+        """Wait, by event, until at least one of the rollouts is finished or `timeout` seconds have
+        passed, and return all that are finished by then, in the order given.
+
+        timeout: None waits for ever; 0 does not wait.
+        Raise UnknownRollout at once. Safe to retry.
         """
 
     @abstractmethod
     async def sweep(self, now: float | None = None) -> Sequence[Attempt]:
         """End the attempts whose time is over (`timeout`), mark the silent ones (`unresponsive`),
-        and let their rollouts follow.
+        and update their rollouts. Return the attempts that changed.
 
-        Return the attempts that changed. The store's owner calls it on a schedule; a read never
-        does. now: Unix seconds, for tests.
+        The store's owner calls it on a schedule (`Sweeper`); no read does it.
+
+        now: the time to compare with, in Unix seconds, for tests; None: the store's clock.
         """
 
     @abstractmethod
@@ -606,26 +640,25 @@ class LightningStore(NamedOptions, ABC):
     async def get_news(
         self, *, after: str | None = None, spans: bool = False, labels: bool = False, timeout_seconds: float = 0.0
     ) -> News:
-        """Return what was committed since `after`. One waiting caller can stand for many, so a
-        client process asks once for all its tasks.
+        """Return hints about what was committed since `after`, for a process that waits on behalf
+        of many tasks.
 
-        after: from the last result; None returns at once an empty result, which says where to
-            begin. Waits up to `timeout_seconds` for the first news.
+        after: the cursor in the last result; None returns at once an empty result with a cursor.
         spans: whether new spans are news.
         labels: wait for changes of labels and releases, and for nothing else.
-        News says where to look. It may be spurious and is never missing; `gap` reports that too
-        much has happened to list.
+        timeout_seconds: how long to wait for the first news.
+        News may be spurious, but none is missing: `gap` is set if too much has happened to list.
         """
 
     # ---- what is kept ----------------------------------------------------------------------------
 
     @abstractmethod
     async def pin(self, name: str, rollout_ids: Sequence[str]) -> None:
-        """Keep exactly these rollouts under `name`, whatever retention says, instead of those
-        pinned under it before.
+        """Keep exactly these rollouts under `name`, whatever retention says, instead of those that
+        were pinned under that name before.
 
-        A rollout stays as long as any name pins it; an empty list unpins all. Raises
-        UnknownRollout, and changes nothing then. Safe to retry.
+        A rollout stays as long as any name pins it; an empty list unpins all of this name. Raise
+        UnknownRollout, without a change. Safe to retry.
         """
 
     @abstractmethod
@@ -633,11 +666,11 @@ class LightningStore(NamedOptions, ABC):
         """Delete up to `limit` rollouts that `retention` does not keep, the oldest first, and
         return their number.
 
-        Their attempts and spans go with them, and so do versions of resources that only they can
-        have used. Reading them raises UnknownRollout from then on. Unfinished and pinned rollouts
-        stay, and so do the newest one and the one with the newest span. The store's owner calls it
-        on a schedule (`Sweeper`), in steps short enough not to delay other calls. Raise ConfigError
-        for a `limit` below 1. Safe to retry.
+        Their attempts and spans are deleted too, and so are versions of resources that only they
+        can have used. Reading a deleted rollout raises UnknownRollout. Unfinished and pinned
+        rollouts stay, and so do the newest rollout and the one with the newest span. The store's
+        owner calls it on a schedule (`Sweeper`), in steps short enough not to delay other calls.
+        Raise ConfigError for a `limit` below 1. Safe to retry.
         """
 
     # ---- resources -------------------------------------------------------------------------------
@@ -651,7 +684,7 @@ class LightningStore(NamedOptions, ABC):
         parent: tuple[str, int] | None = None,
         author: str | None = None,
     ) -> ResourcesUpdate:
-        """Write resources under a new id, as version 1. They become the latest.
+        """Write resources under a new id, as version 1, and return them. They become the latest.
 
         parent: the id and version that they were made from.
         author: who wrote them, such as a run's id.
@@ -669,7 +702,8 @@ class LightningStore(NamedOptions, ABC):
         parent: tuple[str, int] | None = None,
         author: str | None = None,
     ) -> ResourcesUpdate:
-        """Write the next version under an id, or the first one of a new id. It becomes the latest.
+        """Write and return the next version under an id, or the first one of a new id. It becomes
+        the latest.
 
         parent: the id and version that it was made from; None means the newest version under this
             id.
@@ -722,8 +756,8 @@ class LightningStore(NamedOptions, ABC):
         who: str | None = None,
         why: str | None = None,
     ) -> None:
-        """Put a label, such as `production`, on one version of resources, and take it off the one
-        before.
+        """Put a label, such as `production`, on one version of resources, and take it off the
+        version that had it.
 
         expected: the id and version that the label must be on now, None for a label that must be
             new. Left out, the label moves wherever it is. Of several callers that expect the same
@@ -755,8 +789,9 @@ class LightningStore(NamedOptions, ABC):
     ) -> None:
         """Remove a label, if it is there.
 
-        expected, who, why: as for `set_label`. Raise LabelMoved if the label is elsewhere. Safe to
-            retry.
+        expected: the id and version that the label must be on now; left out, any.
+        who, why: for the audit log (`query_audit`).
+        Raise LabelMoved if the label is elsewhere. Safe to retry.
         """
 
     @abstractmethod
@@ -771,6 +806,8 @@ class LightningStore(NamedOptions, ABC):
     ) -> None:
         """Move several labels, then freeze versions, in one transaction: all or nothing.
 
+        moves: each with the version that the label must be on now.
+        freeze: ids and versions to freeze.
         who, why, release_id: for the audit log.
         Raise what `set_label` and `freeze_resources` raise. Safe to retry: completed changes stay
         as they are.
@@ -884,24 +921,29 @@ class LightningStore(NamedOptions, ABC):
     async def record_live_rollouts(self, rollouts: Sequence[LiveRollout]) -> None:
         """Record rollouts of mode `live` that were served already, in one transaction.
 
-        A rollout that is new is added, with its attempt, arm and version of resources, which need
-        not be in the store. One that is there gets the input and the metadata that it lacks. A
-        `status` ends it, unless it has ended already. So session and gateway may both report a
-        rollout, in any order. Its times are those of the arrival here; `metadata["served_at"]` of
-        the rollout and `metadata["served_seconds"]` of its attempt say when it was served, and for
-        how long. Raise ConfigError for an id that another rollout has. Safe to retry.
+        A new rollout is added with its attempt, its arm and the number of its version of resources,
+        which need not be in the store. A stored rollout gets the input and the metadata that it
+        lacks. A `status` ends the rollout, unless it has ended already. Session and gateway may
+        therefore both report a rollout, in any order.
+
+        The rollout's times are those of its arrival in the store. `metadata["served_at"]` of the
+        rollout and `metadata["served_seconds"]` of its attempt say when it was served, and for how
+        long. Raise ConfigError for an id that another rollout has. Safe to retry.
         """
 
     @abstractmethod
     async def add_many_feedback(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
         """Add feedback about rollouts, in one transaction, and return it as it is stored.
 
-        Each gets its order of arrival, its time and the version and arm of its rollout. A live
-        rollout that retention has forgotten still has them. For a rollout that the store never had,
-        those in the feedback count, if it has `resources_id` and `version`. A `feedback_id` that is
-        there already is returned as it is stored, so the call is safe to retry. Raises
-        UnknownRollout for a rollout that is unknown, ConfigError for a value that does not fit its
-        kind (NaN, for example) and for a `feedback_id` of other feedback; nothing is added then.
+        The store sets each one's order of arrival, its time, and the resources' version and the arm
+        of its rollout. It knows version and arm of a live rollout even after retention has deleted
+        the rollout. For a rollout that the store never had, give `resources_id` and `version` in
+        the feedback; they are stored as given.
+
+        Feedback whose `feedback_id` is stored already is returned as it is stored, so the call is
+        safe to retry. Raise UnknownRollout for an unknown rollout, ConfigError for a value that
+        does not fit its kind (NaN, for example) and for a `feedback_id` that belongs to other
+        feedback; nothing is added then.
         """
 
     @abstractmethod
@@ -922,9 +964,9 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Feedback]:
-        """Return feedback in the order of arrival.
+        """Return the feedback that matches every filter, in the order of arrival.
 
-        after: only feedback behind this `sequence_id`; none that arrives later has a lower one.
+        after: only feedback with a higher `sequence_id`; later feedback always has a higher one.
         counted: only feedback that counts: the last of each rollout, source and kind.
         Raise ConfigError for a bad range or page.
         """
@@ -934,9 +976,11 @@ class LightningStore(NamedOptions, ABC):
         """Set the address at which the models behind a name listen from now on.
 
         A `ProxyLLM` or `LLM` whose endpoint is `gateway://NAME` gets this base URL and key each
-        time it is read. So resources keep their content and their version when a gateway starts
-        again at another address, and an attempt calls the address of the moment at which it starts.
+        time it is read. Resources therefore keep their content and version when a gateway restarts
+        at another address, and an attempt uses the address that is current when it starts.
+
         base_url: as `LLM.endpoint` has it, ending in `/v1`.
+        api_key: the key for that address; None for none.
         Raise ConfigError for a name without 1 to 200 printable characters. Safe to retry.
         """
 
@@ -965,12 +1009,16 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
-        """Record a heartbeat of a worker, and create it if it is unknown. Safe to retry."""
+        """Record a heartbeat of a worker, and return the worker. An unknown worker is added.
+
+        heartbeat_stats: JSON about the worker, which replaces the stored one; left out, it stays.
+        Safe to retry.
+        """
 
     @abstractmethod
     async def pause_worker(self, worker_id: str, paused: bool = True) -> Worker:
-        """Request that a worker does not claim, or claims again. It learns this from the reply to
-        its next heartbeat.
+        """Ask a worker to claim no more rollouts, or (`paused=False`) to claim again. The worker
+        learns this from the reply to its next heartbeat.
 
         The store itself still serves a claim of a paused worker. Raise UnknownWorker. Safe to
         retry.
@@ -983,8 +1031,8 @@ class LightningStore(NamedOptions, ABC):
         """Add samples to their time series, in one transaction.
 
         A series has one value at one time: a stored value stays as it is, so a repeat adds nothing.
-        Samples older than seven days are dropped, and so are the oldest of more than a million:
-        each call drops at least as many of those as it adds.
+        Samples older than seven days are deleted, and so are the oldest if there are more than a
+        million. Each call deletes at least as many of these as it adds.
         Raise ConfigError for a name or a worker that is no id, and for a number that is not
         finite. Safe to retry.
         """
@@ -1001,22 +1049,22 @@ class LightningStore(NamedOptions, ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Sample]:
-        """Return the samples in `[measured_from, measured_before)` by time, of one name, one worker
-        or all.
+        """Return the samples in `[measured_from, measured_before)` in the order of time, of one
+        name, one worker or all.
 
-        Times are Unix seconds; a missing end is open. The query reads no more than that name (or
-        all names) has in that time. Raise ConfigError for a bad range, order or page.
+        Times are Unix seconds; a missing end is open. The cost grows with the samples of that name
+        (or of all names) in that time. Raise ConfigError for a bad range, order or page.
         """
 
     # ---- runs and their metrics ------------------------------------------------------------------
 
     @abstractmethod
     async def start_run(self, run: RunRecord) -> RunRecord:
-        """Add a run, or resume the one that has this id; return it as it is now.
+        """Add a run, or resume the stored run with this id, and return it as it is stored.
 
-        Either way it is `running`, has a heartbeat of now, no `end_time` and no `cause`, whatever
-        the given record says of these. A run that is resumed gets the given name and config, and
-        keeps its `start_time`.
+        Either way the stored run is `running`, with a heartbeat of now, no `end_time` and no
+        `cause`; the given record's values of these are ignored. A resumed run gets the given name
+        and config, and keeps its `start_time`.
         Raise ConfigError for an id, a name or a kind without 1 to 200 printable characters, for
         another kind than the stored run's, and for a config that is not JSON. Safe to retry.
         """
@@ -1058,18 +1106,19 @@ class LightningStore(NamedOptions, ABC):
 
         `sort_by` is one of run_id, name, kind, status, start_time, end_time, last_heartbeat_time,
         or None for the order in which they were added. Runs without a value come last. A run whose
-        process was killed is still `running`; its `last_heartbeat_time` tells. Retention forgets no
-        run. Raise ConfigError for a bad sort or page.
+        process was killed is still `running`, with an old `last_heartbeat_time`. Retention deletes
+        no run. Raise ConfigError for a bad sort or page.
         """
 
     @abstractmethod
     async def add_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
         """Add metrics of a run, in one transaction.
 
-        A point takes the place of an earlier one with its stage, iteration and name; of several in
-        `points` the last counts. An ended run can still get metrics. Raise UnknownRun, ConfigError
-        for a stage or a name without 1 to 200 printable characters, an iteration below 0 and a
-        number that is not finite (None stands for it), and adds nothing then. Safe to retry.
+        A point replaces an earlier one with the same stage, iteration and name; of several such
+        points in one call, the last counts. An ended run can still get metrics. Raise UnknownRun,
+        and ConfigError for a stage or a name without 1 to 200 printable characters, for an
+        iteration below 0 and for a number that is not finite (use None instead); nothing is added
+        then. Safe to retry.
         """
 
     @abstractmethod
@@ -1092,8 +1141,8 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def cut_metrics(self, run_id: str, *, after_iteration: int) -> None:
-        """Delete a run's metrics of later iterations, as a run needs that resumes from a
-        checkpoint.
+        """Delete a run's metrics of iterations after `after_iteration`. A run that resumes from a
+        checkpoint repeats these.
 
         Raise UnknownRun. Safe to retry.
         """

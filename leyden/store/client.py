@@ -1,8 +1,8 @@
 """`LightningStoreClient`: a store behind a server, used like one in this process.
 
-It knows the table of `wire.py` and the connection to the server (`connection.py`), no database.
-Each method is a request. Callers that wait for rollouts or spans share one long poll for each event
-loop. To add a method, see `wire.py`; here it is a line in the class.
+It knows the table of routes in `wire.py` and the connection to the server (`connection.py`), and no
+database. Each method is a request. Callers that wait for rollouts or spans share one long poll in
+each event loop. To add a method, add its route to `wire.py` and a line to the class.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ TOKEN_VARIABLE: Final = "LEYDEN_STORE_TOKEN"
 _POLL_SECONDS: Final = 30.0
 """The longest time that one request waits at the server."""
 _WATCH_SECONDS: Final = 5.0
-"""The longest that one question for the end of a run waits: the death of a server is noticed so
-much later."""
+"""The longest time that one request for the end of a run waits. The client notices the death of a
+server that much later."""
 _PACE_SECONDS: Final = 0.005
 """The shortest time between two requests for news. Changes in between arrive together."""
 _CLAIMS_AT_ONCE: Final = 8
 """The most claims of one event loop that wait at the server. Further ones wait in this process."""
 _UNDO_SECONDS: Final = 2.0
+"""How long a cancelled claim may take to be undone."""
 _AFTER_FAILURE_SECONDS: Final = 0.2
-"""Before those who wait look for themselves, and perhaps have news asked for again."""
-_CACHED_ANSWERS: Final = 32
+"""The pause after a failed request for news, before each waiter reads for itself."""
+_CACHED_REPLIES: Final = 32
+"""How many replies `_Cache` keeps."""
 
 _MADE_HERE: dict[str, dict[str, Callable[[], str]]] = {
     "start_rollout": {"rollout_id": ids.rollout_id, "attempt_id": ids.attempt_id},
@@ -57,8 +59,8 @@ _MADE_HERE: dict[str, dict[str, Callable[[], str]]] = {
 second row."""
 
 
-def _asks(method: F) -> F:
-    """Return the protocol's `method` as a request to the server."""
+def _remote(method: F) -> F:
+    """Return a method that sends a call of the protocol's `method` to the server."""
     route = BY_METHOD[method.__name__]
 
     @wraps(method, updated=())
@@ -69,13 +71,14 @@ def _asks(method: F) -> F:
 
 
 class LightningStoreClient(WaitingStore):
-    """The store served at `url`. Every method is safe from any thread and any event loop; a pickled
-    client holds its URL and token.
+    """The store that a server serves at `url`. Every method is safe from any thread and any event
+    loop. A pickled client holds its URL and token.
 
-    A request that fails on its way is sent again for `retry_seconds`, so a server may be restarted
-    meanwhile. Ids are made here, so nothing is done twice. A request that cannot be repeated
-    (`release_claims`, a rollout requeued by hand) raises StoreError, which says that the outcome is
-    unknown. A failure is never an empty result.
+    A request that does not reach the server, or whose reply is lost, is sent again for
+    `retry_seconds`, so that a server may be restarted meanwhile. The client makes the ids, so that
+    nothing is done twice. A request that is not safe to repeat (`release_claims`, a rollout
+    requeued by hand) raises StoreError, which says that the outcome is unknown. A failure is never
+    reported as an empty result.
     """
 
     def __init__(
@@ -91,9 +94,10 @@ class LightningStoreClient(WaitingStore):
 
         token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
         retry_seconds: how long a server may be away; 0: not at all.
-        connections: the most for each event loop.
-        compress: None compresses if the server is on another machine.
-        Raise ConfigError for a URL that is not one.
+        connections: the most open connections for each event loop.
+        compress: whether to compress large requests and to accept compressed replies; None: if the
+            server is on another machine.
+        Raise ConfigError for a URL that is not a store server's.
         """
         check_number("retry_seconds", retry_seconds, at_least=0)
         check_number("connections", connections, at_least=1, whole=True)
@@ -103,7 +107,7 @@ class LightningStoreClient(WaitingStore):
         self._connection = Connection(
             url, token=self._token, retry_seconds=retry_seconds, connections=connections, compress=compress
         )
-        self._desks = PerLoop(lambda: _Desk(self, self._signals))
+        self._loop_states = PerLoop(lambda: _LoopState(self, self._signals))
         self._cache = _Cache()
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -126,66 +130,66 @@ class LightningStoreClient(WaitingStore):
             await asyncio.wait(undoing)
         await self._connection.close()
         self._signals.close()
-        await self._desks.close()
+        await self._loop_states.close()
 
-    statistics = _asks(LightningStore.statistics)
-    start_rollout = _asks(LightningStore.start_rollout)
-    enqueue_many_rollouts = _asks(LightningStore.enqueue_many_rollouts)
-    undo_claim = _asks(LightningStore.undo_claim)
-    start_attempt = _asks(LightningStore.start_attempt)
-    add_many_spans = _asks(LightningStore.add_many_spans)
-    get_many_span_sequence_ids = _asks(LightningStore.get_many_span_sequence_ids)
-    query_spans = _asks(LightningStore.query_spans)
-    query_spans_of = _asks(LightningStore.query_spans_of)
-    index_span_attribute = _asks(LightningStore.index_span_attribute)
-    query_rollouts = _asks(LightningStore.query_rollouts)
-    summarise_rollouts = _asks(LightningStore.summarise_rollouts)
-    get_rollout_by_id = _asks(LightningStore.get_rollout_by_id)
-    query_attempts = _asks(LightningStore.query_attempts)
-    get_latest_attempt = _asks(LightningStore.get_latest_attempt)
-    get_attempt_by_id = _asks(LightningStore.get_attempt_by_id)
-    update_rollout = _asks(LightningStore.update_rollout)
-    update_attempt = _asks(LightningStore.update_attempt)
-    update_many_attempts = _asks(LightningStore.update_many_attempts)
-    sweep = _asks(LightningStore.sweep)
-    next_deadline = _asks(LightningStore.next_deadline)
-    release_claims = _asks(LightningStore.release_claims)
-    get_news = _asks(LightningStore.get_news)
-    pin = _asks(LightningStore.pin)
-    prune = _asks(LightningStore.prune)
-    add_resources = _asks(LightningStore.add_resources)
-    update_resources = _asks(LightningStore.update_resources)
-    get_resources_by_id = _asks(LightningStore.get_resources_by_id)
-    set_label = _asks(LightningStore.set_label)
-    get_labelled_resources = _asks(LightningStore.get_labelled_resources)
-    get_labels = _asks(LightningStore.get_labels)
-    remove_label = _asks(LightningStore.remove_label)
-    move_labels = _asks(LightningStore.move_labels)
-    freeze_resources = _asks(LightningStore.freeze_resources)
-    query_audit = _asks(LightningStore.query_audit)
-    create_release = _asks(LightningStore.create_release)
-    advance_release = _asks(LightningStore.advance_release)
-    get_release = _asks(LightningStore.get_release)
-    query_releases = _asks(LightningStore.query_releases)
-    record_live_rollouts = _asks(LightningStore.record_live_rollouts)
-    add_many_feedback = _asks(LightningStore.add_many_feedback)
-    query_feedback = _asks(LightningStore.query_feedback)
-    set_endpoint = _asks(LightningStore.set_endpoint)
-    get_latest_resources = _asks(LightningStore.get_latest_resources)
-    query_resources = _asks(LightningStore.query_resources)
-    query_workers = _asks(LightningStore.query_workers)
-    get_worker_by_id = _asks(LightningStore.get_worker_by_id)
-    update_worker = _asks(LightningStore.update_worker)
-    pause_worker = _asks(LightningStore.pause_worker)
-    add_many_samples = _asks(LightningStore.add_many_samples)
-    query_samples = _asks(LightningStore.query_samples)
-    start_run = _asks(LightningStore.start_run)
-    update_run = _asks(LightningStore.update_run)
-    get_run_by_id = _asks(LightningStore.get_run_by_id)
-    query_runs = _asks(LightningStore.query_runs)
-    add_metrics = _asks(LightningStore.add_metrics)
-    query_metrics = _asks(LightningStore.query_metrics)
-    cut_metrics = _asks(LightningStore.cut_metrics)
+    statistics = _remote(LightningStore.statistics)
+    start_rollout = _remote(LightningStore.start_rollout)
+    enqueue_many_rollouts = _remote(LightningStore.enqueue_many_rollouts)
+    undo_claim = _remote(LightningStore.undo_claim)
+    start_attempt = _remote(LightningStore.start_attempt)
+    add_many_spans = _remote(LightningStore.add_many_spans)
+    get_many_span_sequence_ids = _remote(LightningStore.get_many_span_sequence_ids)
+    query_spans = _remote(LightningStore.query_spans)
+    query_spans_of = _remote(LightningStore.query_spans_of)
+    index_span_attribute = _remote(LightningStore.index_span_attribute)
+    query_rollouts = _remote(LightningStore.query_rollouts)
+    summarise_rollouts = _remote(LightningStore.summarise_rollouts)
+    get_rollout_by_id = _remote(LightningStore.get_rollout_by_id)
+    query_attempts = _remote(LightningStore.query_attempts)
+    get_latest_attempt = _remote(LightningStore.get_latest_attempt)
+    get_attempt_by_id = _remote(LightningStore.get_attempt_by_id)
+    update_rollout = _remote(LightningStore.update_rollout)
+    update_attempt = _remote(LightningStore.update_attempt)
+    update_many_attempts = _remote(LightningStore.update_many_attempts)
+    sweep = _remote(LightningStore.sweep)
+    next_deadline = _remote(LightningStore.next_deadline)
+    release_claims = _remote(LightningStore.release_claims)
+    get_news = _remote(LightningStore.get_news)
+    pin = _remote(LightningStore.pin)
+    prune = _remote(LightningStore.prune)
+    add_resources = _remote(LightningStore.add_resources)
+    update_resources = _remote(LightningStore.update_resources)
+    get_resources_by_id = _remote(LightningStore.get_resources_by_id)
+    set_label = _remote(LightningStore.set_label)
+    get_labelled_resources = _remote(LightningStore.get_labelled_resources)
+    get_labels = _remote(LightningStore.get_labels)
+    remove_label = _remote(LightningStore.remove_label)
+    move_labels = _remote(LightningStore.move_labels)
+    freeze_resources = _remote(LightningStore.freeze_resources)
+    query_audit = _remote(LightningStore.query_audit)
+    create_release = _remote(LightningStore.create_release)
+    advance_release = _remote(LightningStore.advance_release)
+    get_release = _remote(LightningStore.get_release)
+    query_releases = _remote(LightningStore.query_releases)
+    record_live_rollouts = _remote(LightningStore.record_live_rollouts)
+    add_many_feedback = _remote(LightningStore.add_many_feedback)
+    query_feedback = _remote(LightningStore.query_feedback)
+    set_endpoint = _remote(LightningStore.set_endpoint)
+    get_latest_resources = _remote(LightningStore.get_latest_resources)
+    query_resources = _remote(LightningStore.query_resources)
+    query_workers = _remote(LightningStore.query_workers)
+    get_worker_by_id = _remote(LightningStore.get_worker_by_id)
+    update_worker = _remote(LightningStore.update_worker)
+    pause_worker = _remote(LightningStore.pause_worker)
+    add_many_samples = _remote(LightningStore.add_many_samples)
+    query_samples = _remote(LightningStore.query_samples)
+    start_run = _remote(LightningStore.start_run)
+    update_run = _remote(LightningStore.update_run)
+    get_run_by_id = _remote(LightningStore.get_run_by_id)
+    query_runs = _remote(LightningStore.query_runs)
+    add_metrics = _remote(LightningStore.add_metrics)
+    query_metrics = _remote(LightningStore.query_metrics)
+    cut_metrics = _remote(LightningStore.cut_metrics)
 
     async def dequeue_many_rollouts(
         self,
@@ -201,22 +205,22 @@ class LightningStoreClient(WaitingStore):
         if limit <= 0:
             return []
         claim_id = ids.claim_id() if claim_id is None else claim_id
-        desk = await self._desks.get()
+        state = await self._loop_states.get()
         deadline = time.monotonic() + timeout_seconds
         try:
-            if timeout_seconds <= 0 or desk.claims.locked():
+            if timeout_seconds <= 0 or state.claims.locked():
                 claimed = await self._claim(limit, worker_id, claim_id)
                 if claimed or timeout_seconds <= 0:
                     return claimed
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await desk.claims.acquire()
+                    await state.claims.acquire()
             except TimeoutError:
                 return []
             try:
                 return await self._claim_within(deadline, limit, worker_id, claim_id)
             finally:
-                desk.claims.release()
+                state.claims.release()
         except asyncio.CancelledError:
             undoing = asyncio.create_task(self._undo(claim_id), name="leyden-store-undo")
             self._undoing.add(undoing)
@@ -239,8 +243,8 @@ class LightningStoreClient(WaitingStore):
                 return claimed
 
     async def _undo(self, claim_id: str) -> None:
-        """Undo a claim that was cancelled while the server may have answered it."""
-        with suppress(LeydenError, TimeoutError):  # then its timeout brings it back
+        """Undo a claim that was cancelled while the server may have granted it."""
+        with suppress(LeydenError, TimeoutError):  # if it fails, the attempt's timeout requeues the rollout
             async with asyncio.timeout(_UNDO_SECONDS):
                 await self._ask(BY_METHOD["undo_claim"], {"claim_id": claim_id}, retry_seconds=0.0)
 
@@ -248,20 +252,20 @@ class LightningStoreClient(WaitingStore):
         """Wait until the run that the server runs for has ended
         (`LightningStoreServer.announce_end`).
 
-        A server that runs for no run (`leyden store`) never reports an end. Raise StoreError when
-        the server has been away for `retry_seconds`.
+        A server that serves no particular run (`leyden store`) never reports an end. Raise
+        StoreError when the server has been away for `retry_seconds`.
         """
         watcher = ids.claim_id()
         while True:
-            question = WaitForEnd(watcher=watcher, timeout_seconds=_WATCH_SECONDS)
-            body = question.model_dump_json().encode()
-            answer = await self._connection.ask("POST", END, body, waits_seconds=_WATCH_SECONDS)
-            if answer.status != 200:
-                raise error_from(answer.status, answer.body, self.url)
-            if EndAnswer.model_validate_json(answer.body).ended:
+            request = WaitForEnd(watcher=watcher, timeout_seconds=_WATCH_SECONDS)
+            body = request.model_dump_json().encode()
+            reply = await self._connection.ask("POST", END, body, waits_seconds=_WATCH_SECONDS)
+            if reply.status != 200:
+                raise error_from(reply.status, reply.body, self.url)
+            if EndAnswer.model_validate_json(reply.body).ended:
                 return
 
-    # ---- the questions behind the methods that wait ----------------------------------------------
+    # ---- the requests behind the methods that wait -----------------------------------------------
 
     async def _claim(
         self, limit: int, worker_id: str | None, claim_id: str | None, *, timeout_seconds: float = 0.0
@@ -282,17 +286,18 @@ class LightningStoreClient(WaitingStore):
         return await self._ask(BY_METHOD["poll_new_spans"], arguments)
 
     async def _expect_signals(self) -> None:
-        (await self._desks.get()).watch()
+        (await self._loop_states.get()).watch()
 
     # ---- requests --------------------------------------------------------------------------------
 
     async def _ask(self, route: Route, arguments: dict[str, Any], *, retry_seconds: float | None = None) -> Any:
-        """Send a call and parse its reply. Raise what the server's store raised, and StoreError
-        without a reply.
+        """Send a call and parse its reply.
+
+        Raise what the server's store raised, and StoreError for a missing or unreadable reply.
         """
         _make_ids(route.method, arguments)
         path = route.path_of(arguments)
-        answer = await self._connection.ask(
+        reply = await self._connection.ask(
             route.verb,
             path,
             route.body_of(arguments) if route.verb == "POST" else None,
@@ -302,20 +307,21 @@ class LightningStoreClient(WaitingStore):
             retry_seconds=retry_seconds,
         )
         if route.cached:
-            answer = self._cache.answer(path, answer)
-        if answer.status != route.status:
-            raise error_from(answer.status, answer.body, self.url)
+            reply = self._cache.update(path, reply)
+        if reply.status != route.status:
+            raise error_from(reply.status, reply.body, self.url)
         try:
-            return route.answer_from(arguments, answer.body)
+            return route.answer_from(arguments, reply.body)
         except ValueError as error:
             raise StoreError(
-                f"{self.url} answered {route} with something else; is its version another? {error}"
+                f"{self.url} replied to {route} in a form that this version of Leyden cannot read; "
+                f"run the same version on both sides. {error}"
             ) from error
 
 
-class _Desk:
-    """The state that callers of one event loop share: turns for waiting claims, and one task that
-    reads the server's news.
+class _LoopState:
+    """The state that the callers of one event loop share: a semaphore for claims that wait at the
+    server, and one task that reads the server's news.
     """
 
     def __init__(self, store: LightningStore, signals: Signals) -> None:
@@ -323,17 +329,19 @@ class _Desk:
         self._store = store
         self._signals = signals
         self._after: str | None = None
-        self._hears_spans = False
+        self._reads_spans = False
         self._watching: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Read news until no caller waits any more; of spans too, if a caller waits for those."""
+        """Start the task that reads news until no caller waits, unless it runs already. It reads
+        news of spans too if a caller waits for those.
+        """
         spans = self._signals.spans_wanted
         if self._watching is not None and not self._watching.done():
-            if self._hears_spans or not spans:
+            if self._reads_spans or not spans:
                 return
             self._watching.cancel()
-        self._hears_spans = spans
+        self._reads_spans = spans
         self._watching = asyncio.create_task(self._watch(spans), name="leyden-store-news")
 
     async def __aenter__(self) -> Self:
@@ -348,49 +356,50 @@ class _Desk:
         try:
             while self._signals.wanted:
                 news = await self._store.get_news(after=self._after, spans=spans, timeout_seconds=_POLL_SECONDS)
-                self._tell(news)
+                self._publish(news)
                 await asyncio.sleep(_PACE_SECONDS)
         except LeydenError:
             await asyncio.sleep(_AFTER_FAILURE_SECONDS)
             self._signals.look_again()  # each waiter reads for itself and gets the error
 
-    def _tell(self, news: News) -> None:
+    def _publish(self, news: News) -> None:
         begins, self._after = self._after is None, news.after
         if begins or news.gap:
-            self._signals.look_again()  # something may have happened between their look and this moment
+            self._signals.look_again()  # there may be news since the waiters have read
         else:
             self._signals.publish(news.claimable, news.finished, news.spans)
 
 
 class _Cache:
-    """Replies that the server need not send again. Each use asks the server whether they are still
-    valid.
+    """Replies by path, which the server need not send again if they are unchanged. Each request
+    asks the server for that (ETag).
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._answers: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+        self._replies: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     def headers(self, path: str) -> dict[str, str]:
         """Return the headers that request a reply only if it has changed."""
         with self._lock:
-            known = self._answers.get(path)
+            known = self._replies.get(path)
         return {} if known is None else {"If-None-Match": known[0]}
 
-    def answer(self, path: str, answer: ServerReply) -> ServerReply:
-        """Return the answer, and remember it; return the remembered one if it is unchanged."""
+    def update(self, path: str, reply: ServerReply) -> ServerReply:
+        """Store a new reply and return it; for "not modified" (304), return the stored reply."""
         with self._lock:
-            if answer.status == 304 and path in self._answers:
-                self._answers.move_to_end(path)
-                return ServerReply(200, self._answers[path][1], answer.etag)
-            if answer.status == 200 and answer.etag is not None:
-                self._answers[path] = answer.etag, answer.body
-                if len(self._answers) > _CACHED_ANSWERS:
-                    self._answers.popitem(last=False)
-        return answer
+            if reply.status == 304 and path in self._replies:
+                self._replies.move_to_end(path)
+                return ServerReply(200, self._replies[path][1], reply.etag)
+            if reply.status == 200 and reply.etag is not None:
+                self._replies[path] = reply.etag, reply.body
+                if len(self._replies) > _CACHED_REPLIES:
+                    self._replies.popitem(last=False)
+        return reply
 
 
 def _make_ids(method: str, arguments: dict[str, Any]) -> None:
+    """Add the ids and the run that the caller left to the store, in place."""
     for name, make in _MADE_HERE.get(method, {}).items():
         if arguments.get(name) is None:
             arguments[name] = make()
@@ -407,12 +416,12 @@ def _with_id(request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
 
 
 def _requeues(arguments: dict[str, Any]) -> bool:
-    """Return whether a rollout is requeued by hand. Repeated, this could take it from the next
-    worker that claimed it.
+    """Return whether a call requeues a rollout by hand. A repeat could take the rollout from the
+    worker that has claimed it since.
     """
     return arguments.get("status") in ("queuing", "requeuing")
 
 
 def reconnect(url: str, token: str | None, options: dict[str, Any]) -> LightningStoreClient:
-    """Return a new client of the store at `url`. Pickled clients and servers unpickle by it."""
+    """Return a new client of the store at `url`. Unpickling a client or a server calls it."""
     return LightningStoreClient(url, token=token, **options)

@@ -1,6 +1,6 @@
-"""Requests to a store server: pooled connections, compression, and which failures are tried again.
+"""Send requests to a store server, on pooled connections, with compression and retries.
 
-It knows HTTP and the server's address, no method of the store.
+The module knows HTTP and the server's address, and no method of the store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _COMPRESS_FROM: Final = 16 * 1024
 """The size in bytes from which compressing a body saves more time than it costs."""
 _LARGE: Final = 2**20
-"""Bytes of a body from which the server is asked whether it takes so much before it is sent."""
+"""Bytes from which a body is sent only after the server has accepted its head (100-continue)."""
 _KEEP_ALIVE_SECONDS: Final = 15.0
 """The seconds for which an idle connection is kept. Servers keep it longer, so that both ends never
 close it at once."""
@@ -38,13 +38,14 @@ _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 60.0
 """A server that sends nothing for this long counts as dead."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
+"""The pauses between two tries, which double from the first to the longest."""
 _TROUBLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """Errors that a broken connection raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A server's reply."""
+    """The server's reply: status, unpacked body, and ETag if it has one."""
 
     status: int
     body: bytes
@@ -97,12 +98,15 @@ class Connection:
     ) -> ServerReply:
         """Send a request and return the server's reply, whatever its status.
 
-        A request that did not arrive is sent again for `retry_seconds`, if that is safe: always if
-        it never left, and in any case if it is `repeatable`.
+        A request without a reply is sent again for `retry_seconds` if that is safe: if it never
+        reached the server, or if it is `repeatable`.
 
+        repeatable: whether doing it twice does no harm.
         waits_seconds: how long the server may hold the request on purpose.
-        Raise StoreError without a reply (StoreAway if the request never left), StoreClosed after
-        `close`.
+        headers: further headers.
+        retry_seconds: None for those of this connection.
+        Raise StoreError without a reply (StoreAway if the request never reached the server), and
+        StoreClosed after `close`.
         """
         started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         patience = self.retry_seconds if retry_seconds is None else retry_seconds
@@ -113,7 +117,7 @@ class Connection:
                 if repeatable:
                     session = await self._sessions.get()
                     answer, retry_after = await self._once(session, verb, path, body, headers, waits_seconds)
-                else:  # not on a connection that may have been lost long ago
+                else:  # on a new connection, since a pooled one may have been lost unnoticed
                     async with self._session() as session:
                         answer, retry_after = await self._once(session, verb, path, body, headers, waits_seconds)
                 if not retry_after and answer.status not in (408, 502, 504):
@@ -135,7 +139,7 @@ class Connection:
             if waited >= patience:
                 kind = StoreError if sent else StoreAway
                 raise kind(f"{self.url} does not answer, for {waited:.0f} s now ({trouble}); does it run?")
-            if not self._away:  # once for all that are asking
+            if not self._away:  # warn once, not for each request under way
                 self._away = True
                 logger.warning("%s does not answer (%s); trying again for %.0f s", self.url, trouble, patience)
             await asyncio.sleep(pause * (0.5 + random.random()))
@@ -173,6 +177,7 @@ class Connection:
             return answer, response.status == 503 and "retry-after" in response.headers
 
     def _packed(self, headers: Mapping[str, str], body: bytes | None) -> tuple[Mapping[str, str], bytes | None]:
+        """Return the headers and the body to send, compressed if that is worth while."""
         if body is None:
             return headers, None
         headers = {"Content-Type": "application/json", **headers}

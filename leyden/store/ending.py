@@ -1,8 +1,9 @@
-"""The end of a run, which the run's store server announces to clients that wait for it elsewhere.
+"""Announce the end of a run to clients of the run's store server that wait for it in other
+processes.
 
-It knows neither runs nor runners. The process that serves the store announces the end
-(`LightningStoreServer.announce_end`); a client asks for it (`LightningStoreClient.wait_for_end`). A
-server that dies announces nothing, and its clients notice that it is away.
+The module knows neither runs nor runners. The process that serves the store announces the end
+(`LightningStoreServer.announce_end`); a client waits for it (`LightningStoreClient.wait_for_end`).
+A server that dies announces nothing, and its clients notice that it is away.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from leyden.errors import ConfigError
 from leyden.store.wire import PREFIX
 from leyden.utils.latch import Latch
+from leyden.utils.text import fault_reason
 
 END: Final = f"{PREFIX}/waits/end"
 
@@ -37,8 +39,8 @@ class EndAnswer(BaseModel):
 
 
 class End:
-    """Notifies clients of the run's end. Call `answer` in the server's loop, other methods
-    anywhere.
+    """Notifies clients of the run's end. Call `answer` in the server's loop, the other methods in
+    any thread.
     """
 
     def __init__(self) -> None:
@@ -46,36 +48,41 @@ class End:
         self._waiting_is_over = Latch()
         self._watchers: set[str] = set()
         """Clients that asked and have not been notified of the end."""
-        self._all_told = Latch()
+        self._all_notified = Latch()
 
     async def answer(self, body: bytes) -> EndAnswer:
-        """Answer a WaitForEnd. Raise ConfigError for anything else."""
+        """Wait for the end as a client's WaitForEnd (in JSON) asks, and return whether it has come.
+
+        Raise ConfigError for another body.
+        """
         try:
-            question = WaitForEnd.model_validate_json(body)
+            request = WaitForEnd.model_validate_json(body)
         except ValidationError as error:
-            raise ConfigError(f"POST {END}: {error.errors()[0]['msg']}") from None
-        self._watchers.add(question.watcher)
+            raise ConfigError(f"POST {END}: {fault_reason(error.errors()[0])}") from None
+        self._watchers.add(request.watcher)
         with suppress(TimeoutError):
-            async with asyncio.timeout(question.timeout_seconds):
+            async with asyncio.timeout(request.timeout_seconds):
                 await self._waiting_is_over.wait_async()
         if self._announced:
-            self._watchers.discard(question.watcher)
-            self._look_whether_all_are_told()
+            self._watchers.discard(request.watcher)
+            self._check_all_notified()
         return EndAnswer(ended=self._announced)
 
     async def announce(self, *, within_seconds: float) -> None:
-        """Announce the end. Return when all waiting clients were notified, or after the time."""
+        """Announce the end. Return when all waiting clients were notified, at the latest after
+        `within_seconds`.
+        """
         self._announced = True
         self._waiting_is_over.set()
-        self._look_whether_all_are_told()
+        self._check_all_notified()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
-                await self._all_told.wait_async()
+                await self._all_notified.wait_async()
 
     def stop_waiting(self) -> None:
         """Reply to every waiting client at once, because the server stops."""
         self._waiting_is_over.set()
 
-    def _look_whether_all_are_told(self) -> None:
+    def _check_all_notified(self) -> None:
         if not self._watchers:
-            self._all_told.set()
+            self._all_notified.set()

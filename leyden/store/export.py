@@ -1,10 +1,10 @@
-"""`export_parquet`: the contents of a store as Parquet files for DuckDB, pandas or Polars, and for
-`restore`.
+"""Export the contents of a store as Parquet files, for DuckDB, pandas or Polars, and for `restore`.
 
-It knows the protocol and no kind of store. Rows come in pages and leave in row groups, so memory
-stays small whatever the size of the store. Fields with a fixed type have columns. Fields that may
-be any JSON (inputs, metadata, attributes, events) are JSON text, which `json_extract` and its like
-read in every engine; a map would need one type for all values. Times are Unix seconds.
+The module knows the protocol and no kind of store. Rows are read in pages and written in row
+groups, so that memory stays small whatever the size of the store. Fields with a fixed type have
+columns. Fields that may be any JSON (inputs, metadata, attributes, events) are JSON text, which
+functions such as `json_extract` read in every engine; a map would need one type for all values.
+Times are Unix seconds.
 
     rollouts.parquet    one row for each rollout, with the final reward of its latest attempt
     attempts.parquet    one row for each attempt
@@ -17,7 +17,7 @@ read in every engine; a map would need one type for all values. Times are Unix s
     releases.parquet    one row for each release
     audit.parquet       one row for each change of a label, a freeze or a release, in their order
 
-To add a column: its type in the table below, its value in the function behind it.
+To add a column, add its type to `_COLUMNS`, and its value to the file's `_..._row` function.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T", bound=BaseModel)
 ParquetRow = dict[str, Any]
 
 _PAGE = 5000
-"""Rollouts in one query. Each page scans all pages before it, so a page is large."""
+"""Items in one query. Each page scans all pages before it, so a page is large."""
 _BATCH_ROLLOUTS = 50
 """Rollouts whose spans are read in one call."""
 _GROUP_ROWS, _GROUP_BYTES = 20_000, 8 * 2**20
@@ -191,12 +191,13 @@ _COLUMNS = {
         "why": "string",
     },
 }
-"""Each file, its columns and their types. Those named like a field of the noun hold that field."""
+"""The columns of each file with their types. A column holds the field of the same name unless the
+file's `_..._row` function says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export."""
+    """The directory and the row counts of a finished export."""
 
     directory: Path
     rows: dict[str, int]
@@ -260,8 +261,8 @@ async def _write_rollouts(
 ) -> None:
     """Write the rollouts of these statuses, with their attempts and spans, to the tables.
 
-    status_in: None for all. on_progress: receives the rollouts read so far, and their total, per
-    batch.
+    status_in: None for all.
+    on_progress: called after each batch with the rollouts read so far, and their total.
     """
 
     # All rollouts in the order of their arrival: a page of some statuses would shift with every
@@ -346,11 +347,14 @@ async def _write_releases(store: LightningStore, tables: dict[str, _Table]) -> N
 async def _pages(
     ask: Callable[[int, int], Awaitable[PaginatedResult[T]]], key: Callable[[T], Hashable]
 ) -> AsyncIterator[tuple[Sequence[T], int]]:
-    """Yield everything that `ask` returns page by page, without repeats, each page with the total.
+    """Yield all items page by page, without repeats, each page with the total number of items.
 
-    Items may be deleted meanwhile, so that those behind them move forward. Each page therefore
-    begins with the last item of the one before; if it holds none of those, the request is repeated
-    further ahead.
+    Items may be deleted meanwhile, and then the items behind them move forward. Each page therefore
+    begins with the last item of the page before. If it holds no item of that page, items would be
+    missed, so the query is repeated with a smaller offset.
+
+    ask: returns a page, given limit and offset.
+    key: returns the value that identifies an item.
     """
     offset, before = 0, set[Hashable]()
     while True:
@@ -390,8 +394,8 @@ async def _records(store: LightningStore, rollouts: Sequence[Rollout]) -> list[_
 async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequence[Span]) -> _Record:
     """Return a rollout with all its attempts and their spans, in the order of the attempts.
 
-    latest_spans: the spans of the latest attempt. They are all there are for a first attempt, which
-    therefore costs no further query.
+    latest_spans: the spans of the latest attempt. If that is the first attempt, there are no
+        others, so no further query is made.
     """
     if not isinstance(rollout, AttemptedRollout) and not latest_spans:
         return _Record(rollout, [], [])
@@ -401,7 +405,7 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
         and all(span.attempt_id == rollout.attempt.attempt_id for span in latest_spans)
     ):
         return _Record(rollout, [rollout.attempt], latest_spans)
-    # It was tried more than once, perhaps since its page was read.
+    # There are several attempts, some of them perhaps newer than the page, so read everything anew.
     rollout = await store.get_rollout_by_id(rollout.rollout_id)
     attempts = await store.query_attempts(rollout.rollout_id)
     spans = [await store.query_spans(rollout.rollout_id, attempt.attempt_id) for attempt in attempts]
@@ -429,7 +433,7 @@ def _attempt_row(attempt: Attempt) -> ParquetRow:
 
 
 def _span_row(span: Span) -> ParquetRow:
-    """Return a span's values by column name, its token record's among them."""
+    """Return a span's values by column name, with those of its token record."""
     tokens = {} if span.tokens is None else vars(span.tokens)
     return (
         tokens
@@ -513,6 +517,7 @@ class _Table:
         self._writer.close()
 
     def _write(self) -> None:
+        """Write the pending rows as one row group."""
         arrow, _ = arrow_modules()
         columns = zip(*self._rows, strict=True) if self._rows else [() for _ in self._names]
         arrays = [arrow.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]

@@ -1,10 +1,10 @@
 """Relay commits of other stores on the same PostgreSQL as signals in this process, and announce
 this store's spans to them.
 
-One thread listens on a connection of its own. Rollouts that are queued or finished are notified in
-their own transaction, so that news is never lost. New spans come in thousands, and each notifying
-commit waits for all others of its database. This thread therefore announces them, at most once in
-`_PAUSE_SECONDS`. After a lost connection every waiter looks again.
+One thread listens on a connection of its own. A transaction that queues or finishes rollouts
+notifies the other stores itself, so that no news is lost. New spans come in thousands, and a commit
+that notifies waits for all other such commits of its database. The thread therefore announces
+spans, at most once in `_PAUSE_SECONDS`. After a lost connection every waiter reads again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from leyden.store.sql.postgres_session import news_of
 logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.02
+"""The shortest time between two announcements of spans."""
 _LONGEST_SECONDS = 1.0
 """The longest pause between two attempts to reconnect."""
 
@@ -42,12 +43,14 @@ class _Requests:
         self._writer.setblocking(False)
 
     def wake(self) -> None:
+        """Wake the thread."""
         try:
             self._writer.send(b"w")
         except OSError:  # full: it is awake; closed: it has ended
             pass
 
     def drain(self) -> None:
+        """Remove the wake-ups from the socket, so that the thread can sleep again."""
         self.reader.setblocking(False)
         try:
             self.reader.recv(4096)
@@ -60,10 +63,10 @@ class _Requests:
 
 
 class Listener:
-    """Feeds `signals` from `target` until `stop`.
+    """Publishes other stores' commits on the database `target` to `signals`, until `stop`.
 
-    sender: the id by which this store recognises its own news, and skips it.
-    Raises psycopg.Error if it cannot listen at first. Later it reconnects as often as necessary.
+    sender: the id by which this store recognises its own notifications, and skips them.
+    Raise psycopg.Error if it cannot connect at first. Later it reconnects as often as necessary.
     """
 
     def __init__(self, target: Target, sender: str, signals: Signals) -> None:
@@ -91,7 +94,7 @@ class Listener:
             self._requests.wake()
 
     def stop(self) -> None:
-        """Announce pending news, and end. Safe to repeat."""
+        """Announce pending news, and end the thread. Safe to repeat."""
         self._finalizer()
 
 
@@ -104,6 +107,7 @@ def _stop(requests: _Requests, thread: threading.Thread) -> None:
 
 
 def _listening(target: Target) -> Any:
+    """Return a connection that receives the notifications of the database's stores."""
     connection = connect(target)
     try:
         connection.execute(f'LISTEN "{target.channel}"')
@@ -115,14 +119,12 @@ def _listening(target: Target) -> Any:
 
 
 def _serve(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """Receive notifications until the listener is stopped, and reconnect when the connection is
-    lost.
-
-    This is the function that the listener's thread runs.
+    """Run the listener's thread: receive notifications until the listener is stopped, and reconnect
+    when the connection is lost.
     """
     while True:
         try:
-            _hear(connection, target, sender, signals, requests)
+            _receive(connection, target, sender, signals, requests)
             connection.close()
             return
         except psycopg().Error as error:
@@ -147,14 +149,14 @@ def _listening_again(target: Target, requests: _Requests) -> Any | None:
     return None
 
 
-def _hear(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """Publish notifications to `signals` until it is stopped. Runs in a thread.
+def _receive(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
+    """Publish notifications to `signals` until the listener is stopped.
 
-    At most every _PAUSE_SECONDS it announces this process's new spans to the other stores
-    (`requests.spans`) and wakes local waiters (`requests.look`). Raise psycopg.Error when the
+    At most every _PAUSE_SECONDS, announce this process's new spans to the other stores
+    (`requests.spans`) and wake local waiters (`requests.look`). Raise psycopg.Error when the
     connection is lost.
     """
-    told = 0.0
+    announced_at = 0.0
     news = True
     """Whether a notification may be there."""
     with selectors.DefaultSelector() as selector:
@@ -162,45 +164,49 @@ def _hear(connection: Any, target: Target, sender: str, signals: Signals, reques
         selector.register(requests.reader, selectors.EVENT_READ)
         while True:
             stopped = requests.stopped.is_set()
-            asked = requests.spans or requests.look
+            requested = requests.spans or requests.look
             if not (stopped or news):
-                ready = selector.select(max(0.0, told + _PAUSE_SECONDS - time.monotonic()) if asked else None)
+                ready = selector.select(
+                    max(0.0, announced_at + _PAUSE_SECONDS - time.monotonic()) if requested else None
+                )
                 news = any(key.fileobj == connection.fileno() for key, _ in ready)
             requests.drain()
             if news or stopped:
                 for notification in connection.notifies(timeout=0):
-                    _pass_on(notification.payload, sender, signals)
+                    _publish(notification.payload, sender, signals)
                 news = False
-            if stopped or ((requests.spans or requests.look) and time.monotonic() >= told + _PAUSE_SECONDS):
-                told = time.monotonic()
+            if stopped or ((requests.spans or requests.look) and time.monotonic() >= announced_at + _PAUSE_SECONDS):
+                announced_at = time.monotonic()
                 if requests.look:
                     requests.look = False
                     signals.publish(0, (), True)
                 if requests.spans:
-                    requests.spans = False  # first: more may be added meanwhile
+                    requests.spans = False  # before the announcement, because more may be added meanwhile
                     try:
-                        _tell(connection, target, sender)
+                        _announce_spans(connection, target, sender)
                     except BaseException:
                         requests.spans = True
                         raise
-                    news = True  # notifications read with the result are not on the socket any more
+                    news = True  # the query may have read notifications, for which the socket then wakes nobody
             if stopped:
                 return
 
 
-def _tell(connection: Any, target: Target, sender: str) -> None:
+def _announce_spans(connection: Any, target: Target, sender: str) -> None:
     for news in news_of(sender, 0, (), True):
         connection.execute("SELECT pg_notify(%s, %s)", [target.channel, news])
 
 
-def _pass_on(payload: str, sender: str, signals: Signals) -> None:
+def _publish(payload: str, sender: str, signals: Signals) -> None:
     try:
-        told_by, *news = json.loads(payload)
-        if told_by == sender:
+        origin, *news = json.loads(payload)
+        if origin == sender:
             return
         if news:
             signals.publish(*news)
             return
     except (ValueError, TypeError):
-        logger.warning("a notification that is no news of a store: %.100s", payload)
+        logger.warning(
+            "received a notification that no Leyden store sent, so every waiter reads again: %.100s", payload
+        )
     signals.look_again()

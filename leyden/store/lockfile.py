@@ -19,8 +19,8 @@ from leyden.errors import StoreError
 
 
 class LockFile:
-    """The lock beside `path`, held from creation until `release`. Raise StoreError, naming the
-    owner, if it is taken.
+    """The lock of the store's file at `path`, held from creation until `release`. Raise StoreError,
+    naming the owner, if another process or another store object holds it.
     """
 
     def __init__(self, path: Path, url: str) -> None:
@@ -44,14 +44,14 @@ class LockFile:
             raise
         _held.add(self)
 
-    def tell_server(self, server: str | None) -> None:
+    def record_server(self, server: str | None) -> None:
         """Record the URL of the owner's server, for the error of the next process that opens the
         file. None: there is no server.
         """
         self._write(self._owner if server is None else self._owner | {"server": server})
 
     def release(self) -> None:
-        """Release the lock. Safe to repeat; an owner that is only dropped releases it too."""
+        """Release the lock. Safe to repeat. Garbage collection of this object releases it too."""
         if self._finalizer.alive:
             _held.discard(self)
             os.ftruncate(self._file, 0)
@@ -67,9 +67,10 @@ class LockFile:
 
 
 class Owner(NamedTuple):
-    """The owner of a store's file, as far as its lock says."""
+    """The owner of a store's file, as its lock file names it."""
 
     pid: int | None
+    """None if the lock file cannot be read."""
     server: str | None
     """The URL of the owner's server."""
 
@@ -77,16 +78,16 @@ class Owner(NamedTuple):
 def owner_of(path: Path) -> Owner | None:
     """Return the owner of the store at `path`; None if no living process owns it."""
     try:
-        owner = _told(Path(f"{path}.lock").read_bytes())
+        owner = _parse_owner(Path(f"{path}.lock").read_bytes())
     except OSError:
         return None
     return owner if owner.pid is not None and _lives(owner.pid) else None
 
 
-def _told(text: bytes) -> Owner:
+def _parse_owner(text: bytes) -> Owner:
     try:
-        told = json.loads(text)
-        return Owner(int(told["pid"]), told.get("server"))
+        owner = json.loads(text)
+        return Owner(int(owner["pid"]), owner.get("server"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return Owner(None, None)
 
@@ -102,7 +103,8 @@ def _lives(pid: int) -> bool:
 
 
 def _refusal(url: str, text: bytes) -> str:
-    pid, server = _told(text)
+    """Return the message for a lock that is held. text: the content of the lock file."""
+    pid, server = _parse_owner(text)
     if pid == os.getpid():
         return f"{url} is open in this process already; share that store object, or close it first"
     who = "another process" if pid is None else f"process {pid}"
@@ -111,6 +113,7 @@ def _refusal(url: str, text: bytes) -> str:
 
 
 _held: weakref.WeakSet[LockFile] = weakref.WeakSet()
+"""The locks that this process holds."""
 
 
 def _drop_all() -> None:

@@ -1,7 +1,7 @@
-"""`InMemoryLightningStore`: the SQL store on a database in memory. For tests and development: it
-survives nothing.
+"""`InMemoryLightningStore`: the SQL store on a database in memory, for tests and development. It is
+lost with its process.
 
-It knows one connection and one lock; an operation runs inline, in the thread that calls.
+It has one connection and one lock; an operation runs inline, in the calling thread.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _PRAGMAS: dict[str, str | int] = {"synchronous": "OFF", "temp_store": "MEMORY", 
 
 
 class _MemoryDriver:
+    """A `Driver` on one SQLite database in memory."""
+
     url = "memory://"
 
     def __init__(self, signals: Signals) -> None:
@@ -45,7 +47,7 @@ class _MemoryDriver:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        undo: Operation[None] | None = None,  # nothing is awaited between commit and answer
+        undo: Operation[None] | None = None,  # never needed: nothing is awaited between commit and return
     ) -> Coroutine[Any, Any, T]:
         return self._run(operation, args, kwargs, reads=False)
 

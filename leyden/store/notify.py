@@ -1,13 +1,13 @@
 """Waiting inside one process: claims wait for the queue, other callers for rollouts to finish or
 for spans to arrive.
 
-It knows no database. A store publishes its commits (or those that it was notified of), and waiters
-on any event loop wake up. Nothing polls, and no thread is parked for a waiter. To wait for
-something new, add a kind of waiter here and a parameter to `publish`.
+The module knows no database. A store publishes its own commits and those that it was notified of,
+and waiters on any event loop wake up. Nothing polls, and no thread is parked for a waiter. To wait
+for something new, add a kind of waiter here and a parameter to `publish`.
 
-A wake-up is a hint to look again, never the truth, so a spurious one is harmless. None is ever
-lost: a waiter registers before it looks, and a claim that was woken and leaves without having
-looked passes its wake-up on.
+A wake-up is a hint to read the store again, so a spurious one is harmless. None is ever lost: a
+waiter registers before it reads, and a claim that was woken and leaves without reading wakes
+another claim.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leyden.utils import ids
 
 
 def check_wait(seconds: float | None) -> None:
-    """Raise ConfigError for NaN, which the timers of an event loop cannot order."""
+    """Raise ConfigError for a wait of NaN seconds, which an event loop's timers cannot order."""
     if seconds is not None and math.isnan(seconds):
         raise ConfigError("a wait of nan seconds never ends; give a number, or infinity")
 
@@ -40,7 +40,7 @@ class Waiter:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Resume the task. Does nothing if its loop is closed."""
+        """Resume the task. Do nothing if its loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._woken.set)
 
@@ -59,16 +59,17 @@ class Waiter:
         return True
 
     def reset(self) -> None:
-        """Wait for the next wake-up."""
+        """Forget the wake-ups so far, so that `wait` waits for the next one."""
         self._woken.clear()
 
 
 _Hears: TypeAlias = Literal["rollouts", "spans", "labels"]
-"""The news that a listener waits for: of rollouts; of rollouts and spans; of labels and releases
-alone."""
+"""The news that a waiter of `any_news` waits for. `rollouts`: queued or finished ones. `spans`:
+these and new spans. `labels`: changes of labels and releases alone."""
 
-_TOLD = 100_000
-"""The number of finished rollouts that `since` remembers. A caller that is later gets a gap."""
+_REMEMBERED = 100_000
+"""The number of finished rollouts that are kept for `since`. A caller with an older cursor gets a
+gap."""
 
 
 class ClaimWaiter(Waiter):
@@ -76,8 +77,8 @@ class ClaimWaiter(Waiter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = False
-        """Whether the claim was woken and has not looked since. Guarded by the lock of its
+        self.woken = False
+        """Whether the claim was woken and has not read the queue since. Guarded by the lock of its
         `Signals`."""
 
 
@@ -89,11 +90,12 @@ class RolloutWaiter(Waiter):
         self.pending = set(rollout_ids)
         """Rollouts that are not known to be finished. Guarded by the lock of its `Signals`."""
         self.needed = needed
+        """How many of them must still finish."""
 
 
 class Signals:
-    """The waiters of one store. Publishing costs what the news touches, whatever the number of
-    waiters.
+    """The waiters of one store. The cost of publishing grows with the waiters that the news
+    concerns, not with all of them.
     """
 
     def __init__(self) -> None:
@@ -101,12 +103,14 @@ class Signals:
         self._claims: dict[ClaimWaiter, None] = {}
         self._rollouts: dict[str, dict[RolloutWaiter, None]] = {}
         self._listeners: dict[Waiter, _Hears] = {}
-        """Waiters for any news, or for labels alone."""
+        """The waiters of `any_news`."""
         self._epoch = ids.span_id()
+        """A random text in each cursor, by which cursors of another or an earlier epoch are
+        known."""
         self._claimable = 0
         self._spans = 0
         self._labels = 0
-        self._finished: deque[str] = deque(maxlen=_TOLD)
+        self._finished: deque[str] = deque(maxlen=_REMEMBERED)
         self._finished_ever = 0
         self.closed = False
         """Whether the store is closed, so that no more news will come."""
@@ -125,7 +129,7 @@ class Signals:
             wake: list[Waiter] = []
             if claimable:
                 self._claimable += claimable
-                wake += self._tell_claims(claimable)
+                wake += self._choose_claims(claimable)
             if finished:
                 self._finished.extend(finished)
                 self._finished_ever += len(finished)
@@ -134,11 +138,11 @@ class Signals:
                         if _count(waiter, rollout_id):
                             wake.append(waiter)
             if self._listeners:
-                told = bool(claimable or finished)
+                of_rollouts = bool(claimable or finished)
                 wake += [
                     waiter
                     for waiter, hears in self._listeners.items()
-                    if (labels if hears == "labels" else told or (spans and hears == "spans"))
+                    if (labels if hears == "labels" else of_rollouts or (spans and hears == "spans"))
                 ]
         for waiter in wake:
             waiter.wake()
@@ -146,7 +150,7 @@ class Signals:
     def look_again(self) -> None:
         """Wake every waiter to read again, because notifications may have been missed."""
         with self._lock:
-            self._epoch = ids.span_id()  # a caller with an earlier moment gets a gap
+            self._epoch = ids.span_id()  # a caller with an earlier cursor gets a gap
             waiters: set[Waiter] = {*self._claims, *self._listeners}
             for group in self._rollouts.values():
                 waiters.update(group)
@@ -171,10 +175,10 @@ class Signals:
 
     @contextmanager
     def any_news(self, *, spans: bool = False, labels: bool = False) -> Generator[Waiter, None, None]:
-        """Register a waiter that wakes whenever something is published.
+        """Register a waiter during the block. It wakes when news of rollouts is published.
 
-        spans: wake for new spans too. labels: wake for changes of labels and releases alone;
-        `spans` then has no effect.
+        spans: wake for new spans too.
+        labels: wake for changes of labels and releases alone; `spans` then has no effect.
         """
         waiter = Waiter()
         with self._lock:
@@ -186,10 +190,11 @@ class Signals:
                 del self._listeners[waiter]
 
     def since(self, after: str | None, *, spans: bool = False, labels: bool = False) -> News:
-        """Return the news that was published after that moment.
+        """Return the news that was published after a cursor, with the cursor of now.
 
-        after: a moment of this `Signals`; for None or one of another `Signals` the result is a gap,
-            which says where to begin.
+        after: the cursor of an earlier result; None returns the cursor alone. For a cursor of
+            another `Signals`, or one that is too old, the result is a gap.
+        spans: report new spans too.
         labels: report labels and releases, and nothing else.
         """
         with self._lock:
@@ -213,33 +218,36 @@ class Signals:
 
     @contextmanager
     def claim(self) -> Generator[ClaimWaiter, None, None]:
-        """Register and return a waiter for the queue."""
+        """Register a waiter for the queue during the block.
+
+        If it was woken and has not read the queue since, another claim is woken at the end.
+        """
         waiter = ClaimWaiter()
         with self._lock:
             self._claims[waiter] = None
         try:
             yield waiter
         except BaseException:
-            waiter.told = True  # its last look may not have happened
+            waiter.woken = True  # it may not have read the queue after its last wake-up
             raise
         finally:
             with self._lock:
                 del self._claims[waiter]
-                heirs = self._tell_claims(1) if waiter.told else []
+                heirs = self._choose_claims(1) if waiter.woken else []
             for heir in heirs:
                 heir.wake()
 
-    def looking(self, waiter: ClaimWaiter) -> None:
-        """Note that a waiter is about to look at the queue, so that it sees everything published
-        before.
-        """
+    def begin_look(self, waiter: ClaimWaiter) -> None:
+        """Note that a claim is about to read the queue, so that earlier wake-ups are used up."""
         with self._lock:
-            waiter.told = False
+            waiter.woken = False
             waiter.reset()
 
     @contextmanager
     def rollouts(self, rollout_ids: Iterable[str], *, needed: int) -> Generator[RolloutWaiter, None, None]:
-        """Register and return a waiter that wakes when `needed` of these rollouts are finished."""
+        """Register a waiter during the block. It wakes when `needed` of these rollouts are
+        finished.
+        """
         waiter = RolloutWaiter(rollout_ids, needed)
         with self._lock:
             for rollout_id in waiter.pending:
@@ -251,9 +259,9 @@ class Signals:
                 for rollout_id in waiter.pending:
                     self._forget(rollout_id, waiter)
 
-    def found(self, waiter: RolloutWaiter, finished: Iterable[str]) -> bool:
-        """Record which rollouts a waiter found finished. Return True if it need not wait any more,
-        counting what was published since its look-up.
+    def record_finished(self, waiter: RolloutWaiter, finished: Iterable[str]) -> bool:
+        """Record the rollouts that a waiter found finished in the store. Return whether it is done,
+        counting the rollouts that were published as finished too.
         """
         with self._lock:
             for rollout_id in finished:
@@ -269,29 +277,29 @@ class Signals:
             if not group:
                 del self._rollouts[rollout_id]
 
-    def _tell_claims(self, count: int) -> list[ClaimWaiter]:
-        """Choose up to `count` claims to wake, the longest waiting first. Call it with the lock
-        held.
+    def _choose_claims(self, count: int) -> list[ClaimWaiter]:
+        """Mark up to `count` claims as woken, the longest waiting first, and return them. Call it
+        with the lock held.
         """
-        told: list[ClaimWaiter] = []
+        chosen: list[ClaimWaiter] = []
         for waiter in self._claims:
-            if len(told) == count:
+            if len(chosen) == count:
                 break
-            if not waiter.told:
-                waiter.told = True
-                told.append(waiter)
-        return told
+            if not waiter.woken:
+                waiter.woken = True
+                chosen.append(waiter)
+        return chosen
 
 
 def _is_count(text: str) -> bool:
+    """Return whether a part of a cursor is a number of at most 18 digits, so that `int` is
+    cheap.
+    """
     return text.isdecimal() and len(text) < 19
 
 
 def _count(waiter: RolloutWaiter, rollout_id: str) -> bool:
-    """Count one more finished rollout of the waiter.
-
-    Return whether it was the last that it needs.
-    """
+    """Count one more finished rollout of a waiter. Return whether it needed just this one."""
     waiter.pending.discard(rollout_id)
     waiter.needed -= 1
     return waiter.needed == 0

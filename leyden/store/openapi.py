@@ -1,8 +1,8 @@
-"""The OpenAPI document of the REST interface, which a server shows at `/openapi.json`.
+"""Make the OpenAPI document of the REST interface, which a server shows at `/openapi.json`.
 
 It is made from `wire.ROUTES` and the annotations and docstrings of the protocol, so it describes
-what the server does. Routes outside of that table have a function each here. `docs/rest.md` is the
-page to read.
+what the server does. Each route outside of that table has a function here. `docs/rest.md` is the
+guide for people.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Schema = dict[str, Any]
 
 _ABOUT = (
     "A store of Leyden: rollouts, their attempts and spans, resources, workers, runs and their metrics. "
-    "Bodies and answers are JSON. An id in a path is percent-encoded; one that is also a word of these paths "
+    "Request bodies and replies are JSON. An id in a path is percent-encoded; one that is also a word of these paths "
     "has all its bytes encoded. Request bodies may be gzip. Times are Unix seconds."
 )
 _ERRORS: dict[str, str] = {
-    "400": "A parameter is wrong, unknown or missing, or there is a value that the store does not take; nothing has changed.",
+    "400": "A parameter is wrong, unknown or missing, or the store does not take its value; nothing has changed.",
     "401": "The token is missing or wrong.",
     "403": "A web page of another site sent the request; or the host name is not this machine's, and there is no token.",
     "404": "There is nothing under this id, or at this path.",
     "405": "The path takes other verbs; `Allow` names them.",
     "409": "The lifecycle does not allow this change; nothing has changed.",
     "413": "The body is larger than the server takes at once.",
-    "415": "The body is not JSON, or compressed in a way that is not read here.",
+    "415": "The body is not JSON, or its compression is not supported.",
     "500": "An unexpected error; the server's log has it under the number in the message.",
     "503": "The store cannot do this now, or the server stops (`Retry-After`).",
 }
@@ -87,7 +87,8 @@ def openapi() -> Schema:
 
 
 Key = tuple[Route, str]
-"""A route, and one of its parameters or "return", "body", "item", "items"."""
+"""A route, and the name of one of its parameters, or "return" (its result), "body" (all parameters
+of a POST), "item" or "items" (one or several things that a POST adds)."""
 
 
 def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
@@ -110,7 +111,7 @@ def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
     definitions = shared.get("$defs", {})
     schemas = {key: schema for (key, _), schema in made.items()}
     for (_, what), schema in schemas.items():
-        if what == "body" and "$ref" in schema:  # of one route alone, so it is written in place
+        if what == "body" and "$ref" in schema:  # no other route shares it, so write it in place
             schema |= definitions.pop(schema.pop("$ref").rpartition("/")[2])
     return schemas, definitions
 
@@ -122,13 +123,13 @@ def _operation(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
     if (route, "items") in schemas and answer.get("type") == "array":
         answer = {
             "anyOf": [answer, {"anyOf": [answer["items"], {"type": "null"}]}],
-            "description": "A list for a list; for one item that one, or null.",
+            "description": "A list for a request with a list; for a request with one item, that item or null.",
         }
     responses: Schema = {
-        str(route.status): {"description": "The answer.", "content": {"application/json": {"schema": answer}}}
+        str(route.status): {"description": "The result.", "content": {"application/json": {"schema": answer}}}
     }
     if route.cached:
-        responses["304"] = {"description": "What `If-None-Match` names still holds."}
+        responses["304"] = {"description": "The result that `If-None-Match` names is unchanged."}
     responses |= {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
     operation: Schema = {
         "operationId": route.method
@@ -150,22 +151,27 @@ def _operation(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
 
 
 def _has_body_twin(route: Route) -> bool:
+    """Return whether the route's method can be called by POST too. Operation ids must differ."""
     return any(other.method == route.method and other.verb == "POST" for other in ROUTES)
 
 
 def _doc(route: Route) -> tuple[str, str]:
-    """Return the first paragraph of the method's docstring, and the whole."""
+    """Return the first paragraph of the docstring of the route's method, and the whole
+    docstring.
+    """
     text = inspect.getdoc(getattr(LightningStore, route.method)) or ""
     return " ".join(text.partition("\n\n")[0].split()), text
 
 
 def _parameter(route: Route, name: str, schemas: Mapping[Key, Schema]) -> Schema:
+    """Return the OpenAPI object of a parameter in the path or the query."""
     in_path = name in route.in_path
     schema = _with_default(schemas[route, name], route, name)
     return {"name": name, "in": "path" if in_path else "query", "required": in_path, "schema": schema}
 
 
 def _body(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
+    """Return the OpenAPI object of a request body: one or several items, or parameters by name."""
     if (route, "items") in schemas:
         schema: Schema = {"anyOf": [schemas[route, "items"], schemas[route, "item"]]}
         required = True
@@ -178,6 +184,7 @@ def _body(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
 
 
 def _with_default(schema: Schema, route: Route, name: str) -> Schema:
+    """Return a parameter's schema with the default that REST clients get."""
     default = dict(route.left_out).get(name, route.signature.parameters[name].default)
     if default is inspect.Parameter.empty or isinstance(default, Unset):
         return schema
@@ -188,10 +195,10 @@ def _health() -> Schema:
     answer = {"type": "object", "properties": {"status": {"const": "ok"}}, "required": ["status"]}
     return {
         "operationId": "health",
-        "summary": "Whether the server answers; asks for no token.",
+        "summary": "Whether the server runs. It needs no token.",
         "tags": ["health"],
         "security": [{}],
-        "responses": {"200": {"description": "It does.", "content": {"application/json": {"schema": answer}}}},
+        "responses": {"200": {"description": "The server runs.", "content": {"application/json": {"schema": answer}}}},
     }
 
 
@@ -211,7 +218,7 @@ def _traces() -> Schema:
         "tags": ["traces"],
         "requestBody": {"required": True, "content": encodings},
         "responses": {
-            "200": {"description": "Taken; `partialSuccess` counts the spans that were not.", "content": encodings}
+            "200": {"description": "Stored; `partialSuccess` counts the refused spans.", "content": encodings}
         }
         | errors,
     }
@@ -225,7 +232,7 @@ def _end() -> Schema:
         "description": inspect.getdoc(WaitForEnd) or "",
         "tags": ["waits"],
         "requestBody": {"required": True, "content": contents[WaitForEnd]},
-        "responses": {"200": {"description": "The answer.", "content": contents[EndAnswer]}}
+        "responses": {"200": {"description": "Whether the run has ended.", "content": contents[EndAnswer]}}
         | {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
     }
 

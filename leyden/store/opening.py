@@ -1,4 +1,4 @@
-"""Stores by their address."""
+"""Open a store by its address."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def open_store(
     """Open the store at `memory://`, `sqlite:///absolute/path`, a plain path, `postgresql://...` or
     a server's URL (`http://host:port`).
 
-    durability: of a file or a database, "process" (the default) or "power".
+    durability: of a file or a database. "process" (the default) survives the death of any process,
+        "power" also a power cut.
     token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
-    read_only: open a file without owning it, so that it may be another process's.
-    Raise ConfigError for another address or an option that the address has no use for, and what
-    the store raises.
+    read_only: open a file without owning it, while another process may own and write it.
+    Raise ConfigError for another address and for an option that the address has no use for. Raise
+    StoreError if the store cannot be opened.
     """
     check_path("url", url, example="runs.sqlite")
     scheme, separator, rest = str(url).partition("://")
@@ -51,7 +52,9 @@ def open_store(
         return PostgresLightningStore(str(url), durability=durability or "process")
     if scheme == "memory" and not rest:
         if durability is not None:
-            raise ConfigError(f"memory:// survives nothing, so durability={durability!r} means nothing; leave it out")
+            raise ConfigError(
+                f"memory:// is lost with its process, so durability={durability!r} has no effect; leave it out"
+            )
         return InMemoryLightningStore()
     raise ConfigError(
         f"cannot open a store at {str(url)!r}; possible: memory://, sqlite:///absolute/path, a path, "
@@ -60,10 +63,11 @@ def open_store(
 
 
 def _open_read_only(url: str | Path, durability: Durability | None, token: str | None) -> LightningStore:
+    """Open a file for reading. Raise ConfigError for another kind of store or a needless option."""
     scheme, separator, rest = str(url).partition("://")
     if separator and not (scheme == "sqlite" and rest.startswith("/")):
         raise ConfigError(f"read_only=True is for a store in a file, not for {url}; leave it out")
     for name, value in {"durability": durability, "token": token}.items():
         if value is not None:
-            raise ConfigError(f"{name} means nothing for a file that is only looked at; leave it out")
+            raise ConfigError(f"{name} has no effect with read_only=True; leave it out")
     return SqliteLightningStore(rest if separator else url, read_only=True)

@@ -1,12 +1,11 @@
-"""Take spans from any OpenTelemetry exporter: OTLP/HTTP, in protobuf and in JSON.
+"""Receive spans from any OpenTelemetry exporter by OTLP/HTTP, in protobuf and in JSON.
 
-`read_spans` is pure, from the bytes of a request to spans; `receive` stores them and replies as the
-protocol asks. The module knows no server: the application that mounts it undoes the compression and
-limits the size. The attributes of `_PLACE`, on the span or on its resource
+`read_spans` converts the bytes of a request to spans, without I/O; `receive` stores them and makes
+the protocol's reply. The module knows no server: the application that mounts it unpacks the body
+and limits its size. The attributes of `_PLACE`, on the span or on its resource
 (`OTEL_RESOURCE_ATTRIBUTES=leyden.rollout_id=...,leyden.attempt_id=...`), say which attempt a span
-belongs to. A span without them is refused, counted and named in the reply, and its siblings are
-stored. Not kept: the instrumentation scope, trace state, flags and counts of data that was dropped
-before it was sent.
+belongs to. A span without them is refused, counted and named in the reply, and the other spans are
+stored. The instrumentation scope, the trace state, flags and counts of dropped data are not stored.
 
 To accept another name for an attempt's ids, add it to `_PLACE`.
 """
@@ -40,7 +39,7 @@ from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
 from leyden.host.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus
 from leyden.utils.otel import attribute_value, links_text, seconds
-from leyden.utils.text import storable
+from leyden.utils.text import fault_reason, storable
 
 TRACES = "/v1/traces"
 """The path that exporters send to, under the endpoint that they are given."""
@@ -70,10 +69,11 @@ An empty part takes two bytes to send.
 _RESOURCE_BYTES = 2**20
 """The most bytes of one resource."""
 _SPAN_BYTES = 16 * 2**20
-"""The most bytes of one span in protobuf: many times the longest conversation."""
+"""The most bytes of one span in protobuf, many times those of the longest conversation."""
 _NAMED = 3
 """The number of refused spans that a reply names."""
 
+# OTLP's numbers for kinds and statuses; any other is INTERNAL and UNSET
 _KINDS: dict[int, SpanKind] = {2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
 _STATUS: dict[int, Literal["OK", "ERROR"]] = {1: "OK", 2: "ERROR"}
 
@@ -110,16 +110,18 @@ class SpanSink(Protocol):
 
 
 class _Refused(ValueError):
-    """A span that cannot be placed."""
+    """A span cannot be stored; the message gives the reason."""
 
 
 async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpAnswer:
     """Store the spans of an OTLP request, and reply in the encoding of the request.
 
-    Spans that cannot be placed are counted in `partial_success`. Spans that are stored already are
-    not, because an exporter may send a request again. A finished attempt takes spans too. Raises
-    what the store raises when it cannot write (StoreError, StoreClosed); some of the spans may be
-    stored then, and the request is safe to retry.
+    Spans that are refused are counted in `partial_success`. Spans that are stored already are not,
+    because an exporter may send a request again. A finished attempt takes spans too. A body that
+    cannot be read gives a reply with status 400, another content type one with 415.
+
+    Raise StoreError or StoreClosed if the store cannot write. Some of the spans may be stored then,
+    and the request is safe to retry.
     """
     encoding = content_type.partition(";")[0].strip().lower()
     if encoding not in (PROTOBUF, JSON):
@@ -150,9 +152,11 @@ async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
 
 
 async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
-    """Add spans and return a message for each that was refused, an empty list if all were added.
+    """Add spans in one transaction. Return a message for each refused span; an empty list if all
+    were added.
 
-    All are tried in one transaction. After a refusal each attempt is tried alone, then each span.
+    If the store refuses the transaction, the spans of each attempt are added by themselves, and if
+    it refuses those too, each span by itself.
     """
     parts = [list(group) for _, group in groupby(spans, key=_OWNER)]
     try:
@@ -172,10 +176,11 @@ async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
 _OWNER = attrgetter("rollout_id", "attempt_id")
 
 
-# ---- answers -------------------------------------------------------------------------------------
+# ---- replies -------------------------------------------------------------------------------------
 
 
 def _summary(refused: Sequence[str], total: int) -> str:
+    """Return how many spans were refused, with the first few and their reasons."""
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     return f"{len(refused)} of {total} spans were not placed: {'; '.join(refused[:_NAMED])}{more}"
 
@@ -184,13 +189,14 @@ def _failure(status: int, encoding: str, message: str) -> OtlpAnswer:
     """Return a `google.rpc.Status` with the code INVALID_ARGUMENT."""
     if encoding == JSON:
         return OtlpAnswer(status, JSON, json.dumps({"code": 3, "message": message}).encode())
-    # No package of ours has `google.rpc.Status`. This message has the same fields (1: a number,
-    # 2: a text), and so the same bytes.
+    # No installed package has `google.rpc.Status`. This message has the same fields (1: a number,
+    # 2: a text), and so the same bytes. 3 is INVALID_ARGUMENT.
     same = ExportTracePartialSuccess(rejected_spans=3, error_message=message)
     return OtlpAnswer(status, PROTOBUF, same.SerializeToString())
 
 
 def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
+    """Return the response as bytes in an encoding."""
     if encoding == JSON:
         return json_format.MessageToJson(response, indent=None).encode()
     return response.SerializeToString()
@@ -200,10 +206,10 @@ def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
 
 
 def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
-    """Return the spans of an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
+    """Parse an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
 
     Raise ValueError, which says where, for a body that is malformed or has more than 100,000 spans
-    or 200,000 parts. No span is taken then.
+    or 200,000 parts. A span without an attempt is not an error: it is listed as refused.
     """
     if encoding == JSON and has_too_many_parts(body):
         raise ValueError(f"the body has more than {MAX_JSON_PARTS:,} objects and lists; send fewer spans at a time")
@@ -221,6 +227,7 @@ def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
 
 
 def _by_attempt_and_end(ended: tuple[int, Span]) -> tuple[str, str, int]:
+    """Return the sort key of a span and its end in nanoseconds."""
     end, span = ended
     return span.rollout_id, span.attempt_id, end or 2**64  # a span that has not ended comes last
 
@@ -259,6 +266,7 @@ class _Left:
 
 
 def _protobuf_groups(body: bytes, left: _Left) -> Iterator[_Group]:
+    """Yield each resource of a request in protobuf with its spans."""
     for group in _parts(memoryview(body), ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, left):
         resource = b"".join(_parts(group, trace_pb2.ResourceSpans.RESOURCE_FIELD_NUMBER, left))
         if len(resource) > _RESOURCE_BYTES:
@@ -267,6 +275,7 @@ def _protobuf_groups(body: bytes, left: _Left) -> Iterator[_Group]:
 
 
 def _protobuf_spans(group: memoryview, left: _Left) -> Iterator[trace_pb2.Span]:
+    """Yield the spans of one resource. Raise ValueError for a span that is too large."""
     for scope in _parts(group, trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, left):
         for span in _parts(scope, trace_pb2.ScopeSpans.SPANS_FIELD_NUMBER, left):
             if len(span) > _SPAN_BYTES:
@@ -277,24 +286,26 @@ def _protobuf_spans(group: memoryview, left: _Left) -> Iterator[trace_pb2.Span]:
 
 
 def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview]:
-    """Yield the parts of a message that are its field `number`, not parsed. Raise ValueError for
-    bytes that are no message.
+    """Yield the bytes of each occurrence of field `number` in a protobuf message, not parsed. Raise
+    ValueError for bytes that are no message.
+
+    Every field of the message counts as a part, because each one costs memory when it is parsed.
     """
     at = 0
     while at < len(message):
         left.take()
         tag, at = _varint(message, at)
-        match tag & 7:
-            case 0:
+        match tag & 7:  # the wire type; the bits above are the field's number
+            case 0:  # a varint
                 at = _varint(message, at)[1]
-            case 1:
+            case 1:  # 64 bits
                 at += 8
-            case 2:
+            case 2:  # a length, then so many bytes
                 length, start = _varint(message, at)
                 at = start + length
                 if tag >> 3 == number and at <= len(message):
                     yield message[start:at]
-            case 5:
+            case 5:  # 32 bits
                 at += 4
             case kind:
                 raise ValueError(f"a field of kind {kind} at byte {at}")
@@ -303,9 +314,9 @@ def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at `at`, and the position after it."""
+    """Return the varint at position `at`, and the position after it."""
     value = 0
-    for shift, byte in enumerate(message[at : at + 10]):
+    for shift, byte in enumerate(message[at : at + 10]):  # 10 bytes hold 64 bits
         value |= (byte & 127) << 7 * shift
         if byte < 128:
             return value, at + shift + 1
@@ -313,6 +324,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def _json_groups(body: bytes, left: _Left) -> Iterator[_Group]:
+    """Yield each resource of a request in JSON with its spans."""
     document: Any = json.loads(body, object_pairs_hook=_object)
     if not isinstance(document, dict):
         raise ValueError(f"it is {storable(repr(document), limit=100)}, not an object")
@@ -330,6 +342,9 @@ def _json_spans(group: dict[str, Any], left: _Left) -> Iterator[dict[str, Any]]:
 
 
 def _objects(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the list of objects under a key; empty if it is missing. Raise ValueError for another
+    value.
+    """
     found: Any = parent.get(key)
     if found is None:
         return []
@@ -342,6 +357,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 def _from_json(entries: Any, message: _M) -> _M:
+    """Fill a protobuf message from a JSON object, and return it."""
     if not isinstance(entries, dict):
         raise ValueError(f"resource is {storable(repr(entries), limit=100)}, not an object")
     return json_format.ParseDict(cast(dict[str, Any], entries), message, ignore_unknown_fields=True)
@@ -364,7 +380,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
-    """Return one span. Raise _Refused with the reason if it cannot be placed."""
+    """Convert one span. Raise _Refused, with the reason, if it names no attempt or is malformed."""
     attributes = _attributes(proto.attributes)
     rollout_id, attempt_id = (_placing_id(noun, attributes, resource) for noun in ("rollout_id", "attempt_id"))
     if proto.links:
@@ -390,14 +406,16 @@ def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise _Refused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise _Refused(f"{'.'.join(map(str, first['loc']))}: {fault_reason(first)}") from None
 
 
 def _called(span_id: str, name: str) -> str:
+    """Return how messages name a span."""
     return f"span {span_id or '(without id)'} {storable(repr(name), limit=100)}"
 
 
 def _hex(whose: str, value: bytes, length: int) -> str:
+    """Return an id as hexadecimal digits. Raise _Refused for another length and for all zeros."""
     if len(value) != length or not any(value):
         raise _Refused(
             f"its {whose} id {value[:32].hex()!r} is not {2 * length} hexadecimal digits, or all of them are 0"
@@ -406,23 +424,27 @@ def _hex(whose: str, value: bytes, length: int) -> str:
 
 
 def _placing(noun: str, attributes: Attributes, resource: Attributes) -> Any:
-    """Return the id that places a span; None if there is none."""
+    """Return the value of the first attribute that gives a span's `noun` ("rollout_id", ...); None
+    if there is none.
+    """
     names = _PLACE[noun]
     return next((source[name] for source in (attributes, resource) for name in names if name in source), None)
 
 
 def _placing_id(noun: str, attributes: Attributes, resource: Attributes) -> str:
+    """Return the rollout's or attempt's id in a span's attributes. Raise _Refused without one."""
     value = _placing(noun, attributes, resource)
     if not value or not isinstance(value, str):
-        was = "it names none" if value is None else f"{storable(repr(value), limit=100)} is none"
+        found = "it names none" if value is None else f"{storable(repr(value), limit=100)} is none"
         names = " or ".join(_PLACE[noun])
-        raise _Refused(f"{noun} unknown, {was}; set the attribute {names} on the span or on its resource")
+        raise _Refused(f"{noun} unknown, {found}; set the attribute {names} on the span or on its resource")
     return value
 
 
 def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
-    """Return the span's sequence id; 0, for the store to draw one, if it has none. A resource made
-    from the environment has it as text.
+    """Return the span's sequence id; 0 if it has none, so that the store draws one.
+
+    It may be text, because resource attributes from an environment variable are.
     """
     value = _placing("sequence_id", attributes, resource)
     if value is None:
@@ -448,7 +470,7 @@ def _attributes(attributes: Iterable[KeyValue]) -> Attributes:
 
 
 def _plain(value: AnyValue) -> Any:
-    """Return the Python value; None if none is set."""
+    """Return an attribute's value as a Python value; None if it is not set."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None
@@ -458,5 +480,5 @@ def _plain(value: AnyValue) -> Any:
 _READ: dict[str, Callable[[Any], Any]] = {
     "array_value": lambda array: [_plain(element) for element in array.values],
     "kvlist_value": lambda entries: {entry.key: _plain(entry.value) for entry in entries.values},
-    "string_value_strindex": lambda _: None,  # of another signal; to be read as absent here
+    "string_value_strindex": lambda _: None,  # for the profiles signal; traces must read it as absent
 }

@@ -1,9 +1,9 @@
 """`PostgresLightningStore`: the SQL store on PostgreSQL, durable, shared by any number of processes
 and machines.
 
-It knows a few threads with a connection each, some for writes and some for reads, so that long
-reads delay no write, and one that listens for commits of other stores. Acknowledged means flushed
-to the server's disk.
+It has a few threads with a connection each, some for writes and some for reads, so that long reads
+delay no write, and one thread that listens for commits of other stores. A call returns when the
+server has flushed its change to the disk.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
-"""Back-off between retries of a claim while other transactions hold the rows, usually for about 1
-ms."""
+"""The pauses between retries of a claim whose rows other transactions have locked, usually for
+about 1 ms."""
 
 
 class _Threads:
-    """Runs operations in up to `most` threads with a session each. One starts now, the others on
-    demand.
+    """Runs operations in up to `most` threads, each with a session of its own. The first starts at
+    once, the others on demand.
     """
 
     def __init__(self, url: str, name: str, most: int, session: Callable[[], PostgresSession]) -> None:
@@ -67,7 +67,10 @@ class _Threads:
         kwargs: Mapping[str, Any],
         undo: Operation[None] | None = None,
     ) -> Any:
-        """Run an operation, and return its answer after its commit. See `Driver` for `undo`."""
+        """Run an operation in one of the threads, and return its result after its commit.
+
+        undo: takes the result back if the caller was cancelled after the commit.
+        """
         job = QueuedOperation(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
         with self._gate:
             if not self._open:
@@ -91,9 +94,10 @@ class _Threads:
 
 
 def _serve(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None]) -> None:
-    """Run jobs until the store closes.
+    """Run a thread: execute jobs until the store closes.
 
-    It is the function of a thread, and keeps no reference to `_Threads`.
+    It keeps no reference to `_Threads`, so that a store that is dropped without `close` is
+    collected, which ends the threads.
     """
     answered: Loops = weakref.WeakSet()
     session.connect()
@@ -104,6 +108,10 @@ def _serve(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None]) 
 
 
 def _work(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None], answered: Loops) -> None:
+    """Run the queued jobs up to the mark of the end (None), which is left for the next thread.
+
+    answered: receives the event loops of the callers.
+    """
     while (job := jobs.get()) is not None:
         if not job.wanted:
             continue
@@ -123,6 +131,8 @@ def _stop(jobs: SimpleQueue[QueuedOperation | None], threads: Sequence[threading
 
 
 class _PostgresDriver:
+    """A `Driver` that runs operations on threads for writes and threads for reads."""
+
     def __init__(self, target: Target, connections: int, patience_seconds: float, signals: Signals) -> None:
         self.url = target.url
         self._pid = os.getpid()
@@ -186,7 +196,7 @@ class _PostgresDriver:
 
 def _listener(target: Target, sender: str, signals: Signals, patience: Patience) -> Listener:
     """Migrate the database and return its listener. Wait while the server is away."""
-    answered = told = False
+    answered = warned = False
     while True:
         try:
             with closing(connect(target)) as connection:
@@ -195,9 +205,10 @@ def _listener(target: Target, sender: str, signals: Signals, patience: Patience)
         except psycopg().Error as error:
             if answered or not isinstance(error, psycopg().OperationalError):
                 raise store_error(target, error) from error
-            answered = answers(target)  # then it has just come back, or will say the same again
-            if not answered and not told:
-                told = True
+            # A server that answers now has just come back, or will refuse a second time.
+            answered = answers(target)
+            if not answered and not warned:
+                warned = True
                 logger.warning("%s does not answer yet (%s); trying again", target.url, " ".join(str(error).split()))
             if not answered:
                 patience.wait(error)

@@ -1,9 +1,9 @@
-"""A store's file, opened for reading while another process may own and write it.
+"""Read a store's file while another process may own and write it.
 
-It knows no lock and changes nothing, not even the directory. A file without a log is read as it is;
-one with a log is read as by any reader of its owner. SQLite notifies no other process, so the
-number that changes with each commit is read 20 times a second, at 10 microseconds each, and waiters
-wake a moment after a commit.
+The module takes no lock and changes nothing, not even the directory. A file without a write-ahead
+log has no owner and is read as it is; one with a log is read together with the log. SQLite does not
+notify other processes. A thread therefore reads the number that changes with each commit 20 times a
+second, at 10 microseconds each, and waiters wake a moment after a commit.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from leyden.store.worker import SessionThread
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.05
+"""How often to look for changes of the file."""
 _OPENING_SECONDS = 0.5
 """The seconds that an owner may take between creating its log and creating the log's index."""
 
@@ -88,7 +89,7 @@ class ReadOnlyDriver:
             way = f"process {owner.pid} owns it: {where}"
         raise StoreError(f"{self.url} was opened read-only here and cannot be changed; {way}")
 
-    def tell_server(self, server: str | None) -> None:
+    def record_server(self, server: str | None) -> None:
         """Do nothing: other processes may open the file as well."""
 
     async def close(self) -> None:
@@ -102,8 +103,8 @@ class ReadOnlyDriver:
             reader.stop()
 
     def _newest_reader(self) -> tuple[SessionThread, _Stamp]:
-        """Return a reader that sees the present file: a new one if an owner has come, or has come
-        and gone.
+        """Return a reader of the present file. Open a new one if another process has opened the
+        file for writing since, even if it has closed it again.
         """
         with self._opening:
             if self._closed:
@@ -132,10 +133,10 @@ class _FileWatch:
 
 
 def _serve(path: Path, url: str, signals: Signals, over: threading.Event) -> None:
-    """Publish a signal whenever the database changes, until `over` is set. Runs in a thread.
+    """Run a thread: wake all waiters whenever the database changes, until `over` is set.
 
-    SQLite's `data_version` changes with each commit of another process. Before the file exists, its
-    stamp on disk is compared instead.
+    A file without a log is compared by its time and size. Once there is a log, a connection reads
+    SQLite's `data_version`, which changes with each commit of another process.
     """
     connection: sqlite3.Connection | None = None
     seen: object = _stamp_of(path)
@@ -163,7 +164,7 @@ def _end(over: threading.Event, thread: threading.Thread) -> None:
 
 
 def _stamp_of(path: Path) -> _Stamp:
-    """Return what tells two versions of a file apart. Raise OSError if there is no file."""
+    """Return the file's time and size, or None if it has a log. Raise OSError without a file."""
     if path.with_name(f"{path.name}-wal").exists():
         return None
     status = path.stat()
@@ -171,13 +172,14 @@ def _stamp_of(path: Path) -> _Stamp:
 
 
 def _still(path: Path, stamp: _Stamp) -> bool:
-    """Return whether the opened file is the present one. With a log it is: its owner keeps the log
-    while a reader is there.
+    """Return whether the file that was opened with this stamp is still the present one.
+
+    A file with a log always is, because its owner keeps the log while a reader has it open.
     """
     try:
         return stamp is None or stamp == _stamp_of(path)
     except OSError:
-        return True  # it is gone; the open file is all there is
+        return True  # the file was deleted, so no newer one can be opened
 
 
 def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
@@ -196,8 +198,10 @@ def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
 
 
 def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
-    """Return a connection for reading. A file without a log has no writer, and SQLite needs no
-    files beside it.
+    """Return a connection for reading. Raise StoreError for a file that is no store.
+
+    stamp: a file with a stamp has no log and so no writer. It is opened as immutable, so that
+        SQLite makes no files beside it.
     """
     alone = "" if stamp is None else "&immutable=1"
     connection = connect(f"file:{quote(str(path))}?mode=ro{alone}", {"query_only": "ON", "temp_store": "MEMORY"})
@@ -210,7 +214,7 @@ def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
 
 
 def _is_half_open(error: sqlite3.Error) -> bool:
-    """Return whether an owner may be opening or closing the file: for a moment the log exists
-    without its index.
+    """Return whether the error may be passing: while an owner opens or closes the file, the log
+    exists for a moment without its index.
     """
     return (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_CANTOPEN")

@@ -1,9 +1,9 @@
 """Count the requests to a store server and how long they took, in memory, from the start of the
 server.
 
-It knows no HTTP beyond a status, and no format in which a monitor reads the counts
-(`leyden/monitor/prometheus.py`). Counting is on the path of every request, in the one event loop
-that serves: a dict and a bisection, without a lock.
+The module knows no HTTP beyond a status, and no format in which a monitor reads the counts
+(`leyden/monitor/prometheus.py`). Every request is counted, in the one event loop that serves, so
+counting is a look-up and a bisection without a lock.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ class Durations:
 
 
 class RequestMetrics:
-    """Requests by method and status, and the durations of those that did not wait for an event."""
+    """The number of requests by method and status, and the durations of the requests that did not
+    wait for an event, by method.
+    """
 
     def __init__(self, connections: Callable[[], int] = lambda: 0) -> None:
-        """connections: returns the number of open connections."""
+        """Begin with no requests.
+
+        connections: returns the number of open connections.
+        """
         self.connections = connections
         self.requests: dict[tuple[str, int], int] = {}
         self.durations: dict[str, Durations] = {}

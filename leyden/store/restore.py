@@ -1,8 +1,8 @@
-"""`import_parquet`: what an export knows of releases, in a new store.
+"""Import the releases of an export into a new store (`import_parquet`).
 
 It reads resources with all versions, labels, releases, the audit log and feedback. Rollouts,
-attempts, spans, runs and metrics stay in the files, where DuckDB and its kin read them. Of live
-rollouts the store keeps what late feedback needs.
+attempts, spans, runs and metrics stay in the files, where DuckDB or pandas read them. Of each live
+rollout, the new store gets the version and the arm, which late feedback needs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from leyden.store.export import arrow_modules
 from leyden.store.sql.body.restoring import Restored
 from leyden.store.sql.store import SqlLightningStore
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
+from leyden.utils.text import fault_reason, shown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,7 +37,7 @@ _JSON: dict[type[BaseModel], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import."""
+    """The row counts of a finished import."""
 
     rows: Mapping[str, int]
     """The number of rows by the name of the file without `.parquet`."""
@@ -45,14 +46,16 @@ class Imported:
 async def import_parquet(store: LightningStore, directory: str | Path) -> Imported:
     """Add the resources, labels, releases, audit log and feedback of an export, in one transaction.
 
-    Times and the order stay; sequence ids are given anew, from 1.
+    Times and the order are kept; sequence ids are assigned anew, from 1.
+
     store: a file, a database or memory, without resources, feedback and releases.
-    Raise ConfigError for a store that is served elsewhere or has some already, for files that are
-    missing or do not fit, and if pyarrow is not installed. Nothing is added then.
+    directory: one that `leyden store export` made.
+    Raise ConfigError for a client of a server, for a store that holds any of these, for files that
+    are missing or do not fit, and if pyarrow is not installed. Nothing is added then.
     """
     if not isinstance(store, SqlLightningStore):
         raise ConfigError(
-            f"cannot import into {store.url}; give the file or the database behind it, while no server has it"
+            f"cannot import into {store.url} through its server; stop the server, and give the file or the database behind it"
         )
     directory = Path(directory)
     restored = Restored(
@@ -83,10 +86,17 @@ def _items(path: Path, model: type[M]) -> list[M]:
             for row in _rows(path, list(model.model_fields))
         ]
     except (ValidationError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} does not hold what `leyden store export` writes: {error}") from error
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            reason = f"{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {fault_reason(first)}"
+        raise ConfigError(
+            f"{path} has a row that is no {model.__name__}: {reason}; give a directory that `leyden store export` made"
+        ) from error
 
 
 def _refuse(constant: str) -> NoReturn:
+    """Raise ValueError for NaN and infinity, which Python's parser would accept."""
     raise ValueError(f"{constant} is no JSON value")
 
 

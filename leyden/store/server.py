@@ -1,7 +1,7 @@
-"""`LightningStoreServer`: a store that other processes and machines can use, over HTTP.
+"""`LightningStoreServer`: serve a store to other processes and machines over HTTP.
 
-It knows sockets and threads; `app.py` knows requests and replies, `wire.py` the routes. To serve
-more than the store, give the server a view (GET), or `StoreApp` a handler (POST).
+The module knows sockets and threads; `app.py` knows requests and replies, `wire.py` the routes. To
+serve more than the store, give the server a view (GET), or `StoreApp` a handler (POST).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ once."""
 
 
 class LightningStoreServer(NamedOptions):
-    """Serves `store` between `start` and `stop`, on a thread of its own, and runs its schedule
+    """Serves `store` between `start` and `stop`, on a thread of its own, and sweeps and prunes it
     (`Sweeper`).
 
-    `stop` leaves the store open. A pickled server becomes a client of itself, so it can be passed
-    to a child process.
+    `stop` leaves the store open. A pickled server is unpickled as a client of it, so that it can be
+    passed to a child process.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class LightningStoreServer(NamedOptions):
         views: Mapping[str, View] | None = None,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
-        """port: 0 chooses a free one.
+        """Make the server without starting it.
+
+        host, port: the address to listen on; port 0 chooses a free one.
         socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches
             it, and `stop` removes it.
         token: the secret that clients must send; None serves this machine only.
         operator_token: the only secret that moves labels, freezes versions and advances releases.
-            It is good for everything else too. None: `token` is.
+            It admits to everything else too. None: `token` does all of this.
         insecure: serve other machines without a token.
         max_body_bytes: the limit of one request; a larger one is refused with 413.
         retention: the rule by which the store prunes finished rollouts; None keeps all.
@@ -122,14 +124,14 @@ class LightningStoreServer(NamedOptions):
         await asyncio.shield(self.stop())
 
     async def start(self) -> None:
-        """Open the port and serve.
+        """Open the port or the socket, and serve.
 
-        Calling it again does nothing. Raise StoreError if the port cannot be opened.
+        Calling it again does nothing. Raise StoreError if the address cannot be bound.
         """
         await asyncio.to_thread(self._start)
 
     async def stop(self) -> None:
-        """Finish the requests under way and close the port.
+        """Finish the requests under way and close the port or the socket.
 
         Calling it again does nothing; `start` opens the same port again.
         """
@@ -165,8 +167,8 @@ class LightningStoreServer(NamedOptions):
         return reconnect, (self.endpoint, self._token, {})
 
     def _start(self) -> None:
-        """Listen, serve in a thread of the server's own, and publish the address. Do nothing if it
-        is started.
+        """Listen, serve in a new thread, and record the address for other processes. Do nothing if
+        the server runs.
         """
         with self._lock:
             if self._thread is not None:
@@ -203,18 +205,17 @@ class LightningStoreServer(NamedOptions):
             self._publish_address(self.endpoint)
 
     def _make_app(self, **options: Any) -> StoreApplication:
-        """Return the application that serves the requests. A subclass may serve other clients as
-        well.
+        """Return the application that handles the requests. Override it to serve other clients too.
 
-        options: of `StoreApp`.
+        options: those of `StoreApp`.
         """
         return StoreApp(self.store, **options)
 
     def _listen(self) -> socket.socket:
         """Return a listening socket, on the Unix socket path or on host and port.
 
-        A `port` of 0 is replaced by the one that the system chose. Raise StoreError if neither can
-        be had.
+        A `port` of 0 is replaced by the one that the system chose. Raise StoreError if the address
+        cannot be bound.
         """
         if self._socket_path is not None:
             try:
@@ -235,6 +236,7 @@ class LightningStoreServer(NamedOptions):
         return listener
 
     def _stop(self) -> None:
+        """Stop the thread, remove the socket and the recorded address, and end `run_forever`."""
         with self._lock:
             if self._thread is not None:
                 if self._socket_path is not None:
@@ -254,4 +256,4 @@ class LightningStoreServer(NamedOptions):
     def _publish_address(self, endpoint: str | None) -> None:
         # The lock file of a store names its owner; other processes find the server by it.
         if isinstance(self.store, SqliteLightningStore):
-            self.store.tell_server(endpoint)
+            self.store.record_server(endpoint)

@@ -1,8 +1,8 @@
 """`SqliteLightningStore`: the SQL store on a file, durable, owned by one process.
 
-It knows one writer thread (group commit) and one reader thread, so that a long read delays no
-write. Acknowledged means committed to the write-ahead log: it survives the death of any process.
-`durability="power"` also waits for the disk, and survives a power cut.
+It has one writer thread (group commit) and one reader thread, so that a long read delays no write.
+A call returns when its change is committed to the write-ahead log, where it survives the death of
+any process. `durability="power"` also waits for the disk, so that it survives a power cut.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ _SYNCHRONOUS: Mapping[Durability, str] = {"process": "NORMAL", "power": "FULL"}
 
 
 class _FileDriver:
+    """A `Driver` on one file that this process owns."""
+
     def __init__(self, path: Path, durability: Durability, signals: Signals) -> None:
         self.url = f"sqlite://{path}"
         self._closing = threading.Lock()
-        lock = _own(path, self.url)
+        lock = _take_ownership(path, self.url)
         try:
             writer, reader, keeper = _open(path, self.url, durability)
         except BaseException:
@@ -53,7 +55,9 @@ class _FileDriver:
         self._lock = lock  # the last attribute, so that it is released last if the store is dropped without `close`
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-        try:  # what was just written is in the writer's cache; the reader's goes cold with each commit
+        # Short reads run on the writer's connection: what was just written is in its cache, while
+        # each commit empties the reader's.
+        try:
             return await self._writer.run_here(operation, args, kwargs, reads=True)
         except Long:
             return await self._reader.run(operation, args, kwargs)
@@ -69,8 +73,8 @@ class _FileDriver:
         self._checkpointer.wrote()
         return self._writer.run(operation, args, kwargs, undo=undo)
 
-    def tell_server(self, server: str | None) -> None:
-        self._lock.tell_server(server)
+    def record_server(self, server: str | None) -> None:
+        self._lock.record_server(server)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._stop)
@@ -102,26 +106,29 @@ class SqliteLightningStore(SqlLightningStore):
         signals = Signals()
         driver = ReadOnlyDriver(self.path, signals) if read_only else _FileDriver(self.path, durability, signals)
         super().__init__(driver, signals, durable=True)
-        self._tell_server = driver.tell_server
+        self._record_server = driver.record_server
         self._read_only = read_only
 
     @property
     def capabilities(self) -> StoreCapabilities:
-        """The capabilities of the store. A file that is only read counts as swept, by its owner."""
+        """What this store can do. A file that is opened read-only counts as swept, by its owner."""
         return {**super().capabilities, "swept": self._read_only}
 
-    def tell_server(self, server: str | None) -> None:
+    def record_server(self, server: str | None) -> None:
         """Record the URL where the store is served, for the error of another process that opens the
         file. None: it is not served.
         """
-        self._tell_server(server)
+        self._record_server(server)
 
 
-def _own(path: Path, url: str) -> LockFile:
+def _take_ownership(path: Path, url: str) -> LockFile:
+    """Create the file and its directory if they are missing, and return the held lock. Raise
+    StoreError if that fails, StoreFull if the disk is full.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = LockFile(path, url)
-        with contextlib.suppress(FileExistsError):  # prompts and answers are this user's
+        with contextlib.suppress(FileExistsError):  # only this user may read prompts and responses
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         return lock
     except OSError as error:

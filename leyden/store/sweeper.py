@@ -1,8 +1,8 @@
-"""`Sweeper`: the schedule that the owner of a store runs. It ends the attempts whose time is over,
-marks the silent ones, and prunes what retention does not keep.
+"""`Sweeper`: the background tasks that the owner of a store runs. They end the attempts whose time
+is over, mark the silent ones, and delete the rollouts that retention does not keep.
 
-It knows no lifecycle: `store.sweep()` and `store.prune()` decide. Both are scheduled here, never a
-side effect of a read.
+The module knows no lifecycle: `store.sweep()` and `store.prune()` decide. Both run on a schedule,
+never as a side effect of a read.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from leyden.types import Retention
 logger = logging.getLogger(__name__)
 
 _SHORTEST_SECONDS = 0.01
+"""The shortest pause between two sweeps."""
 _PRUNE_STEP = 1000
-"""Rollouts between two pauses. Each step first finds what is kept, in 50 ms for a million rollouts.
-"""
+"""The most rollouts that are deleted between two pauses. Each step first finds the rollouts to
+keep, which takes 50 ms for a million rollouts."""
 _SHOWN = 3
 """The most attempts that a line of the log names."""
 
 
 class Sweeper:
-    """Sweeps and prunes `store` between `async with` and its end.
+    """Sweeps and prunes `store` during its `async with` block.
 
     interval_seconds: the longest time between two sweeps. There is also one at each deadline. A
-        store that is swept already (`capabilities["swept"]`) is left alone.
-    retention: the rule of what is kept; None: everything.
-    prune_interval_seconds: the time between two prunes; one more runs at the end. Rollouts that
-        finish in between exceed the retention for a moment.
+        store that its server sweeps (`capabilities["swept"]`) is not swept here.
+    retention: the limits of what is kept; None keeps everything.
+    prune_interval_seconds: the time between two prunes; one more runs at the end. Between two
+        prunes the store may exceed the limits.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Sweeper:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if kind is None and not self._retention.keeps_everything:
-            with suppress(StoreError):  # logged; the next owner tries again
+            with suppress(StoreError):  # the store's next owner prunes again
                 await self._prune()
 
     def _start(self, work: Callable[[], Awaitable[float]], retry_seconds: float, name: str) -> None:
@@ -89,8 +90,8 @@ class Sweeper:
         return min(self._interval_seconds, max(_SHORTEST_SECONDS, deadline - time.time()))
 
     async def _prune(self) -> float:
-        """Delete the rollouts beyond the limits of retention, and return the seconds until the next
-        time.
+        """Delete all rollouts beyond the limits of retention, step by step, and return the seconds
+        until the next prune.
         """
         started, before = time.monotonic(), self.forgotten
         step = _PRUNE_STEP
@@ -98,15 +99,19 @@ class Sweeper:
             step_started = time.monotonic()
             step = await self._store.prune(self._retention, limit=_PRUNE_STEP)
             self.forgotten += step
-            await asyncio.sleep(time.monotonic() - step_started)  # half of the time is for others
+            await asyncio.sleep(time.monotonic() - step_started)  # leave half of the time to other calls
         if forgotten := self.forgotten - before:
             seconds = time.monotonic() - started
-            logger.info("forgot %d finished rollouts in %.1f s, %d in all", forgotten, seconds, self.forgotten)
+            logger.info("deleted %d finished rollouts in %.1f s, %d in all", forgotten, seconds, self.forgotten)
         return self._prune_interval_seconds
 
 
 async def _repeat(work: Callable[[], Awaitable[float]], retry_seconds: float, name: str) -> None:
-    """Do `work` again and again, after as many seconds as it says, until the store is closed."""
+    """Call `work` again and again until the store is closed, each time after the seconds that it
+    returned. After an error, log it and wait for `retry_seconds`.
+
+    name: what the log calls the work.
+    """
     while True:
         try:
             await asyncio.sleep(await work())

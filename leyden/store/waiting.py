@@ -1,8 +1,8 @@
-"""The methods that wait, built on three questions that return at once.
+"""Implement the store's methods that wait, on three operations that return at once.
 
-The module knows signals, no database and no network. A store in this process, on a shared database
-or behind a server waits in the same way. They differ only in what feeds their `Signals`: commits,
-notifications of the database, or news from the server.
+The module knows signals, and neither a database nor a network. Stores in this process, on a shared
+database or behind a server all wait in the same way. They differ in the source of their `Signals`:
+commits, notifications of the database, or news from the server.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from leyden.types import UNSET, AttemptedRollout, News, Rollout, SpanPage, Unset
 
 
 class WaitingStore(LightningStore):
-    """Waits by `signals`. A subclass implements three calls that return at once: a claim, finished
-    rollouts, new spans.
+    """A store whose waiting methods wait for its `Signals`. A subclass implements three operations
+    that return at once: `_claim`, `_finished` and `_new_spans`.
     """
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
         self._reading = threading.Lock()
         self._read_up_to: str | None = None
-        """The cursor of callers that pass none."""
+        """The cursor for callers of `poll_new_spans` that pass none."""
 
     @abstractmethod
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> Sequence[AttemptedRollout]:
@@ -41,11 +41,11 @@ class WaitingStore(LightningStore):
 
     @abstractmethod
     async def _new_spans(self, after: str | None, rollout_ids: Sequence[str] | None, limit: int) -> SpanPage:
-        """Return what `poll_new_spans` returns, without waiting."""
+        """Return up to `limit` spans after a cursor, and the next cursor, without waiting."""
 
     async def _expect_signals(self) -> None:
-        """Prepare for waiting, after a caller found nothing. For a store whose `Signals` must be
-        fetched.
+        """Make sure that signals arrive, because a caller is about to wait. A store behind a server
+        starts to read news; others need nothing.
         """
 
     async def dequeue_many_rollouts(
@@ -66,7 +66,7 @@ class WaitingStore(LightningStore):
         deadline = time.monotonic() + timeout_seconds
         with self._signals.claim() as waiter:
             while True:
-                self._signals.looking(waiter)
+                self._signals.begin_look(waiter)
                 claimed = await self._claim(limit, worker_id, claim_id)
                 if claimed or not await waiter.wait(deadline - time.monotonic()):
                     return claimed
@@ -99,15 +99,15 @@ class WaitingStore(LightningStore):
             after = self._read_up_to
             page = await self._poll(after, None, limit, deadline - time.monotonic())
             with self._reading:
-                if self._read_up_to == after:  # if not, another caller was given these spans meanwhile
+                if self._read_up_to == after:  # if not, another caller has returned these spans meanwhile
                     self._read_up_to = page.after
                     return page
 
     async def _poll(
         self, after: str | None, rollout_ids: Sequence[str] | None, limit: int, timeout_seconds: float
     ) -> SpanPage:
-        """Return new spans after a cursor, waiting up to `timeout_seconds` for the first. An empty
-        page: none came.
+        """Return new spans after a cursor. Wait up to `timeout_seconds` for the first; the page is
+        empty if none arrives.
         """
         if timeout_seconds <= 0:
             return await self._new_spans(after, rollout_ids, limit)
@@ -139,8 +139,8 @@ class WaitingStore(LightningStore):
                     return news
 
     async def _wait(self, rollout_ids: Sequence[str], needed: int, timeout: float | None) -> Sequence[Rollout]:
-        """Return the finished ones of these rollouts once there are `needed`, or those finished at
-        the timeout.
+        """Wait until `needed` of the rollouts are finished or the timeout has passed, and return
+        all that are finished by then.
 
         timeout: in seconds; None waits without limit.
         """
@@ -151,7 +151,7 @@ class WaitingStore(LightningStore):
                 finished = await self._finished(rollout_ids)
                 if len(finished) >= needed or (timeout is not None and timeout <= 0):
                     return finished
-                if self._signals.found(waiter, [rollout.rollout_id for rollout in finished]):
+                if self._signals.record_finished(waiter, [rollout.rollout_id for rollout in finished]):
                     continue
                 await self._expect_signals()
                 if not await waiter.wait(None if deadline is None else deadline - time.monotonic()):

@@ -5,7 +5,7 @@ the protocol's annotations: parameters named in the path are read from the path,
 JSON body (POST) or the query string (GET). A parameter that is left out has the protocol's default.
 The reply is the method's result as JSON.
 
-It knows no socket. To put a new method on the wire: a line in `ROUTES`. A test compares the table
+The module knows no socket. To serve a new method, add a line to `ROUTES`. A test compares the table
 with the protocol.
 """
 
@@ -48,12 +48,13 @@ from leyden.store.base import LightningStore
 from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.tokens import PACKED
+from leyden.utils.text import fault_reason
 
 PREFIX = "/v1/agl"
 LEYDEN_JSON = "application/json;dialect=leyden"
-"""The media type that Leyden's own client accepts. Token records are as `TokenRecord.pack` has
-them, in base64, an eighth of the lists that other clients get. Of added spans, which the client has
-itself, the reply holds only their places and sequence ids."""
+"""The media type of replies to Leyden's own client. Token records are the bytes of
+`TokenRecord.pack` in base64, an eighth of the lists that other clients get. For added spans, which
+the client has itself, the reply holds only their places in the request and their sequence ids."""
 
 _STATUS: dict[type[LeydenError], int] = {
     UnknownRollout: 404,
@@ -75,8 +76,8 @@ _ON_THE_WIRE: dict[str, Any] = {
     "float": Annotated[float, Field(allow_inf_nan=False)],
     "Rollout": Annotated[AttemptedRollout | Rollout, Field(union_mode="left_to_right")],
 }
-"""Types that stand for the protocol's in JSON: numbers that a database takes, and the subclasses of
-a rollout."""
+"""Types that replace the protocol's for JSON: numbers are limited to those that a database takes,
+and a rollout with an attempt is read as such."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,14 @@ class Route:
     method: str
     status: int = 200
     body_is: str | None = None
-    """The parameter that is the whole body: a list of items, or one item, whose reply is one item
-    too."""
+    """The parameter that is the whole body: a list of items, or one item, to which the reply is one
+    item too. None: the body is an object with the parameters by name."""
     repeatable: bool = True
     """Whether a client may send the request again without knowing the outcome of the first; see the
     protocol."""
     left_out: tuple[tuple[str, Any], ...] = ()
-    """Values of parameters that a request leaves out.
-
-    The protocol's defaults would concern the caller's own store object.
-    """
+    """Defaults of parameters in a request, in the place of the protocol's defaults, which would
+    depend on the state of the server's store object."""
     cached: bool = False
     """Whether the reply has an ETag, so that a client need not load it twice."""
     echoes: bool = False
@@ -143,7 +142,9 @@ class Route:
 
     @cached_property
     def arguments(self) -> TypeAdapter[dict[str, Any]]:
-        """The contents of body or query, by name. A parameter that is left out has its default."""
+        """The type of the body's or query's parameters by name. Those with a default are
+        optional.
+        """
         fields: dict[str, Any] = {}
         for name in self.elsewhere:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
@@ -186,7 +187,7 @@ class Route:
             raise ConfigError(
                 f"{self}: the body has more than {MAX_JSON_PARTS:,} objects and lists; send less at a time"
             )
-        # A search for one letter is faster, and rules most bodies out.
+        # `in` for one letter is faster than for a word, and most bodies contain neither letter.
         if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
             _refuse_constants(body)
         arguments: dict[str, Any] = dict(self.left_out) | dict(zip(self.in_path, in_path, strict=True))
@@ -224,8 +225,7 @@ class Route:
         return self.body_is is not None and not body.lstrip().startswith(b"[")
 
     def _from_query(self, query: bytes) -> dict[str, Any]:
-        """Return the parameters of a query string by name, undecoded. Parameters that are lists may
-        repeat.
+        """Return the parameters of a query string by name, as text. A list's parameter may repeat.
 
         Raise ConfigError for a malformed query, or if a single-valued parameter is given twice.
         """
@@ -259,17 +259,19 @@ class Route:
                 if self._required <= arguments.keys():
                     return {name: value for name, value in arguments.items() if not isinstance(value, Unset)}
         self.signature.bind(*args, **kwargs)
-        raise AssertionError(f"{self.method} was called in a way that its signature allows and `bind` does not")
+        raise AssertionError(
+            f"`bind` refused a call of {self.method} that its signature allows; this is a bug in Leyden"
+        )
 
     def path_of(self, arguments: Mapping[str, Any]) -> str:
         """Return the path of one call, with the query of a GET. Raise ConfigError for an id that no
         URL can hold.
         """
         parts = [_quoted(arguments[part[1:-1]], part) if part[0] == "{" else part for part in self.segments]
-        asked: dict[str, Any] = {}
+        query: dict[str, Any] = {}
         if self.verb == "GET":
-            asked = {name: arguments[name] for name in self.elsewhere if arguments.get(name) is not None}
-        return f"{PREFIX}/{'/'.join(parts)}" + (f"?{urlencode(asked)}" if asked else "")
+            query = {name: arguments[name] for name in self.elsewhere if arguments.get(name) is not None}
+        return f"{PREFIX}/{'/'.join(parts)}" + (f"?{urlencode(query)}" if query else "")
 
     def body_of(self, arguments: Mapping[str, Any]) -> bytes:
         """Return the body of one call.
@@ -282,9 +284,8 @@ class Route:
         return dump(given, "")
 
     def answer_from(self, arguments: Mapping[str, Any], body: bytes) -> Any:
-        """Return the answer that a server wrote as LEYDEN_JSON.
-
-        Raise ValueError for anything else.
+        """Return the method's result from a reply in LEYDEN_JSON. Raise ValueError for another
+        body.
         """
         if self.echoes:
             assert self.body_is is not None
@@ -395,16 +396,20 @@ ROUTES: tuple[Route, ...] = (
 )
 
 BY_METHOD: Mapping[str, Route] = {route.method: route for route in ROUTES}
-"""The route that a client takes: of two, the one with a body, which says more than a query can."""
+"""The route that a client takes for each method. Of two routes it is the one with a body, which can
+hold every parameter, unlike a query."""
 
 _WORDS = frozenset(part for route in ROUTES for part in route.segments if part[0] != "{")
+"""The fixed segments of all paths."""
 
 
 # ---- finding a route -----------------------------------------------------------------------------
 
 
 class _Node:
-    """One place in the tree of paths."""
+    """A node in the tree of paths: the nodes below it by fixed segment and by id, and its routes by
+    verb.
+    """
 
     def __init__(self) -> None:
         self.by_word: dict[str, _Node] = {}
@@ -427,6 +432,7 @@ def _tree() -> _Node:
 
 _ROOT = _tree()
 _WITHOUT_IDS = {(route.verb, PREFIX + route.path): route for route in ROUTES if not route.in_path}
+"""The routes whose whole path is fixed, which need no walk through the tree."""
 
 
 def find_route(verb: str, raw_path: str) -> tuple[Route, list[str]] | None:
@@ -461,18 +467,24 @@ def _places(raw_path: str) -> Iterator[tuple[_Node, list[str]]]:
 
 
 def _quoted(value: Any, part: str) -> str:
+    """Return an id for the path, percent-encoded. Raise ConfigError for one that no URL can hold.
+
+    part: the segment of the route's path, `{name}`.
+    """
     if not isinstance(value, str):
         raise ConfigError(f"{part[1:-1]} must be a string, got {value!r}")
     try:
         quoted = quote(value, safe="")
     except UnicodeEncodeError as error:
         raise ConfigError(f"{part[1:-1]} {value!r} is not Unicode text: {error.reason}") from None
-    if quoted in _WORDS or quoted in (".", ".."):  # it would be read as a word of the table, or lost on the way
+    # Encode every byte of an id that would be taken for a fixed segment, or for a relative path.
+    if quoted in _WORDS or quoted in (".", ".."):
         quoted = "".join(f"%{byte:02X}" for byte in value.encode())
     return quoted
 
 
 def _unquoted(part: str) -> str:
+    """Return the id in a segment of a path. Raise ConfigError if it is not UTF-8."""
     if "%" not in part:
         return part
     try:
@@ -485,10 +497,10 @@ def _unquoted(part: str) -> str:
 
 
 def dump(value: Any, name: str = "the answer", *, packed: bool = True) -> bytes:
-    """Return `value` as JSON. Raise ConfigError for a value that is not JSON, with its place under
-    `name`.
+    """Return `value` as JSON. Raise ConfigError, with the place, for a part that is not JSON.
 
-    packed: use the form of LEYDEN_JSON.
+    name: how the error calls `value`.
+    packed: write tokens as LEYDEN_JSON has them.
     """
     context = PACKED if packed else None
     try:
@@ -512,6 +524,7 @@ def _culprit(value: Any, name: str, error: Exception) -> tuple[str, Exception]:
 
 
 def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a mapping, a list or a model, each with its place under `name`."""
     if isinstance(value, Mapping):
         for key, part in typing.cast("Mapping[Any, Any]", value).items():
             yield (f"{name}[{key!r}]" if name else str(key)), part
@@ -524,13 +537,13 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def load(adapter: TypeAdapter[Any], body: bytes) -> Any:
-    """Read what `dump` wrote. Raise ValidationError."""
+    """Return the value that `dump` wrote as JSON. Raise ValidationError for another type."""
     try:
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
         if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid" or b"\\u" not in body:
             raise
-        try:  # a lone surrogate
+        try:  # the body may hold a lone surrogate, which pydantic's parser refuses and Python's does not
             parsed = json.loads(body)
         except (ValueError, RecursionError):
             raise error from None
@@ -547,6 +560,7 @@ _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
 
 
 def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, int]]:
+    """Return the place among the sent spans, and the sequence id, of each added span."""
     places: dict[tuple[str, str, str], int] = {}
     for place, span in enumerate(sent):
         places.setdefault((span.rollout_id, span.attempt_id, span.span_id), place)
@@ -554,14 +568,15 @@ def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, in
 
 
 def _from_short(sent: Sequence[Span], short: Sequence[tuple[int, int]]) -> list[Span]:
+    """Return the added spans, from the sent ones and what `_in_short` made of them."""
     return [
         sent[place] if sent[place].sequence_id == number else numbered(sent[place], number) for place, number in short
     ]
 
 
 def _refuse_constants(body: bytes) -> None:
-    """Raise ConfigError for a number that JSON does not have. Other faults of the body are found
-    elsewhere.
+    """Raise ConfigError if the body has NaN or infinity, which JSON lacks and parsers may accept.
+    Other faults of the body are found when it is validated.
     """
 
     def refuse(name: str) -> None:
@@ -572,13 +587,13 @@ def _refuse_constants(body: bytes) -> None:
 
 
 def _faults(error: ValidationError) -> str:
-    """Describe the faults and their places in one line."""
+    """Return the first three faults with their places, in one line."""
     if error.error_count() > _FAULTS:
-        return f"{error.error_count()} faults, too many to name"
+        return f"the request has {error.error_count()} faults, too many to name; send one item to see its fault"
     faults: list[str] = []
     for fault in error.errors(include_url=False)[:3]:
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
-        what = "unknown parameter" if fault["type"] == "extra_forbidden" else fault["msg"]
+        what = "unknown parameter" if fault["type"] == "extra_forbidden" else fault_reason(fault)
         got = (
             "" if fault["type"] in ("missing", "extra_forbidden", "json_invalid") else f", got {_short(fault['input'])}"
         )
@@ -588,16 +603,18 @@ def _faults(error: ValidationError) -> str:
 
 
 _FAULTS = 1000
-"""From here on, naming even the first few faults takes seconds: pydantic gives all or none."""
+"""The most faults of which the first are named. With more, that takes seconds, because pydantic
+lists all faults or none."""
 
 
 def _short(value: Any) -> str:
+    """Return the `repr` of a value, cut after 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _without_unset(hint: Any) -> Any:
-    """Return the type without UNSET, which on the wire is a missing key."""
+    """Return the type without `Unset`: a parameter that is UNSET is left out of the request."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _union(part for part in typing.get_args(hint) if part is not Unset)
     return hint
@@ -613,7 +630,7 @@ def _union(hints: Iterator[Any]) -> Any:
 def _page_of(item: Any) -> Any:
     """Return the JSON type of a `PaginatedResult` of these items."""
     named: Any = item
-    while typing.get_origin(named) is not None:  # a union's last member is the noun that it is about
+    while typing.get_origin(named) is not None:  # the page is named after the last member of a union
         parts = typing.get_args(named)
         named = parts[0] if typing.get_origin(named) is Annotated else parts[-1]
     fields = {"items": list[item], "limit": int, "offset": int, "total": int, "exact": bool}
@@ -625,8 +642,8 @@ _typed_dict: Any = TypedDict
 
 
 def _until_the_first_fault(hint: Any) -> Any:
-    """Return the type, with lists that are read until their first fault. A fault takes a hundred
-    times the memory of the byte that made it.
+    """Return the type, with lists whose validation stops at the first fault, because a report of a
+    fault takes a hundred times the memory of the byte that caused it.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Sequence:
@@ -653,13 +670,18 @@ def status_of(error: LeydenError) -> int:
 
 
 def error_from(status: int, body: bytes, url: str) -> LeydenError:
-    """Return the error that a server sent, of the same class and with the same message."""
+    """Return the error that a server replied with, of the same class and with the same message; a
+    StoreError for a reply that is no store's.
+    """
     try:
-        told = json.loads(body)
-        kind, message = getattr(leyden.errors, told["error"]), told["message"]
+        sent = json.loads(body)
+        kind, message = getattr(leyden.errors, sent["error"]), sent["message"]
         if issubclass(kind, LeydenError) and isinstance(message, str):
             return kind(message)
     except (ValueError, LookupError, TypeError, AttributeError):
         pass
     text = body[:200].decode("utf-8", "replace").strip()
-    return StoreError(f"{url} answered with status {status}, which a Leyden store does not: {text or '(no text)'}")
+    return StoreError(
+        f"{url} replied with status {status} and no error of a Leyden store; is another program there? "
+        f"It says: {text or '(no text)'}"
+    )

@@ -1,9 +1,9 @@
-"""Bring operations from any thread and any event loop to one session.
+"""Run operations from any thread and any event loop on one database session.
 
-It knows threads and event loops, no operation. A short operation runs in the calling thread if the
-session is free, because handing it to another thread and back would cost more than most operations
-take. Any other operation is a job for the session's own thread: the jobs that wait there make one
-batch with one commit (group commit), and each event loop gets its results by one call.
+The module knows threads and event loops, and no operation. A short operation runs in the calling
+thread if the session is free, because handing it to another thread and back would cost more than
+most operations take. Any other operation is a job for the session's own thread. The jobs that wait
+there share one commit (group commit), and each event loop gets its results by one call.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from leyden.store.sql.session import Session
 from leyden.store.sql.transaction import Long
 
 _SHORT = 64
-"""An operation on more rows than this takes longer than the way to the thread and back."""
+"""The most rows of a short operation. One on more rows takes longer than handing it to a thread."""
 YIELD_EVERY = 32
-"""Operations in the calling thread never wait. After this many, the other tasks of the loop get
-their turn."""
+"""After this many operations in the calling thread, which never wait, the event loop's other tasks
+get a turn."""
 _BATCH = 1024
-"""At most this many jobs share a commit, so that the first of them does not wait for ever."""
+"""The most jobs that share a commit. The first of them waits for all."""
 
 _SETTLE_SECONDS = 1.0
-"""Seconds that the thread's end waits for an event loop that is blocked."""
+"""How long the thread waits at its end for an event loop that is blocked."""
 
 Loops = weakref.WeakSet[asyncio.AbstractEventLoop]
+"""Event loops that may still give results back."""
 
 process_id = os.getpid()
 """The id of this process. Each operation reads it, and `os.getpid` takes 0.14 us."""
@@ -48,8 +49,10 @@ os.register_at_fork(after_in_child=_renew_process_id)
 
 
 class QueuedOperation:
-    """One operation on its way through a thread, and the future of its result; None if no caller
-    needs it.
+    """An operation in the queue of a thread.
+
+    future: receives the result; None if no caller needs it.
+    undo: an operation that takes the result back if no caller receives it; None if there is none.
     """
 
     __slots__ = ("answer", "args", "error", "future", "kwargs", "loop", "operation", "undo")
@@ -80,8 +83,8 @@ class QueuedOperation:
 class SessionThread:
     """Runs operations on `session`, until `stop`.
 
-    inline: whether a short operation may run in the calling thread; not if a commit waits for the
-        disk.
+    inline: whether a short operation may run in the calling thread. It must not if a commit waits
+        for the disk, which would block the event loop.
     """
 
     def __init__(self, session: Session, name: str, *, inline: bool) -> None:
@@ -105,7 +108,10 @@ class SessionThread:
         *,
         undo: Operation[None] | None = None,
     ) -> Any:
-        """Run an operation, and return its answer after its commit. See `Driver` for `undo`."""
+        """Run an operation, and return its result after its commit.
+
+        undo: takes the result back if the caller was cancelled after the commit.
+        """
         try:
             return await self.run_here(operation, args, kwargs)
         except Long:
@@ -165,9 +171,10 @@ def check_process(url: str, pid: int) -> None:
 
 
 def _serve(session: Session, jobs: SimpleQueue[QueuedOperation | None]) -> None:
-    """Run jobs until there are no more. This is the function that the worker's thread runs.
+    """Run the thread: execute jobs until the mark of the end (None).
 
-    It keeps no reference to `SessionThread`, so that an abandoned store can be collected.
+    It keeps no reference to `SessionThread`, so that a store that is dropped without `close` is
+    collected, which ends the thread.
     """
     answered: Loops = weakref.WeakSet()
     _work(session, jobs, answered)
@@ -223,15 +230,17 @@ def answer(jobs: SimpleQueue[QueuedOperation | None], batch: Sequence[QueuedOper
 
 
 def settle(loops: Loops) -> None:
-    """Wait until the answers that were given to these loops have arrived, or were taken back."""
+    """Wait until callers in these loops have received their results or queued their undoing."""
     for loop in list(loops):
         arrived = threading.Event()
-        with suppress(RuntimeError):  # closed: nothing is under way there
-            loop.call_soon_threadsafe(loop.call_soon, arrived.set)  # behind the task that is given its answer
+        with suppress(RuntimeError):  # a closed loop has no callers
+            # two turns of the loop: the first resolves futures, in the second their tasks have run
+            loop.call_soon_threadsafe(loop.call_soon, arrived.set)
             arrived.wait(_SETTLE_SECONDS)
 
 
 def _resolve(jobs: SimpleQueue[QueuedOperation | None], answered: Sequence[QueuedOperation]) -> None:
+    """Resolve the futures of finished jobs, in their event loop. Undo those without a caller."""
     for job in answered:
         future = job.future
         assert future is not None
@@ -246,7 +255,8 @@ def _resolve(jobs: SimpleQueue[QueuedOperation | None], answered: Sequence[Queue
 async def answer_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> Any:
     """Return the result of a queued operation, or raise its error.
 
-    If the caller is cancelled after the operation has run, its effect is taken back.
+    jobs: the queue that the operation is in. If the caller is cancelled after the commit and before
+        it receives the result, the operation's `undo` is put there.
     """
     future = job.future
     assert future is not None
@@ -259,7 +269,7 @@ async def answer_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperat
 
 
 def _take_back(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> None:
-    """Undo a committed operation whose result reached no caller, if the job says how."""
+    """Queue the undoing of a committed operation whose result reached no caller, if it has one."""
     if job.undo is not None and job.error is None and job.answer:
         jobs.put(QueuedOperation(job.undo, (job.answer,), {}))
 

@@ -1,9 +1,9 @@
-"""`AgentOpsTracer`: records in Leyden what AgentOps instruments, instead of sending it to AgentOps.
+"""`AgentOpsTracer`: what AgentOps instruments, recorded here instead of at AgentOps.
 
-AgentOps's instrumentation and decorators make OpenTelemetry spans, which `OtelTracer` collects like
-any others. AgentOps's client, which needs a key and sends to agentops.ai, is never started: while a
-trace is open, `agentops.init()` does nothing. AgentOps (extra `agentops`) is imported when the
-first trace of such a tracer opens.
+AgentOps's instrumentation and decorators make OpenTelemetry spans, which are collected as
+`OtelTracer` collects any. Its client, which asks for a key and sends to agentops.ai, is never
+started: while a trace is open `agentops.init()` does nothing. AgentOps is looked for when a tracer
+is made, and not imported otherwise (extra `agentops`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ A second block would record each call twice."""
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records the calls that AgentOps's own instrumentation sees, and functions with decorators
-    such as `@agentops.operation`.
+    """Records what AgentOps's own instrumentation sees, and `@agentops.operation` and its like.
 
     No service is called, and no key is needed.
-    Raise MissingExtra if `agentops` is not installed.
+    Raise ConfigError where `agentops` is not installed.
     """
 
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
@@ -46,9 +45,7 @@ class AgentOpsTracer(OtelTracer):
         require_packages("agentops", extra="agentops", needed_by="AgentOpsTracer")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context, entered around each trace, in which AgentOps's instrumentation is on
-        and its client off.
-        """
+        """Return a context around each trace, in which AgentOps's own spans reach it too."""
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_AgentOps())
@@ -56,8 +53,8 @@ class AgentOpsTracer(OtelTracer):
 
 
 class _AgentOps(Instrumentation):
-    """Turns AgentOps's instrumentation on while a trace is open, and its client off. If the user
-    has started AgentOps themselves, its instrumentation stays as it is.
+    """Record AgentOps's spans while a trace is open, unless the user has started AgentOps
+    themselves.
     """
 
     modules: ClassVar[tuple[str, ...]] = ("agentops",)
@@ -66,9 +63,7 @@ class _AgentOps(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Turn AgentOps's decorators and instrumentation on, and let `agentops.init()` do
-        nothing.
-        """
+        """Replace AgentOps's client."""
         instrumentation: Any = importlib.import_module("agentops.instrumentation")
         client: Any = importlib.import_module("agentops.client.client")
         core: Any = instrumentation.tracer
@@ -85,7 +80,7 @@ class _AgentOps(Instrumentation):
             self._undo.callback(instrumentation.uninstrument_all)
 
     def remove(self) -> None:
-        """Undo `install`."""
+        """Restore AgentOps's client."""
         self._undo.close()
 
 
@@ -99,13 +94,10 @@ def _left_wrapped() -> Iterator[tuple[Any, str]]:
 
 
 def _reset(core: Any) -> None:
-    """Make AgentOps forget the provider, because it would shut it down when the process exits."""
-    core.provider, core._initialized = None, False
+    core.provider, core._initialized = None, False  # or it would shut the provider down as the process ends
 
 
 def _does_nothing(original: Callable[..., Any]) -> Callable[..., None]:
-    """Return a method that does nothing, to replace `original`."""
-
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         """Replace the `init` of AgentOps's client while a trace of Leyden is open."""
 

@@ -1,9 +1,9 @@
 """The current trace: the one that is open in this context, or the one in which this process was
 started.
 
-A context variable holds it, so hundreds of attempts can run in one process, each in its own tasks
-and threads. OpenTelemetry's context holds it as well, because some libraries carry only that
-context into their thread pools.
+It is a context variable, so hundreds of attempts run in one process, each in its own tasks and
+threads. OpenTelemetry's context holds it as well, because some code carries only that context into
+a thread pool of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from leyden.tracer.trace import CURRENT, OTEL_KEY, SPANS_URL, Trace
 
 
 def current_trace() -> Trace | None:
-    """Return the trace that is open in this context, else the one in which this process was
-    started, or None.
-    """
+    """Return the trace that is open here, or None."""
     trace = CURRENT.get()
     if trace is None:
         trace = trace_of(otel_context.get_current())
@@ -28,10 +26,7 @@ def current_trace() -> Trace | None:
 
 
 def inherited_trace() -> Trace | None:
-    """Return the trace in which this process was started, or None.
-
-    Its environment variables say so (`Trace.environment`).
-    """
+    """Return the trace in which this process was started (see `Trace.environment`), or None."""
     return process_trace() if SPANS_URL in os.environ else None
 
 
@@ -42,9 +37,9 @@ def trace_of(context: otel_context.Context) -> Trace | None:
 
 
 def active_trace(what: str) -> Trace:
-    """Return the current trace. Raise NoActiveTrace if there is none.
+    """Return the trace that is open here.
 
-    what: the name of the caller, for the message.
+    Raise NoActiveTrace, which names `what` and how to open one.
     """
     trace = current_trace()
     if trace is None:

@@ -69,10 +69,10 @@ def rollout_after_attempt(
     """Return the rollout's status after one of its attempts became `attempt`.
 
     A finished rollout keeps its status, and so does one whose later attempt is already under way
-    (`is_latest` false). An interrupted attempt (`Attempt.interrupted`) always requeues it. A
-    cancelled attempt cancels it. One that failed, timed out or fell silent requeues it if `config`
-    allows another attempt. Once requeued, it leaves the queue only for a sign of life or the
-    success of that attempt: the end of a silent attempt changes nothing more.
+    (`is_latest` false). An interrupted attempt (`Attempt.interrupted`) always requeues the rollout.
+    A cancelled attempt cancels it. An attempt that failed, timed out or fell silent requeues the
+    rollout if `config` allows another attempt, and fails it otherwise. A requeued rollout leaves
+    the queue if the attempt shows a sign of life or succeeds; its failure changes nothing more.
 
     attempt_sequence: the attempt's number among those that were not interrupted.
     """
@@ -89,6 +89,7 @@ def rollout_after_attempt(
 
 
 def _refusal(noun: str, name: str, current: str, wanted: str, allowed: frozenset[str]) -> str:
+    """Return the message for a transition that the tables do not allow."""
     finished = current in ROLLOUT_FINISHED or current in ATTEMPT_FINISHED
     possible = "it is final" if finished else f"possible: {', '.join(sorted(allowed))}"
     return f"{noun} {name!r} is {current!r} and cannot become {wanted!r} ({possible})"

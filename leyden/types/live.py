@@ -69,29 +69,35 @@ class LiveClaim(NamedTuple):
 
 
 def sign_claim(key: str, claim: LiveClaim) -> str:
-    """Return a claim and its proof as text for a URL or an API key: letters, digits, `-`, `_` and
-    one dot.
+    """Return a claim and its signature as text for a URL or an API key: letters, digits, `-`, `_`
+    and one dot.
+
+    key: the secret that the session and the gateway share.
     """
-    said = base64.urlsafe_b64encode(json.dumps(claim, separators=(",", ":")).encode()).rstrip(b"=")
-    return f"{said.decode()}.{_proof(key, said)}"
+    payload = base64.urlsafe_b64encode(json.dumps(claim, separators=(",", ":")).encode()).rstrip(b"=")
+    return f"{payload.decode()}.{_signature(key, payload)}"
 
 
 def read_claim(key: str, text: str) -> LiveClaim | None:
-    """Return the claim, or None if it was not signed with this key."""
-    said, _, proof = text.partition(".")
-    if not said.isascii() or not hmac.compare_digest(proof.encode(), _proof(key, said.encode()).encode()):
+    """Return the claim that `sign_claim` made `text` of, or None if it was not signed with this
+    key.
+    """
+    payload, _, signature = text.partition(".")
+    if not payload.isascii() or not hmac.compare_digest(signature.encode(), _signature(key, payload.encode()).encode()):
         return None
-    return parse_claim(said)
+    return parse_claim(payload)
 
 
-def parse_claim(said: str) -> LiveClaim | None:
-    """Return the claim without verifying its signature. None for other text."""
-    said = said.partition(".")[0]
+def parse_claim(text: str) -> LiveClaim | None:
+    """Return the claim in a signed or unsigned text without verifying it. None for other text."""
+    payload = text.partition(".")[0]
     try:
-        return LiveClaim(*json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4))))
+        # base64 needs the padding that `sign_claim` took away
+        return LiveClaim(*json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
     except (binascii.Error, ValueError, TypeError):
         return None
 
 
-def _proof(key: str, said: bytes) -> str:
-    return hmac.digest(key.encode(), b"leyden live\x1f" + said, "sha256").hex()[:40]
+def _signature(key: str, payload: bytes) -> str:
+    """Return 160 bits of an HMAC as hexadecimal text. Its prefix keeps one key's uses apart."""
+    return hmac.digest(key.encode(), b"leyden live\x1f" + payload, "sha256").hex()[:40]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from leyden.errors import InvalidArgument
 from leyden.options import check_names
-from leyden.utils.text import shown
+from leyden.utils.text import fault_reason, shown
 
 
 class NamedFields(BaseModel):
@@ -29,15 +29,15 @@ class NamedFields(BaseModel):
             refusal = InvalidArgument(_refusal(kind, error))
         else:
             return
-        raise refusal
+        raise refusal  # outside the `except` block, so that the traceback leaves out pydantic's report
 
-    # Validation of read data then builds instances itself, without a call of this constructor.
+    # With this mark, pydantic's `model_validate` builds instances without calling this constructor.
     __init__.__dict__["__pydantic_base_init__"] = True
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError) -> str:
-    """Return the message for constructor arguments that pydantic refused: what is missing, or is
-    wrong.
+    """Return the message for constructor arguments that pydantic refused: the missing ones if any
+    are missing, otherwise the wrong ones.
     """
     faults = error.errors(include_url=False)
     missing = [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing" and len(fault["loc"]) == 1]
@@ -47,6 +47,6 @@ def _refusal(kind: type[BaseModel], error: ValidationError) -> str:
     hides = kind.model_config.get("hide_input_in_errors", False)
     return "; ".join(
         f"{kind.__name__}'s {'.'.join(map(str, fault['loc']))} is "
-        f"{type(fault['input']).__name__ if hides else shown(fault['input'])}: {fault['msg']}"
+        f"{type(fault['input']).__name__ if hides else shown(fault['input'])}: {fault_reason(fault)}"
         for fault in faults
     )

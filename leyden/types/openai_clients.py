@@ -55,7 +55,7 @@ def import_ahead() -> None:
     with contextlib.suppress(ConfigError):
         _, client_class = _client_classes()
         client = client_class(base_url="http://unused", api_key="unused", http_client=_sync_pool(os.getpid()))
-        _ = client.chat.completions, client.responses
+        _ = client.chat.completions, client.responses  # the client imports these modules at first use
 
 
 def _key(api_key: str | None) -> str:

@@ -83,5 +83,5 @@ class News(BaseModel):
     """Whether labels, frozen versions or releases changed. Only callers that ask for labels are
     notified."""
     gap: bool = False
-    """Whether news may be missing (another opening of the store, too long ago). Look at everything
-    again then."""
+    """Whether news may be missing, because the cursor is too old or from an earlier opening of the
+    store. If so, read again everything that matters."""

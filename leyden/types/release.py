@@ -42,7 +42,7 @@ class AuditRecord(BaseModel):
     before: VersionKey | None = None
     """The version that the label was on."""
     after: VersionKey | None = None
-    """The version that the label is on since, or that was frozen or unfrozen."""
+    """The version that the label is on after the change, or that was frozen or unfrozen."""
     release_id: str | None = None
     """The release whose transition made the change."""
     state: str | None = None
@@ -52,7 +52,7 @@ class AuditRecord(BaseModel):
 
 
 class Release(BaseModel):
-    """One attempt to bring a version of resources into production."""
+    """A version of resources on its way into production, and the state of that release."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leyden import semconv
 from leyden.errors import ConfigError
+from leyden.utils.text import fault_reason
 
 
 class ReplayFrom(BaseModel):
@@ -44,8 +45,8 @@ def read_replay_from(metadata: Mapping[str, Any]) -> ReplayFrom | None:
         found = ReplayFrom.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise ConfigError(f"metadata[{semconv.REPLAY_FROM!r}] is {given!r}: {where}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"])) or "the entry"
+        raise ConfigError(f"metadata[{semconv.REPLAY_FROM!r}] is {given!r}: {where}: {fault_reason(first)}") from None
     if found.attempt_id == "latest":
         raise ConfigError(f"metadata[{semconv.REPLAY_FROM!r}]: attempt_id is 'latest'; give the id of one attempt")
     return found

@@ -24,8 +24,8 @@ _SHOWN_CHARACTERS = 60
 
 
 class Resource(NamedFields):
-    """The base of every kind of resource; each kind has its own `resource_type`, by which it is
-    read back.
+    """The base of every kind of resource. Each kind has its own `resource_type`, which says how a
+    stored resource is read.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
@@ -126,6 +126,9 @@ class ProxyLLM(LLM):
 
 
 def _both(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[str, str]:
+    """Return both ids. Raise ConfigError, which names the method, unless both are non-empty
+    text.
+    """
     for given in (rollout_id, attempt_id):
         if not isinstance(given, str) or not given:
             raise ConfigError(
@@ -159,7 +162,7 @@ class PromptTemplate(Resource):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Return the placeholders' names, each once, in order of appearance.
+        """The placeholders' names, each once, in order of appearance.
 
         Raise ConfigError for a placeholder that is no plain name, for a brace without its partner,
         and for an engine other than `f-string`.
@@ -179,7 +182,9 @@ class PromptTemplate(Resource):
         return "".join(literal if name is None else f"{literal}{values[name]!s}" for literal, name in parts)
 
     def _parts(self) -> list[tuple[str, str | None]]:
-        """Return the template as pairs of literal text and the placeholder's name behind it."""
+        """Return the template as pairs of literal text and the name of the placeholder after it
+        (None: no placeholder follows). Raise ConfigError for a template that is not plain.
+        """
         if self.engine != "f-string":
             raise ConfigError(
                 f"{self._shown()} has the engine {self.engine!r}, whose own library renders it; 'f-string' is built in"
@@ -213,6 +218,7 @@ ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="
 NamedResources = dict[str, ResourceUnion]
 """The resources that an agent receives, by name."""
 Resources = NamedResources
+"""Another name of `NamedResources`."""
 
 
 class ResourcesUpdate(BaseModel):
@@ -233,8 +239,8 @@ class ResourcesUpdate(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of the content that an agent can see, as 64 hexadecimal digits. Equal
-        content has equal digests in any process.
+        """The SHA-256 of the content that an agent can see, as 64 hexadecimal digits. Equal content
+        has equal digests in any process.
         """
         return digest_of(self.resources)
 
@@ -248,8 +254,8 @@ class Label(BaseModel):
 
 
 def digest_of(resources: NamedResources) -> str:
-    """Return the SHA-256 of what an agent can see of resources: everything but addresses and keys
-    of models.
+    """Return the SHA-256 of the resources' content as 64 hexadecimal digits. Addresses and keys of
+    models are left out, because they differ between processes.
     """
     seen = {
         name: resource.model_dump(mode="json", exclude={"endpoint", "api_key"} if isinstance(resource, LLM) else None)

@@ -13,9 +13,9 @@ class Retention(NamedFields):
     """Limits of what a store keeps of finished rollouts; unfinished and pinned ones are always
     kept.
 
-    Where several limits are given, a rollout goes as soon as one of them says so, the one that
-    finished first before the others, with its attempts and spans. A forgotten rollout is unknown:
-    read or pin what you need before, and expect a repeated enqueue under its id to be a new one.
+    A rollout is deleted, with its attempts and spans, as soon as one of the limits is exceeded;
+    those that finished first go first. A deleted rollout is unknown to the store: read or pin what
+    you need before, and expect a repeated enqueue under its id to make a new rollout.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

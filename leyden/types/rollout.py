@@ -17,11 +17,11 @@ AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unrespon
 RolloutMode = Literal["train", "val", "test", "live"]
 
 OVERTAKES = 1000
-"""One step of priority goes before this many older rollouts and no more, so that a low priority
-waits but never starves."""
+"""A rollout whose priority is one higher is claimed before at most this many older rollouts, so
+that a low priority waits but never starves."""
 Priority = Annotated[int, Field(ge=-1000, le=1000, strict=True)]
-"""The priority of a rollout, 0 by default. Claims go by priority, then age, within the reach of
-OVERTAKES."""
+"""The priority of a rollout, 0 by default. Claims go by priority, then age; OVERTAKES limits how
+far a priority reaches."""
 
 ROLLOUT_FINISHED: frozenset[RolloutStatus] = frozenset({"succeeded", "failed", "cancelled"})
 """The statuses that a rollout never leaves."""
@@ -36,7 +36,7 @@ class RolloutConfig(NamedFields):
     model_config = ConfigDict(extra="forbid")
 
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
-    """An attempt that is older than this is over, as `timeout`. None: no limit."""
+    """The store ends an attempt that is older than this as `timeout`. None: no limit."""
     unresponsive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """An attempt without a heartbeat (a span is one) for this long is `unresponsive`. None: no
     limit."""
@@ -52,7 +52,7 @@ class RolloutConfig(NamedFields):
 
 
 class Rollout(BaseModel):
-    """The promise to run a task once, successfully."""
+    """A task to be run once, successfully. It takes one or more attempts."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
@@ -126,7 +126,7 @@ class Attempt(BaseModel):
 
     @property
     def interrupted(self) -> bool:
-        """Whether it failed through no fault of its own (`metadata["reason_kind"]` is
+        """Whether the attempt failed through no fault of its own (`metadata["reason_kind"]` is
         `interrupted`), so that it does not count against `max_attempts`.
         """
         return self.status == "failed" and self.metadata.get("reason_kind") == "interrupted"
@@ -147,8 +147,8 @@ class AttemptedRollout(Rollout):
 
 
 def failure_reason(rollout: Rollout) -> str:
-    """Return why a rollout did not succeed, as far as its newest attempt knows. It is one line
-    without the ids, so that equal reasons can be counted.
+    """Return why a rollout did not succeed, from its newest attempt, in one line. The rollout's and
+    the attempt's ids are replaced, so that equal reasons can be counted.
     """
     if not isinstance(rollout, AttemptedRollout):
         return f"{rollout.status} before its first attempt"
@@ -177,7 +177,7 @@ class EnqueueRolloutRequest(BaseModel):
     (`LightningStore.pin`)."""
     run_id: str | None = Field(default_factory=current_run_id.get)
     """The run that the rollout belongs to. Left out: the run whose algorithm makes this request
-    (`current_run_id`), if any; a request that a server reads has none."""
+    (`current_run_id`), if any. For a request that a server reads from a client: no run."""
     group_id: str | None = None
     """The id of a group of rollouts of one task that an algorithm compares with each other. The
     caller chooses it."""

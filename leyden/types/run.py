@@ -1,7 +1,7 @@
 """Runs and their metrics, as a store and a run folder keep them.
 
-A run is one call of a trainer's `fit`, with every resume of it. To record something more about a
-run, add it to `RunRecord.config`: it is JSON, and no store looks into it.
+A run is one call of a trainer's `fit`, together with every resume of that call. To record something
+more about a run, add it to `RunRecord.config`: it is JSON, and no store interprets it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class MetricPoint(BaseModel):
     stage: str
     """`train`, `val` or `test`."""
     iteration: int
-    """The number of finished iterations: train 3 is the third step, val 3 the policy after it, val
-    0 the one before any."""
+    """The number of finished iterations: `train` 3 is the third step, `val` 3 measures the policy
+    after that step, `val` 0 the policy before the first step."""
     name: str
     value: float | None
     """None: the value was NaN or infinite, which JSON lacks."""

@@ -1,4 +1,4 @@
-"""Samples: one figure at one moment. Those of one name and one worker are a time series."""
+"""Samples: one measured value at one moment. Samples of one name and worker are a time series."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, FiniteFloat
 
 
 class Sample(BaseModel):
-    """One figure at one time, of one worker or of everything."""
+    """One measured value at one time, of one worker or of the whole system."""
 
     name: str
     """The name of the measured quantity, with its unit: `cpu_percent`, `store_latency_seconds`."""

@@ -26,7 +26,7 @@ class _TextFirst:
         kinds: Any = handler(source)
         for kind in kinds["choices"]:
             if kind["type"] == "list":
-                kind["fail_fast"] = True
+                kind["fail_fast"] = True  # report a list's first fault only
         text, *others = kinds["choices"]
         either = core_schema.union_schema([text, kinds | {"choices": others}], mode="left_to_right")
         message = "Input should be a string, a boolean, a number, or a list of one of these"
@@ -66,10 +66,8 @@ class Span(BaseModel):
     rollout_id: str
     attempt_id: str
     sequence_id: int = Field(ge=0)
-    """The number that the store's counter gave, increasing within an attempt.
-
-    0: the store gives one.
-    """
+    """The span's number within its attempt, from the store's counter, which only increases. 0: the
+    store assigns one."""
     trace_id: str
     """32 hexadecimal digits."""
     span_id: str
@@ -119,9 +117,8 @@ def get_rewards_from_span(span: Span) -> dict[str, float]:
 
 
 def get_reward_value(span: Span) -> float | None:
-    """Return the primary reward of a span; None without one.
-
-    See `get_rewards_from_span` for the forms.
+    """Return the primary reward of a span, in Leyden's form or one of Agent Lightning's; None
+    without a reward.
     """
     attributes = span.attributes
     value = attributes.get(_REWARD)
@@ -168,15 +165,16 @@ def _legacy_reward(span: Span) -> float | None:
         output = span.attributes.get(key)
         if isinstance(output, str) and '"reward"' in output:
             try:
-                said = json.loads(output)
+                parsed = json.loads(output)
             except ValueError:
                 continue
-            if isinstance(said, dict) and cast(dict[str, Any], said).get("type") == "reward":
-                return _number(cast(dict[str, Any], said).get("value"))
+            if isinstance(parsed, dict) and cast(dict[str, Any], parsed).get("type") == "reward":
+                return _number(cast(dict[str, Any], parsed).get("value"))
     return None
 
 
 def _number(value: Any) -> float | None:
+    """Return a finite number as a float; None for any other value."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

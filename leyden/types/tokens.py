@@ -1,6 +1,7 @@
 """The exact tokens of one model call, and their compact form.
 
-Recorded where they are made. Text is never tokenised again to train on.
+Tokens are recorded by the process that sampled them. Training never tokenises text again, because
+the ids could differ.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from pydantic import (
 from leyden.errors import ConfigError
 
 PACKED: Final = {"tokens": "packed"}
-"""The context in which a token record is serialised to JSON as base64 of `pack`, an eighth of its
-lists of numbers."""
+"""The pydantic context in which a token record becomes JSON as base64 of `pack`, which takes an
+eighth of the room that lists of numbers take."""
 
 
 def pack_ints(values: list[int]) -> bytes:
@@ -48,14 +49,18 @@ def pack_floats(values: list[float]) -> bytes:
 
 
 def unpack_ints(data: bytes) -> list[int]:
-    """Invert `pack_ints`. Raise ValueError if the length is not a multiple of 4."""
+    """Return the integers that `pack_ints` packed. Raise ValueError if the length is not a multiple
+    of 4.
+    """
     values = array("i")
     values.frombytes(data)
     return _little_endian(values).tolist()
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """Invert `pack_floats`. The values are those of the 32-bit floats."""
+    """Return the floats that `pack_floats` packed, rounded to 32 bits. Raise ValueError if the
+    length is not a multiple of 4.
+    """
     values = array("f")
     values.frombytes(data)
     return _little_endian(values).tolist()
@@ -65,6 +70,7 @@ _Array = TypeVar("_Array", "array[int]", "array[float]")
 
 
 def _little_endian(values: _Array) -> _Array:
+    """Swap the bytes in place on a big-endian machine, and return the array."""
     if sys.byteorder == "big":
         values.byteswap()
     return values
@@ -137,7 +143,7 @@ class TokenRecord(BaseModel):
     def pack(self, *, shared: int = 0, prompt: bytes | None = None) -> bytes:
         """Return the record as bytes: a header, then compressed arrays, the ids first.
 
-        shared: the number of first prompt ids that are left out; `unpack` must be given them.
+        shared: leave out this many ids at the prompt's beginning; `unpack` must be given them.
         prompt: `pack_ints` of the prompt ids, if the caller has it already.
         Raise ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and
         1, and for more tokens than any context has.
@@ -207,10 +213,10 @@ def whole_length(data: bytes) -> int:
 
 
 def ids_digest(ids: bytes) -> hashlib.blake2b:
-    """Return the digest of ids as `pack_ints` packs them. `update` continues it with more ids.
+    """Return the hash of ids that `pack_ints` packed. Call `update` on it to add more ids.
 
-    A writer takes sequences with the same digest for the same; `unpack` checks the digest when the
-    record is read.
+    A writer takes two sequences with the same digest for equal; `unpack` verifies the digest when
+    the record is read.
     """
     return hashlib.blake2b(ids, digest_size=_DIGEST_BYTES, usedforsecurity=False)
 
@@ -223,10 +229,11 @@ def whole_digest(data: bytes) -> bytes:
 
 
 def own_ids(data: bytes, most: int | None = None) -> bytes:
-    """Return the first `most` prompt and response ids that a packed record holds itself, as
+    """Return prompt and response ids that a packed record holds itself, without the shared ones, as
     `pack_ints` packs them.
 
-    Reads no more of the record than that. Raise ValueError for bytes that `pack` did not make.
+    most: return, and decompress, only this many; None for all.
+    Raise ValueError for bytes that `pack` did not make.
     """
     _, _, prompt, response, *_ = _header(data)
     wanted = prompt + response if most is None else min(most, prompt + response)
@@ -234,8 +241,8 @@ def own_ids(data: bytes, most: int | None = None) -> bytes:
 
 
 def _header(data: bytes) -> tuple[Any, ...]:
-    """Return the digest of all ids, how many are left out, and the lengths of the arrays (-1: there
-    is none).
+    """Return a packed record's header: the digest of all ids, how many ids are left out, and the
+    lengths of the five arrays (-1: the record lacks that array). Raise ValueError if it is damaged.
     """
     if len(data) < _HEADER.size:
         raise ValueError(f"a token record needs at least {_HEADER.size} bytes, got {len(data)}")

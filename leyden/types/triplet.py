@@ -28,7 +28,7 @@ class TripletResponse(BaseModel):
     logprobs: list[float] | None = None
     policy_versions: list[int] | None = None
     loss_mask: list[int] | None = None
-    """0 for tokens that the policy did not sample. None: it sampled all."""
+    """1 for each response token that the policy sampled, 0 for the others. None: it sampled all."""
 
 
 class Triplet(BaseModel):

@@ -1,4 +1,4 @@
-"""Workers: who claims rollouts."""
+"""Workers, which claim rollouts from a store and run their attempts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WorkerStatus = Literal["idle", "busy", "unknown"]
 
 
 class Worker(BaseModel):
-    """One claimer of rollouts, as the store last heard of it. Times are Unix seconds."""
+    """A worker in the state that it last reported to the store. Times are Unix seconds."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
@@ -24,4 +24,4 @@ class Worker(BaseModel):
     current_rollout_id: str | None = None
     current_attempt_id: str | None = None
     paused: bool = False
-    """Whether it was asked not to claim."""
+    """Whether it was asked to claim no further rollouts."""

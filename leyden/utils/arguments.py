@@ -7,7 +7,7 @@ from typing import Any
 
 
 class KeepsArguments:
-    """A base class whose instances remember the arguments of their constructor, of any subclass."""
+    """A base class whose instances, of any subclass, remember their constructor's arguments."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__new__(cls)
@@ -27,6 +27,6 @@ def arguments_of(made: object) -> dict[str, Any]:
     bound.apply_defaults()
     given = dict(bound.arguments)
     for parameter in inspect.signature(type(made)).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
+        if parameter.kind is parameter.VAR_KEYWORD:  # list the options of `**kwargs` by their own names
             given.update(given.pop(parameter.name))
     return given

@@ -65,10 +65,7 @@ def commit_directory(aside: Path, path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that a crash leaves no half of it under its own name.
-
-    Nothing happens if it is missing.
-    """
+    """Remove a directory, if it exists, so that a crash leaves no half of it under its own name."""
     aside = path.with_name(f"{ASIDE}removed-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """API keys that name an attempt: `sk-leyden-<rollout>.<attempt>.<hmac>`.
 
-Who holds the gateway's token can make one for any attempt; who holds a key can call in that attempt
-and in no other. It knows neither resources nor HTTP.
+A holder of the gateway's token can make a key for any attempt. A holder of a key can call in its
+attempt and in no other. This module knows neither resources nor HTTP.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from urllib.parse import quote, unquote
 
 PREFIX: Final = "sk-leyden-"
 NO_TOKEN: Final = "EMPTY"
-"""Stands for the token of a gateway that has none: its keys say where a call belongs, and prove
-nothing."""
+"""Stands for the token of a gateway that has none. Its keys then name an attempt without proving
+that their holder may call in it."""
 
 
 def attempt_key(token: str | None, rollout_id: str, attempt_id: str) -> str:
     """Return the API key of one attempt, in ASCII."""
-    return f"{PREFIX}{_quoted(rollout_id)}.{_quoted(attempt_id)}.{_proof(token, rollout_id, attempt_id)}"
+    return f"{PREFIX}{_quoted(rollout_id)}.{_quoted(attempt_id)}.{_signature(token, rollout_id, attempt_id)}"
 
 
 def read_attempt_key(token: str | None, key: str) -> tuple[str, str] | None:
     """Return the rollout id and the attempt id of a key. None if this token did not make it."""
     named = named_by(key)
-    proven = named is not None and hmac.compare_digest(key.rpartition(".")[2].encode(), _proof(token, *named).encode())
+    proven = named is not None and hmac.compare_digest(
+        key.rpartition(".")[2].encode(), _signature(token, *named).encode()
+    )
     return named if proven else None
 
 
@@ -37,9 +39,11 @@ def named_by(key: str) -> tuple[str, str] | None:
 
 
 def _quoted(part: str) -> str:
+    """Return an id without dots, because dots separate the parts of a key."""
     return quote(part, safe="").replace(".", "%2E")
 
 
-def _proof(token: str | None, rollout_id: str, attempt_id: str) -> str:
+def _signature(token: str | None, rollout_id: str, attempt_id: str) -> str:
+    """Return 160 bits of an HMAC as hexadecimal text. Its prefix keeps one token's uses apart."""
     message = f"leyden attempt\x1f{_quoted(rollout_id)}.{_quoted(attempt_id)}".encode()
     return hmac.digest((token or NO_TOKEN).encode(), message, "sha256").hex()[:40]

@@ -80,7 +80,7 @@ _RESOURCES = (
 )
 
 _warnings = Throttle()
-"""One a minute for each resource, because hundreds of attempts may fail at once."""
+"""Admits one warning a minute for each resource, because hundreds of attempts may fail at once."""
 
 
 def exhausted_resource(error: BaseException) -> str | None:
@@ -102,7 +102,7 @@ def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return the error, its causes and contexts, and the members of groups, each once."""
+    """Yield the error, its causes and contexts, and the members of exception groups, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()

@@ -29,7 +29,7 @@ def figure(value: float | str, digits: int = 4) -> str:
     if not value:  # also -0.0
         return "0"
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
-    if exponent < -3 or exponent >= 12:
+    if exponent < -3 or exponent >= 12:  # beyond these, zeros and separators are hard to count
         mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
         return f"{_without_zeros(mantissa)}e{power}"
     return _without_zeros(f"{value:,.{max(0, digits - 1 - exponent)}f}")

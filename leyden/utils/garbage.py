@@ -9,10 +9,11 @@ _NEW_OBJECTS = 20_000
 
 
 def look_for_cycles_rarely() -> None:
-    """Let Python look for reference cycles once for many answers, not several times for each.
+    """Let the garbage collector run once for many responses, not several times for each.
 
-    An answer with log-probabilities is hundreds of containers, none of them in a cycle, which live
-    until it is recorded. Every look visits them in vain, at a tenth of the gateway's cost of a
-    call. Call this only in a process that runs no code of the user's.
+    A response with log-probabilities consists of hundreds of containers, none of them in a cycle,
+    which live until it is recorded. Each collection visits them in vain, which takes a tenth of the
+    gateway's CPU time for a call. Use it only in a process that runs no user code, which may rely
+    on Python's thresholds.
     """
     gc.set_threshold(_NEW_OBJECTS, 10, 10)

@@ -1,10 +1,10 @@
 """Random and derived identifiers, in the id shapes of the glossary (`ro-`, `at-`, `rs-`).
 
-A write under an id that is there already is taken for a repeat, so ids must not meet by chance. A
-rollout's begins with the millisecond in which it was made, so that an index of many grows at its
-end, where a database is fastest; 52 random bits follow: where a thousand are made in each
-millisecond, as fast as it goes, two of ten million are the same once in 900,000 stores. An
-attempt's id is one among those of its rollout.
+A store takes a write under an existing id for a repeat, so two ids must not collide by chance. A
+rollout's id begins with the millisecond in which it was made, so that a database's index grows at
+its end, where that is fastest. 52 random bits follow: of ten million ids, a thousand of them in
+each millisecond, two collide in one of 900,000 stores. An attempt's id need only be unique within
+its rollout.
 
 The random bytes are the operating system's, fetched many at a time: `os.urandom` lets other threads
 run first, and each id would wait for them.
@@ -21,10 +21,12 @@ from typing import Final
 _FETCHED: Final = 4096
 """Random bytes that are read from the system at a time."""
 _read = io.BytesIO().read
-"""Reads fetched bytes that no id has yet. It is safe in threads, because one call is one step."""
+"""Reads the next unused bytes. It is safe in threads, because a call of `BytesIO.read` is
+atomic."""
 
 
 def _forget() -> None:
+    """Drop the fetched bytes."""
     global _read
     _read = io.BytesIO().read
 
@@ -47,7 +49,7 @@ def rollout_id() -> str:
 
     Ids that are made later sort after it, by the clock's milliseconds.
     """
-    return f"ro-{time.time_ns() // 1_000_000:011x}{_random(7)[1:]}"
+    return f"ro-{time.time_ns() // 1_000_000:011x}{_random(7)[1:]}"  # 11 + 13 digits: 44 + 52 bits
 
 
 def attempt_id() -> str:
@@ -81,9 +83,9 @@ def span_id() -> str:
 
 
 def derived_id(prefix: str, *parts: str | int) -> str:
-    """Return an id with 16 digits made from `parts`.
+    """Return an id with 16 hexadecimal digits, made from `parts`.
 
-    Equal parts give equal ids, so that a repeated write is one row.
+    Equal parts give equal ids, so that a repeated write adds no second row.
     """
     digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).hexdigest()
     return f"{prefix}-{digest[:16]}"

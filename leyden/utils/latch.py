@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 
 class Latch:
-    """Closed, then open for ever: set from any thread, loop or signal handler; waits are woken,
-    never polled.
+    """A gate that is closed at first, and open for ever once `set` is called from any thread, event
+    loop or signal handler. Waiters are woken; they never poll.
     """
 
     def __init__(self) -> None:

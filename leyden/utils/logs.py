@@ -31,7 +31,7 @@ _LEVEL_VARIABLE = "LEYDEN_LOG"
 _HANDLER_NAME = "leyden-stderr"
 _INDENT = "    "
 _FOR_FILES = "leyden_for_files"
-"""An attribute of records that standard error does not show."""
+"""The attribute that marks a record which the handler for standard error leaves out."""
 
 _PREVIEW_CHARACTERS = 200
 
@@ -41,7 +41,7 @@ _short.maxlevel = 4
 
 
 class Preview:
-    """A value as at most 200 characters of one line, with passwords of addresses hidden.
+    """A value shown as one line of at most 200 characters, without passwords.
 
     The text is made only when a line is written.
     """
@@ -55,6 +55,8 @@ class Preview:
         from leyden.utils.text import storable
 
         text = self._value if isinstance(self._value, str) else _short.repr(self._value)
+        # Cut early, because cleaning a text of megabytes takes long; white space shrinks
+        # afterwards.
         text = " ".join(harmless(storable(text[: 20 * _PREVIEW_CHARACTERS])).split())
         return text if len(text) <= _PREVIEW_CHARACTERS else f"{text[: _PREVIEW_CHARACTERS - 3]}..."
 
@@ -74,8 +76,9 @@ def setup_logging(level: int | str = "INFO") -> None:
 
     A file or a pipe gets one line for each record, as `line_formatter` makes it. Safe to repeat.
 
-    level: a number or a name in any case. The environment variable LEYDEN_LOG, if it is set, takes
-        its place: `LEYDEN_LOG=debug python train.py`. A variable that names no level is reported.
+    level: a number or a name in any case. The environment variable LEYDEN_LOG, if it is set,
+        overrides it: `LEYDEN_LOG=debug python train.py`. A variable that names no level is reported
+        and ignored.
     Raise ValueError for an unknown level.
     """
     variable = os.environ.get(_LEVEL_VARIABLE, "")
@@ -106,8 +109,8 @@ def setup_logging_if_asked() -> None:
 
 
 def setup_child_logging() -> None:
-    """Write the records of a child process to standard error, with the names of process
-    and logger.
+    """Write all log records of a child process to standard error, with the names of the process and
+    the logger.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(line_formatter(source=True))
@@ -124,10 +127,10 @@ def setup_relayed_logging() -> None:
 
 
 def relay_line(logger: logging.Logger, source: str, line: str) -> None:
-    """Log a line of a child's standard error, at the level that `setup_relayed_logging` put before
-    it.
+    """Log a line of a child's standard error, at the level with which the line begins.
 
-    A line without a level, such as what a library prints, is logged at INFO.
+    `setup_relayed_logging` puts it there. A line without a level, such as a library's output, is
+    logged at INFO.
     """
     level, _, message = line.partition(" ")
     if level.lower() in _LEVELS and level.isupper():
@@ -149,9 +152,10 @@ def configure_logger(level: int | str = logging.INFO, name: str = "leyden") -> l
 
 
 def log_for_files(logger: logging.Logger, message: str, *args: object, error: BaseException) -> None:
-    """Log an error at INFO with its traceback, for handlers other than the one of `setup_logging`.
+    """Log a message with the traceback of `error`, at INFO, for all handlers but the one of
+    `setup_logging`.
 
-    So a run's log file has the whole traceback, and the terminal only the last line of it.
+    A run's log file then has the traceback, and the terminal does not.
     """
     logger.info(message, *args, exc_info=error, extra={_FOR_FILES: True})
 
@@ -190,6 +194,8 @@ class _HarmlessFormatter(logging.Formatter):
 
 
 class _LineFormatter(_HarmlessFormatter):
+    """A formatter that indents all lines of a record but the first."""
+
     default_msec_format = "%s.%03d"
 
     def format(self, record: logging.LogRecord) -> str:
@@ -227,7 +233,7 @@ def _checked(level: int | str) -> int:
 
 
 def _number_of(level: int | str) -> int | None:
-    """Return the level as a number; None if it is none."""
+    """Return a level as a number; None for a name that is no level."""
     if isinstance(level, int) and not isinstance(level, bool):
         return level
     return _LEVELS.get(level.strip().lower()) if isinstance(level, str) else None

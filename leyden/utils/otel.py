@@ -1,8 +1,7 @@
-"""OpenTelemetry's values as a span keeps them, however they came: from the SDK in this process, or
-over OTLP.
+"""Convert OpenTelemetry's values to those that a span keeps.
 
-It knows neither the SDK nor protobuf, only plain Python values. Both roads use it, so the same step
-is the same span.
+The module knows neither the SDK nor protobuf, only plain Python values. The tracer of this process
+and the OTLP receiver both use it, so that the same step gives the same span on either way.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ def _is_number(value: object) -> bool:
 
 
 def _text(value: object) -> str:
+    """Return a value as text: bytes as base64, None as the empty string, anything else as JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -62,6 +62,7 @@ def _json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
+    """Return a substitute for a value that `json.dumps` cannot write."""
     if isinstance(value, bytes):
         return _base64(value)
     return dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else str(value)

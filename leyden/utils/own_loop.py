@@ -1,5 +1,5 @@
-"""An event loop that a fork of its process cannot run: both would take the other's events, and
-write to the same connections.
+"""An event loop that runs only in the process that made it. A forked child would take its parent's
+events and write to its parent's connections.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LEFTOVER_SECONDS = 1.0
-"""The seconds that the tasks that are left over may take to end when they are cancelled."""
+"""The seconds that remaining tasks have to end after they were cancelled."""
 
 
 def new_own_loop() -> asyncio.AbstractEventLoop:
-    """Return asyncio's own loop; a forked child that comes back to it ends there."""
+    """Return an asyncio event loop. A forked child that goes on running it exits with status 0."""
     return asyncio.SelectorEventLoop(_OwnSelector())
 
 
 def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` on a loop of its own and cancel the tasks that are left over.
+    """Run `main` on a new event loop, cancel the remaining tasks, and return the result of `main`.
 
     `asyncio.run` waits without limit for a task that swallows its cancellation, and for threads of
-    the default executor. This function leaves both behind after a moment, so it is for a process
-    that ends afterwards.
+    the default executor. This function abandons both, the tasks after a second, so use it only in a
+    process that ends afterwards.
     """
     loop = new_own_loop()
     try:
@@ -42,8 +42,8 @@ def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def _end_leftovers(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the tasks that are left and close the loop's asynchronous generators, in
-    `_LEFTOVER_SECONDS` each at most.
+    """Cancel the remaining tasks, then close the loop's asynchronous generators. Wait for each of
+    the two steps for at most `_LEFTOVER_SECONDS`.
     """
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
@@ -56,6 +56,8 @@ async def _end_leftovers(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _OwnSelector(selectors.DefaultSelector):
+    """A selector that ends a forked child in the place of waiting for its parent's events."""
+
     def __init__(self) -> None:
         super().__init__()
         self._pid = os.getpid()

@@ -1,7 +1,7 @@
 """Replace a method for a while, and restore it.
 
-It knows no method. A user of it counts its own users, and calls `apply` and `undo` under a lock of
-its own.
+The module knows no method, and a `Patch` is not thread-safe: its owner calls `apply` and `undo`
+under a lock, and counts who needs the patch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ class Patch:
     """One method of a class or function of a module, replaced and put back."""
 
     def __init__(self, owner: Any, name: str, replace: Callable[[Any], Any]) -> None:
-        """replace: makes the replacement of the original."""
+        """Describe the patch without applying it.
+
+        owner, name: the class or module, and the name of its attribute that is replaced.
+        replace: returns the replacement, given the original.
+        """
         self._owner, self._name, self._replace = owner, name, replace
         self._original: Any = None
         self._replacement: Any = None
@@ -29,9 +33,8 @@ class Patch:
             setattr(self._owner, self._name, self._replacement)
 
     def undo(self) -> None:
-        """Restore the original."""
-        # If another patch was put over this one, this one has to stay below it. It does nothing by
-        # itself, and the next `apply` uses it again.
+        """Restore the original. Do nothing if another patch was put over this one since."""
+        # The other patch calls this replacement, so it has to stay. The next `apply` uses it again.
         if self._replacement is None or getattr(self._owner, self._name) is not self._replacement:
             return
         if self._inherited:

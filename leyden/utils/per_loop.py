@@ -1,5 +1,5 @@
-"""Things that belong to one event loop (a session, its connections), for objects that are used from
-many.
+"""Give an object that several event loops use one item for each loop, such as an HTTP session whose
+connections belong to one loop.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One item for each event loop that asks: made at its first use there, and ended when the loop
-    shuts down or at `close`.
+    """One item for each event loop, made at its first use there, and ended when the loop shuts down
+    or at `close`.
 
-    The loop itself ends it: it is held by an async generator, and `asyncio.run` closes those of its
-    loop.
+    An async generator holds each item, because `asyncio.run` closes the generators of its loop at
+    the end, and with them the items.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
-        """make: a context manager that enters without waiting, and holds no async generator (the
-        loop would close that one too).
+        """Make nothing yet.
+
+        make: returns a context manager that gives the item. Its entry must not wait, and it must
+            not hold an async generator, which the loop would close as well.
         """
         self._make = make
         self._lock = threading.Lock()
@@ -44,7 +46,7 @@ class PerLoop(Generic[T]):
         return self._add(loop) if item is None else item
 
     async def close(self) -> None:
-        """End the items of all loops. A later `get` makes a new one."""
+        """End the items of all loops that run. A later `get` makes a new one."""
         with self._lock:
             generators, self._generators, self._items = self._generators, {}, {}
         for loop, generator in generators.items():
@@ -55,6 +57,7 @@ class PerLoop(Generic[T]):
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(generator.aclose(), loop))
 
     def _add(self, loop: asyncio.AbstractEventLoop) -> T:
+        """Make the item of the running loop, and drop the items of closed loops."""
         generator = self._with_end(loop)
         item = _first(generator)
         with self._lock:
@@ -64,6 +67,7 @@ class PerLoop(Generic[T]):
         return item
 
     async def _with_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[T, None]:
+        """Yield a new item once. Closing the generator ends the item and forgets it."""
         async with self._make() as item:
             try:
                 yield item
@@ -74,8 +78,10 @@ class PerLoop(Generic[T]):
 
 
 def _first(generator: AsyncGenerator[T, None]) -> T:
-    """Return the first item of a generator that does not wait before it; the running loop registers
-    the generator.
+    """Return the first item of an async generator without awaiting. Raise RuntimeError if the
+    generator waits before it yields.
+
+    The running loop registers the generator, because this is its first step.
     """
     step = generator.__anext__().__await__()
     try:

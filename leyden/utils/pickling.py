@@ -20,10 +20,7 @@ class CloudPickler(_Pickler):
 
 
 def pack(value: Any) -> bytes:
-    """Pickle a value, by value if pickle cannot send it by name.
-
-    `pickle.loads` reads the result.
-    """
+    """Pickle a value, with cloudpickle if pickle alone fails. `pickle.loads` reads the result."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 -- a user's __reduce__ raises anything; the second attempt reports it

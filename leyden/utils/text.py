@@ -5,7 +5,7 @@ unprintable, or raise when asked.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from leyden.redaction import redact
@@ -15,10 +15,10 @@ _LIMIT = 10_000
 
 
 def storable(text: str, *, limit: int = _LIMIT) -> str:
-    """Return `text` as any file or database takes it, and as anyone may read it.
+    """Return `text` in a form that any file or database accepts and that anyone may read.
 
-    Lone surrogates are written out, passwords in addresses are hidden, and the middle of a very
-    long text is left out.
+    Lone surrogates are written as escapes, secrets are hidden (`leyden.redaction`), and the middle
+    of a text longer than `limit` is left out.
     """
     text = redact(text)
     text = text.encode("utf-8", "backslashreplace").decode()
@@ -46,9 +46,20 @@ def text_of(function: Callable[[Any], str], value: object) -> str:
         return f"(its __{function.__name__}__ raised {type(error).__name__})"
 
 
+def fault_reason(fault: Mapping[str, object]) -> str:
+    """Return why pydantic refused a value, in Leyden's words: `must be a valid integer`.
+
+    fault: one entry of `ValidationError.errors()`.
+    """
+    if fault["type"] == "missing":
+        return "missing"
+    message = str(fault["msg"]).removeprefix("Value error, ").partition(", unable to parse")[0]
+    return message.replace("Invalid JSON: ", "not valid JSON: ").replace("Input should ", "must ")
+
+
 def as_json(value: Any, *, default: Callable[[Any], Any] = repr) -> str:
     """Return any value as JSON. default: makes a substitute for a part that JSON cannot hold."""
     try:
         return json.dumps(value, ensure_ascii=False, default=default)
-    except (TypeError, ValueError, RecursionError):  # keys that are no strings, circles
+    except (TypeError, ValueError, RecursionError):  # a key that is no string, or a reference cycle
         return json.dumps(repr(value), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Say a thing rarely: at most once in a while in this process, or on this machine."""
+"""Limit how often something happens, such as a warning: in this process, or on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Throttle:
-    """Admits each key once in `seconds`. Thread-safe."""
+    """Admits each key at most once every `seconds`. Thread-safe."""
 
     def __init__(self, seconds: float = 60.0) -> None:
         self.seconds = seconds
@@ -21,7 +21,9 @@ class Throttle:
         self._admitted: dict[Hashable, float] = {}
 
     def admits(self, key: Hashable = None) -> bool:
-        """Return whether the key is due, and if so, begin its pause."""
+        """Return whether the key was not admitted in the last `seconds`. If so, it is admitted
+        now.
+        """
         with self._lock:
             now = time.monotonic()
             due = now >= self._admitted.get(key, float("-inf")) + self.seconds
@@ -30,7 +32,7 @@ class Throttle:
             return due
 
     def reset(self) -> None:
-        """Forget all earlier events."""
+        """Forget what was admitted."""
         with self._lock:
             self._admitted.clear()
 
@@ -50,11 +52,11 @@ def first_on_this_machine(name: str, seconds: float = 60.0) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             last = float(file.read() or b"-inf")
             now = time.time()
-            if last <= now < last + seconds:
+            if last <= now < last + seconds:  # a time in the future is of a clock that was wrong
                 return False
             file.seek(0)
             file.truncate()
             file.write(str(now).encode())
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # the file is unusable, or holds no number
             pass
         return True

@@ -1,5 +1,5 @@
-"""Adapters that can be called, that return triplets like dicts, and that also take OpenTelemetry's
-own spans.
+"""Agent Lightning's adapters: they can be called, return triplets that also work like dicts, and
+take OpenTelemetry's own spans too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
     """Make a triplet of each model call of an attempt.
 
     llm_call_match: a regular expression for the names of calls' spans. Agent Lightning's
-        default, `openai\\.chat\\.completion`, is that tracer's name of any call, so it
+        default, `openai\\.chat\\.completion`, is the name that its tracer gives to any call, so it
         selects every call here.
     """
 
@@ -101,8 +101,8 @@ class TraceToMessages(TraceAdapter[list[native.OpenAIMessages]], native.TraceToM
 
 
 def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
-    """Return spans as Leyden has them; OpenTelemetry's own become spans of one attempt, in their
-    order.
+    """Convert OpenTelemetry's own spans to spans of one attempt, numbered from 1 in their order.
+    Leyden's spans are returned as they are.
     """
     return [
         span if isinstance(span, NativeSpan) else Span.from_opentelemetry(span, LOCAL, LOCAL, number)

@@ -56,7 +56,7 @@ class _OldAgent(native.LitAgent[Any]):
 
 
 def _as_result(result: Any, rollout: AttemptedRollout) -> Any:
-    """Return an agent's result with Agent Lightning's bare span fields made into spans of this
+    """Return an agent's result with each `SpanCoreFields` in a list made into a span of this
     attempt.
     """
     if not isinstance(result, list):
@@ -71,7 +71,7 @@ def _as_result(result: Any, rollout: AttemptedRollout) -> Any:
 
 
 class LitAgent(_OldAgent, Generic[T]):
-    """The user's code, as a class.
+    """The base class of an agent, with Agent Lightning's constructor.
 
     trained_agents: of no effect here; give the adapter `agent_match`.
     """
@@ -88,15 +88,14 @@ class FunctionalLitAgent(_OldAgent, native.FunctionalLitAgent):
 
 
 def rollout(func: Callable[..., Any]) -> FunctionalLitAgent:
-    """Turn a function into an agent.
-
-    Its parameters get the task, resource or rollout of their name.
+    """Make an agent of a function. The names of its parameters say what it is given: the task, the
+    rollout, a resource.
     """
     return FunctionalLitAgent(func)
 
 
 def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
-    """Turn a function of `task` and `llm` into an agent.
+    """Make an agent of a function with the parameters `task` and `llm`.
 
     strip_proxy: give the function an `LLM` with the address of the attempt instead of a `ProxyLLM`.
     """
@@ -106,7 +105,7 @@ def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = T
 
 
 def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
-    """Turn a function of `task` and `prompt_template` into an agent."""
+    """Make an agent of a function with the parameters `task` and `prompt_template`."""
     if func is None:
         return prompt_rollout
     return FunctionalLitAgent(func, needs="prompt_template")
@@ -164,7 +163,7 @@ class LitAgentRunner(native_runner.LitAgentRunner[T]):
         return self._bound_store()
 
     def get_worker_id(self) -> str:
-        """Return the worker's name for people."""
+        """Return the worker's name for the log: `Worker-` and its number."""
         return f"Worker-{self.worker_id}" if self.worker_id is not None else "Worker-Unknown"
 
 

@@ -14,7 +14,9 @@ from leyden.store.base import LightningStore
 
 
 class _OnTheNativeStore(native.Algorithm):
-    """An algorithm of Leyden, for which an unknown id raises an error, as in Leyden's store."""
+    """An algorithm of Leyden. Its store raises an error for an unknown id, as Leyden's stores do,
+    where Agent Lightning's returns None.
+    """
 
     def set_store(self, store: LightningStore) -> None:
         """Set the store that `get_store` returns."""
@@ -60,8 +62,8 @@ class Baseline(native.Baseline):
 
 
 def batch_iter_over_dataset(dataset: Dataset[Any], batch_size: int) -> Iterator[Sequence[Any]]:
-    """Yield shuffled batches for ever; the whole data set at a time if it is no larger than a
-    batch.
+    """Yield shuffled batches for ever, each without a repeated task. A data set that is no larger
+    than a batch is yielded as a whole.
     """
     indices = list(range(len(dataset)))
     size = min(batch_size, len(indices))
@@ -77,7 +79,7 @@ def batch_iter_over_dataset(dataset: Dataset[Any], batch_size: int) -> Iterator[
 
 
 def with_store(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Give a method of an algorithm the store as its first argument."""
+    """Return a method that is called with the algorithm's store as an additional first argument."""
 
     @functools.wraps(func)
     async def with_its_store(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,17 +91,13 @@ def with_store(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 def with_llm_proxy(
     required: bool = False, auto_start: bool = True
 ) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Awaitable[Any]]]:
-    """Give a method of an algorithm the gateway as its first argument.
+    """Return a decorator. The method gets the algorithm's gateway as an additional first argument.
 
-    required: raise ValueError without a gateway. auto_start: start one that does not run, and
-        stop it afterwards.
+    required: raise ValueError if the algorithm has no gateway.
+    auto_start: start a gateway that does not run, and stop it after the call.
     """
 
     def decorate(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        """Wrap a method so that it receives the gateway as its first argument. A gateway that this
-        wrapper starts is stopped afterwards.
-        """
-
         @functools.wraps(func)
         async def with_its_proxy(self: Any, *args: Any, **kwargs: Any) -> Any:
             proxy: Any = self.get_llm_proxy()

@@ -1,4 +1,4 @@
-"""Replacements for the names that Leyden does not have, in one sentence each."""
+"""The texts of errors for names that Leyden does not have: what to write instead."""
 
 from __future__ import annotations
 
@@ -71,5 +71,8 @@ PROTOCOLS: Final = "this is a type for annotations only; annotate the function w
 
 
 def answers(instead: str, names: str) -> dict[str, str | MissingName]:
-    """Return a table in which all of these names have one answer."""
+    """Return a table in which each of the names raises an error with this text.
+
+    names: separated by spaces.
+    """
     return {name: MissingName(instead) for name in names.split()}

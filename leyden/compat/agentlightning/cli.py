@@ -1,7 +1,7 @@
-"""The command `agl`: `python -m leyden.compat agl store --port 4747` and its other subcommands.
+"""The command `agl` of Agent Lightning, as in `python -m leyden.compat agl store --port 4747`.
 
 `agl store` serves a store to clients of Agent Lightning 0.3 and of Leyden at one address. The other
-subcommands say what to write in their place.
+subcommands print what to use in their place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leyden.errors import LeydenError
 from leyden.store import open_store
 
 INSTEAD: Final[dict[str, str]] = {"vllm": say.VLLM, "prometheus": say.PROMETHEUS, "agentops": say.AGENTOPS_SERVICE}
-"""For each subcommand of `agl` that Leyden lacks: the text that says what to write instead."""
+"""The subcommands of `agl` that Leyden lacks, each with the text that says what to use instead."""
 
 
 def main(argv: Iterable[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def store_main(argv: Iterable[str] | None = None) -> int:
     options = _store_parser().parse_args(None if argv is None else list(argv))
     setup(options.log_level)
     if options.backend == "mongo":
-        sys.stderr.write("error: no MongoDB here; give --url postgresql://user@host/database\n")
+        sys.stderr.write("error: Leyden has no store on MongoDB; give --url postgresql://user@host/database\n")
         return 1
     try:
         asyncio.run(_serve(options.url, options.host, options.port))
@@ -77,7 +77,7 @@ def _store_parser() -> argparse.ArgumentParser:
 
 
 async def _serve(url: str, host: str, port: int) -> None:
-    """Serve the store until SIGTERM. The token comes from `LEYDEN_STORE_TOKEN`."""
+    """Serve the store until SIGTERM, with the token in `LEYDEN_STORE_TOKEN` if it is set."""
     token = os.environ.get("LEYDEN_STORE_TOKEN")
     options: dict[str, Any] = {"token": token} if token else {}
     async with open_store(url) as store:

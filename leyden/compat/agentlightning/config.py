@@ -1,4 +1,4 @@
-"""`lightning_cli`: the arguments of classes as options of a command line."""
+"""`lightning_cli`: make objects with the arguments that a command line gives for their classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 CliConfigurable = Any
+"""Agent Lightning's type of a class that `lightning_cli` takes."""
 
 _NOTHING = ("none", "null", "~", "nil")
 _YES, _NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
@@ -30,25 +31,27 @@ def nullable_float(value: str) -> float | None:
 
 
 def _nullable(value: str, kind: Callable[[str], Any]) -> Any:
+    """Return the text as `kind`, or None. Raise argparse's error for another text."""
     if value.lower() in _NOTHING:
         return None
     try:
         return kind(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is no {kind.__name__}, and not 'none'") from None
+        raise argparse.ArgumentTypeError(f"{value!r} is neither {kind.__name__} nor 'none'") from None
 
 
 def _boolean(value: str) -> bool:
+    """Return the text as a bool. Raise argparse's error for another word."""
     if value.lower() in (*_YES, *_NO):
         return value.lower() in _YES
     raise argparse.ArgumentTypeError(f"{value!r} is neither 'true' nor 'false'")
 
 
 def lightning_cli(*classes: type[Any]) -> Any:
-    """Make an object of each class, with the options of this program's command line:
+    """Make an object of each class, with arguments from this program's command line, such as
     `--trainer.n-runners 4`.
 
-    Return the object, or a tuple of them for several classes.
+    Return the object, or a tuple of the objects for several classes.
     """
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for kind in classes:
@@ -66,12 +69,14 @@ def lightning_cli(*classes: type[Any]) -> Any:
 
 
 def _parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return the constructor's parameters that have names."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(kind).parameters
     return {name: parameter for name, parameter in found.items() if parameter.kind in by_name}
 
 
 def _place(kind: type[Any], name: str) -> str:
+    """Return the name under which argparse keeps an option's value."""
     return f"{kind.__name__.lower()}_{name}"
 
 

@@ -1,5 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Emitters that write Agent Lightning's names, raise its errors, and take its arguments."""
+"""Agent Lightning's emitters: they take its arguments, write its attribute names and raise its
+errors.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ _OK = SpanStatus(status_code="OK")
 _OBJECT_TYPE = LightningSpanAttributes.OBJECT_TYPE.value
 _OBJECT_LITERAL = LightningSpanAttributes.OBJECT_LITERAL.value
 _OBJECT_JSON = LightningSpanAttributes.OBJECT_JSON.value
-_LITERALS: dict[str, Callable[[Any], Any]] = {
+_LITERALS: dict[str, Callable[[Any], Any]] = {  # how `get_object_value` reads the text of each type
     "str": str,
     "int": int,
     "float": float,
@@ -63,8 +65,11 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> Any:
-    """Record how well the agent did: a number, or numbers by name with a primary one.
+    """Record how well the agent did, and return the span.
 
+    reward: a number, or numbers by name.
+    primary_key: the name of the primary reward, if there are names.
+    propagate: False makes the span without recording it, and needs no trace.
     Raise TypeError for a value that is no number, ValueError for a wrong dict or primary_key, and
     RuntimeError outside a trace.
     """
@@ -85,14 +90,14 @@ def emit_reward(
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Any:
-    """Record attributes; nested dicts and lists become dotted names."""
+    """Record attributes in a span, and return it. Nested dicts and lists become dotted names."""
     flat = flatten_attributes(annotation)
     check_attributes_sanity(flat)
     return _tracer(propagate, "annotation").create_span(AGL_ANNOTATION, sanitize_attributes(flat), status=_OK)
 
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Any:
-    """Record a text. Raise TypeError for anything else."""
+    """Record a text in a span, and return it. Raise TypeError for a value that is no string."""
     if not isinstance(message, str):
         raise TypeError(f"the message is a {type(message).__name__}; it must be a string")
     own = {LightningSpanAttributes.MESSAGE_BODY.value: message, **_flat(attributes)}
@@ -100,7 +105,9 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None, prop
 
 
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Any:
-    """Record a value that JSON has, or bytes. Raise RuntimeError for anything else."""
+    """Record a JSON value or bytes in a span, and return it. Raise RuntimeError for another
+    value.
+    """
     own = {**encode_object(object), **_flat(attributes)}
     return _tracer(propagate, "object").create_span(AGL_OBJECT, own, status=_OK)
 
@@ -108,8 +115,8 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propag
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Any:
-    """Record an exception that the agent has handled; the span's own status is OK. Raise TypeError
-    for a value that is no exception.
+    """Record an exception that the agent has handled, and return the span, whose own status is OK.
+    Raise TypeError for a value that is no exception.
     """
     if not isinstance(exception, BaseException):
         raise TypeError(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")
@@ -122,6 +129,11 @@ def _flat(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _tracer(propagate: bool, what: str) -> Tracer:
+    """Return the active tracer; with `propagate` false, one that records nothing. Raise
+    RuntimeError outside a trace.
+
+    what: what would be lost, for the message.
+    """
     if not propagate:
         return DetachedTracer()
     tracer = get_active_tracer()
@@ -146,7 +158,7 @@ def encode_object(object: Any) -> dict[str, Any]:
 
 
 def get_object_value(span: SpanLike) -> Any:
-    """Return the value that `emit_object` recorded in this span; None if it recorded none."""
+    """Return the value that `emit_object` recorded in this span; None for any other span."""
     attributes = agl_attributes(span.attributes or {})
     if _OBJECT_JSON in attributes:
         return json.loads(str(attributes[_OBJECT_JSON]))
@@ -160,7 +172,7 @@ def get_object_value(span: SpanLike) -> Any:
 
 
 def get_message_value(span: SpanLike) -> str | None:
-    """Return the text that `emit_message` recorded in this span, or None."""
+    """Return the text that `emit_message` recorded in this span; None for any other span."""
     value = agl_attributes(span.attributes or {}).get(LightningSpanAttributes.MESSAGE_BODY.value)
     if value is None or isinstance(value, str):
         return value
@@ -177,17 +189,17 @@ def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
 
 
 def get_reward_value(span: SpanLike) -> float | None:
-    """Return the primary reward of a span, or None."""
+    """Return the primary reward of a span; None without a reward."""
     return native_reward_value(cast(Any, span)) if span.attributes else None
 
 
 def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
-    """Return the last reward in these spans, or None."""
+    """Return the primary reward of the last reward span; None without one."""
     return next((value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None)
 
 
 def reward(fn: F) -> F:
-    """Record what a function returns as a reward, at each call."""
+    """Return a function that records the result of each call of `fn` as a reward."""
     if inspect.iscoroutinefunction(fn):
 
         @functools.wraps(fn)
@@ -222,6 +234,7 @@ class OperationContext:
         self._span: SpanCoreFields | None = None
 
     def _begin(self, attributes: Mapping[str, Any]) -> AbstractContextManager[RecordingContext]:
+        """Return the context manager of one step; outside a trace, one that records nothing."""
         tracer = (get_active_tracer() if self.propagate else None) or DetachedTracer()
         return tracer.operation_context(self.name, sanitize_attributes(attributes))
 
@@ -259,7 +272,9 @@ class OperationContext:
         self._recording.record_attributes(sanitize_attributes(flatten_attributes(values)))
 
     def __call__(self, fn: F) -> F:
-        """Return the function, recorded at each call: arguments, result, exception."""
+        """Return a function that records each call of `fn`: its arguments, and its result or
+        exception.
+        """
         signature = inspect.signature(fn)
         attributes = {LightningSpanAttributes.OPERATION_NAME.value: fn.__name__, **self.initial_attributes}
         output = LightningSpanAttributes.OPERATION_OUTPUT.value
@@ -296,7 +311,10 @@ def operation(
     """Record a function's calls, or a block: `@operation`, `@operation(kind="search")`,
     `with operation(user=1) as op`.
 
+    propagate: False records nothing.
+    name: the step's name, as an attribute.
     attributes: further attributes of the step.
+    Raise ValueError for a name that is given twice, and for a text in the function's place.
     """
     if name is not None:
         if LightningSpanAttributes.OPERATION_NAME.value in attributes:
@@ -311,9 +329,10 @@ def operation(
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by name, with defaults. `*args` become a dict by position."""
     try:
         bound = signature.bind(*args, **kwargs)
-    except TypeError:  # the call itself raises it
+    except TypeError:  # wrong arguments: the call itself will raise the same error
         return {"args": _numbered(args), "kwargs": kwargs}
     bound.apply_defaults()
     several = {name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_POSITIONAL}
@@ -325,5 +344,6 @@ def _numbered(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _inputs(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments under the attribute names of an operation's input."""
     prefix = LightningSpanAttributes.OPERATION_INPUT.value
     return {f"{prefix}.{name}": value for name, value in values.items()}

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class LightningEnvVar(Enum):
-    """The variables that Agent Lightning reads."""
+    """The environment variables that Agent Lightning reads."""
 
     AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
@@ -24,7 +24,7 @@ def resolve_bool_env_var(
 ) -> bool | None:
     """Return the override, else the variable's value, else the fallback.
 
-    Raise ValueError for another word.
+    Raise ValueError for a value that is no word for true or false.
     """
     if override is not None:
         return override
@@ -42,7 +42,7 @@ def resolve_int_env_var(
 ) -> int | None:
     """Return the override, else the variable's value, else the fallback.
 
-    Raise ValueError for another text.
+    Raise ValueError for a value that is no integer.
     """
     if override is not None:
         return override

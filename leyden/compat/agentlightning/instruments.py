@@ -1,4 +1,6 @@
-"""Switches of instrumentations, which have no effect here, ids, and facts about this machine."""
+"""Agent Lightning's functions that install instrumentations, which have no effect here, and its
+helpers for ids and for the load of the machine.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ VERSION: Final = "0.3.0"
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing: a tracer instruments what is installed while a trace is open."""
+    """Do nothing: a tracer instruments the installed libraries while a trace is open."""
 
 
 instrument_all = uninstrument_all = _nothing
@@ -20,7 +22,7 @@ instrument_litellm = uninstrument_litellm = _nothing
 
 
 def generate_id(length: int) -> str:
-    """Return `n` random hexadecimal digits."""
+    """Return `length` random hexadecimal digits."""
     return secrets.token_hex((length + 1) // 2)[:length]
 
 

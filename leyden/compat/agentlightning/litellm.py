@@ -1,8 +1,8 @@
-"""LiteLLM's spans and response fields in Leyden's gateway, for programs that read them.
+"""Imitate LiteLLM's spans and response fields, for programs that read them.
 
-Two things are imitated: the span `raw_gen_ai_request` of each call, and the token ids in an answer.
-The gateway and its record stay as they are: spans are made as they are read from a store, and the
-answer is changed on its way to the agent.
+These are the span `raw_gen_ai_request` of each call, and the token ids in a response. The gateway
+and its record stay as they are: the spans are made when a program reads spans from a store, and a
+response is changed on its way to the agent.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from leyden.types import Span as NativeSpan
 
 RAW_REQUEST: Final = "raw_gen_ai_request"
 _ASKED: Final = b'"return_token_ids":true'
+"""The member that is put into a request's JSON object."""
 
 
 def raw_request(span: NativeSpan) -> Span | None:
-    """Return LiteLLM's span of the request to a server, of a call that the gateway recorded.
+    """Return the span that LiteLLM would have made for a call that the gateway recorded: its
+    request to the model's server.
 
     None for any other span, and for a call that failed.
     """
@@ -49,16 +51,19 @@ def raw_request(span: NativeSpan) -> Span | None:
 
 
 class ShowsTokenIds:
-    """A gateway whose answers to chat completions have the token ids where LiteLLM shows a vLLM's:
-    `prompt_token_ids`, and `provider_specific_fields` of a choice. Streams have them as vLLM writes
-    them.
+    """An ASGI application before the gateway. It adds token ids to chat completions where LiteLLM
+    has them: `prompt_token_ids`, and `provider_specific_fields` of a choice. Streams have them
+    where vLLM writes them.
     """
 
     def __init__(self, gateway: Any) -> None:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one request: ask the gateway for token ids, and move them in its response.
+
+        Requests for other paths, and compressed ones, are passed on unchanged.
+        """
         if scope["type"] != "http" or not scope["path"].endswith("/chat/completions"):
             return await self._gateway(scope, receive, send)
         if header(scope, b"content-encoding") is not None:
@@ -84,7 +89,7 @@ class ShowsTokenIds:
 
 
 class _Rewritten:
-    """Sends an answer of JSON with `provider_specific_fields`, and any other as it comes."""
+    """Sends a JSON response with `provider_specific_fields`, and any other response unchanged."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""Agent Lightning's set-up of logging, for Leyden's loggers."""
+"""Agent Lightning's functions that set up logging, for Leyden's loggers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %
 
 
 class _ToOldNames(logging.Handler):
-    """Pass the log of `leyden.x` to the handlers of `agentlightning.x` and of its parents."""
+    """Passes records of `leyden.x` to the handlers of `agentlightning.x` and of its parents."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger: logging.Logger | None = logging.getLogger(f"agentlightning{record.name.removeprefix('leyden')}")
@@ -51,8 +51,14 @@ def setup(
 ) -> None:
     """Show Leyden's log from a level on.
 
-    submodule_levels: levels of single loggers. apply_to: further loggers, with the same level.
-    files: a path, or paths by logger; each gets the log too. The console's form is Leyden's own.
+    console: write to standard error, in Leyden's own form.
+    capture_warnings: log Python's warnings too.
+    submodule_levels: levels of single loggers.
+    extra_handlers: further handlers of Leyden's log.
+    formatter: of the files.
+    apply_to: further loggers, which get the same level.
+    files: a path, or paths by logger, to which the log is written too.
+    color, propagate, disable_existing_loggers: of no effect.
     """
     if console:
         native_setup(level)
@@ -78,6 +84,7 @@ def setup_module(level: int | str = "INFO", *, name: str = "agentlightning", **o
 
 
 def _renamed(name: str) -> str:
+    """Return the name of Leyden's logger that stands for one of Agent Lightning's."""
     return "leyden" + name.removeprefix("agentlightning") if name.startswith("agentlightning") else name
 
 

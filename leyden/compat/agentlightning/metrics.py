@@ -1,7 +1,7 @@
 """Agent Lightning's counters and histograms, for programs that keep some of their own.
 
-Leyden's servers count by themselves and serve their counts at `/metrics`, so they use none of
-these. A metric is registered first, with the names of its labels. To add a destination, subclass
+Leyden's servers count by themselves and serve their counts at `/metrics`, without this module. A
+program registers a metric first, with the names of its labels. To add a destination, subclass
 `MetricsBackend`.
 """
 
@@ -24,7 +24,10 @@ logger = logging.getLogger("leyden.metrics")
 
 @dataclass(slots=True)
 class _Metric:
+    """A registered metric and its events by label values."""
+
     kind: str
+    """`counter` or `histogram`."""
     label_names: tuple[str, ...]
     buckets: tuple[float, ...] | None
     group_level: int | None
@@ -33,7 +36,9 @@ class _Metric:
 
 
 class _Done:
-    """The end of a call that has been carried out already, which a program may await or not."""
+    """An awaitable for a call that is done already, because Agent Lightning's methods are
+    coroutines. A program need not await it.
+    """
 
     def __init__(self, others: Sequence[Awaitable[None]] = ()) -> None:
         self._others = others
@@ -56,7 +61,7 @@ class MetricsBackend:
     def register_counter(
         self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
     ) -> None:
-        """Add a counter. Raise ValueError if the name is another metric's."""
+        """Register a counter. Raise ValueError if another metric has the name."""
         self._register(name, _Metric("counter", tuple(label_names or ()), None, group_level))
 
     def register_histogram(
@@ -66,7 +71,7 @@ class MetricsBackend:
         buckets: Sequence[float] | None = None,
         group_level: int | None = None,
     ) -> None:
-        """Add a histogram. Raise ValueError if the name is another metric's."""
+        """Register a histogram. Raise ValueError if another metric has the name."""
         limits = None if buckets is None else tuple(buckets)
         self._register(name, _Metric("histogram", tuple(label_names or ()), limits, group_level))
 
@@ -77,12 +82,14 @@ class MetricsBackend:
         return self._note("counter", name, amount, labels)
 
     def observe_histogram(self, name: str, value: float, labels: LabelDict | None = None) -> Awaitable[None]:
-        """Note a value. Raise ValueError for a name or a label that is not registered."""
+        """Add a value to a histogram. Raise ValueError for a name or a label that is not
+        registered.
+        """
         return self._note("histogram", name, value, labels)
 
     def _register(self, name: str, metric: _Metric) -> None:
-        """Register a metric. Registering an equal one again does nothing; raise ValueError for
-        another one of its name.
+        """Register a metric. Do nothing if an equal one is registered; raise ValueError if a
+        different one has the name.
         """
         known = self._metrics.get(name)
         if known is None:
@@ -108,9 +115,13 @@ class MetricsBackend:
         return _Done()
 
     def _add(self, name: str, metric: _Metric) -> None:
-        """Make room for a new metric."""
+        """Prepare for a new metric. Override it in a backend that needs to."""
 
     def _record(self, name: str, metric: _Metric, labels: LabelKey, amount: float) -> None:
+        """Record a value. Every backend implements this.
+
+        labels: pairs of name and value, in the registered order.
+        """
         raise NotImplementedError
 
 
@@ -149,8 +160,8 @@ class ConsoleMetricsBackend(MetricsBackend):
         logger.info("%s", "  ".join(sorted(entries)))
 
     def _entries(self, name: str, metric: _Metric, now: float) -> list[str]:
-        """Return one text per group of a metric's labels, without events older than the window.
-        Drops those events.
+        """Drop the events of a metric that are older than the window, and return one text for each
+        group of its labels.
         """
         level = metric.group_level if self.group_level is None else self.group_level
         groups: dict[LabelKey, list[tuple[float, float]]] = {}
@@ -166,6 +177,7 @@ class ConsoleMetricsBackend(MetricsBackend):
         return entries
 
     def _summary(self, kind: str, events: Sequence[tuple[float, float]], now: float) -> str:
+        """Return a counter's rate, or a histogram's percentiles, as text."""
         if kind == "counter":
             seconds = max(now - min(moment for moment, _ in events), self.log_interval_seconds, 1e-3)
             return f"{sum(amount for _, amount in events) / seconds:.2f}/s"
@@ -187,7 +199,7 @@ class PrometheusMetricsBackend(MetricsBackend):
         self._theirs: dict[str, Any] = {}
 
     def has_prometheus(self) -> bool:
-        """Return True."""
+        """Return True: Prometheus scrapes `prometheus_client`'s metrics."""
         return True
 
     def _add(self, name: str, metric: _Metric) -> None:
@@ -237,12 +249,15 @@ class MultiMetricsBackend(MetricsBackend):
         return _Done([backend.inc_counter(name, amount=amount, labels=labels) for backend in self._backends])
 
     def observe_histogram(self, name: str, value: float, labels: LabelDict | None = None) -> Awaitable[None]:
-        """Note a value in every backend."""
+        """Add a value to the histogram in every backend."""
         return _Done([backend.observe_histogram(name, value=value, labels=labels) for backend in self._backends])
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """Return a percentile of ordered values, interpolated between two of them."""
+    """Return a percentile of ordered values, interpolated linearly between two of them.
+
+    share: 0.95 for the 95th percentile.
+    """
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -250,6 +265,7 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _duration(seconds: float) -> str:
+    """Return a duration with the unit that suits it: `1.50s`, `20.00ms`."""
     for limit, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= limit:
             return f"{seconds / limit:.2f}{unit}"

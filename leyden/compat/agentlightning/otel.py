@@ -1,5 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Attributes of spans, nested and flat: tags, links, and the values that OpenTelemetry takes."""
+"""Agent Lightning's helpers for attributes of spans: nested and flat forms, tags, links, and values
+that OpenTelemetry takes.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,10 @@ def full_qualified_name(obj: type) -> str:
 
 
 def get_tracer_provider(inspect: bool = True) -> TracerProvider:
-    """Return OpenTelemetry's global provider.
+    """Return OpenTelemetry's global tracer provider.
 
-    Raise RuntimeError before a tracer of Leyden's has set one up.
+    inspect: of no effect.
+    Raise RuntimeError if no tracer has set one up.
     """
     provider = otel_trace.get_tracer_provider()
     if isinstance(provider, otel_trace.ProxyTracerProvider):
@@ -47,7 +50,7 @@ def get_span_processors(tracer_provider: TracerProvider, expected_type: type[Any
 
 
 def get_tracer(use_active_span_processor: bool = True) -> otel_trace.Tracer:
-    """Return OpenTelemetry's tracer; its spans are recorded inside a trace.
+    """Return a tracer of OpenTelemetry, whose spans are recorded inside a trace.
 
     use_active_span_processor: False returns a tracer whose spans are not recorded.
     """
@@ -67,7 +70,7 @@ def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
 
 
 def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
-    """Return attributes that link a span to the spans with these attributes."""
+    """Return attributes that link a span to the spans that have the attributes `links`."""
     for key, value in links.items():
         if not isinstance(value, str):
             raise ValueError(f"the link {key!r} is a {type(value).__name__}; it must be a string")
@@ -87,7 +90,7 @@ def query_linked_spans(spans: Sequence[S], links: Sequence[LinkPydanticModel]) -
 
 
 def _matches(span: ReadableSpan | Span, link: LinkPydanticModel) -> bool:
-    """Return whether a span has what the link names: its trace id, its span id, or an attribute."""
+    """Return whether a span is the one that a link names by trace id, span id or an attribute."""
     if link.key_match in ("trace_id", "span_id"):
         if isinstance(span, Span):
             return getattr(span, link.key_match) == link.value_match
@@ -117,6 +120,7 @@ def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) 
 
 
 def _below(attributes: Mapping[str, Any], prefix: LightningSpanAttributes) -> Any:
+    """Return the attributes below a prefix as a nested value, in Leyden's or the older names."""
     return filter_and_unflatten_attributes(agl_attributes(attributes), prefix.value)
 
 
@@ -170,6 +174,7 @@ def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[
 
 
 def _with_lists(node: Any) -> Any:
+    """Return a nested dict with lists in the place of dicts whose names are 0 to n-1."""
     if not isinstance(node, dict):
         return node
     children = {name: _with_lists(value) for name, value in node.items()}
@@ -181,7 +186,9 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
     """Return a value that a span can hold: a plain value, a list of one kind, or the JSON
     text of anything else.
 
-    force: write what JSON does not have as `str(value)`; otherwise raise ValueError for it.
+    force: write a part that JSON lacks as its `str`; False raises ValueError for it. NaN and
+    infinity
+        are written as Python's `json` writes them.
     """
     if isinstance(object, _PRIMITIVE):
         return object
@@ -199,7 +206,7 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
 def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:
     """Return attributes with values that a span can hold.
 
-    Raise ValueError that names the attribute.
+    Raise ValueError, naming the attribute, for a value that cannot be converted.
     """
     clean: dict[str, Any] = {}
     for key, value in attributes.items():
@@ -211,7 +218,9 @@ def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> di
 
 
 def sanitize_list_attribute_sanity(maybe_list: list[Any]) -> Any:
-    """Return a list whose elements are of one kind. Raise ValueError if they cannot be."""
+    """Return a list with elements of one kind, converting whole numbers to floats where needed.
+    Raise ValueError if the elements are of several kinds.
+    """
     for kind in (str, bool):
         if all(isinstance(element, kind) for element in maybe_list):
             return list(maybe_list)

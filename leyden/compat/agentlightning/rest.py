@@ -1,11 +1,10 @@
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportAbstractUsage=false
-"""The REST interface as Agent Lightning 0.3's `LightningStoreClient` speaks it, over any store of
-Leyden.
+"""The REST interface for Agent Lightning 0.3's `LightningStoreClient`, over any store of Leyden.
 
 The paths are Leyden's own. `OldStoreApp` differs in the bodies: rollouts under a key, resources as
 the whole body, spans one by one with `links`, `context`, `parent` and `resource.schema_url`, and
-`null` for an unknown id. `EitherApp` serves both kinds of client at one address. It knows no
-socket; `serving` of this package and `agl store` open one.
+`null` for an unknown id. `EitherApp` serves both kinds of client at one address. The module knows
+no socket; `store.LightningStoreServer` of this package and `agl store` open one.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from leyden import semconv
 from leyden.compat.agentlightning.store import OldStore
 from leyden.compat.agentlightning.types import OtelResource, Span
 from leyden.host.http import Receive, Scope, Send
-from leyden.store.app import InJson, StoreApp
+from leyden.store.app import JsonStore, StoreApp
 from leyden.store.base import LightningStore
 from leyden.store.wire import LEYDEN_JSON, Route, dump
 from leyden.types import PaginatedResult
 from leyden.types import Span as NativeSpan
 
 _LEYDENS: Final = LEYDEN_JSON.encode()
+"""The Accept header of Leyden's own client."""
 
 
 class WireSpan(Span):
@@ -53,6 +53,8 @@ class WireSpan(Span):
 
 
 def _passed_on(name: str) -> Any:
+    """Return a method that calls the method of this name on the attribute `native`."""
+
     def method(self: Any, *args: Any, **options: Any) -> Any:
         return getattr(self.native, name)(*args, **options)
 
@@ -65,8 +67,8 @@ _PassedOn: Any = type("_PassedOn", (LightningStore,), {name: _passed_on(name) fo
 
 
 class NativeView(_PassedOn):
-    """A store with the answers that Leyden's clients expect, also where the store has
-    Agent Lightning's.
+    """A store whose methods return what Leyden's clients expect, also if the wrapped store returns
+    what Agent Lightning's does.
     """
 
     def __init__(self, store: LightningStore) -> None:
@@ -84,19 +86,22 @@ class NativeView(_PassedOn):
         return self._store.capabilities
 
     @property
-    def answered_in_json(self) -> Container[str]:
-        """See `InJson`."""
-        return self._store.answered_in_json if isinstance(self._store, InJson) else ()
+    def json_methods(self) -> Container[str]:
+        """The methods whose result the wrapped store writes as JSON itself."""
+        return self._store.json_methods if isinstance(self._store, JsonStore) else ()
 
     def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> Awaitable[bytes]:
-        """Return the result of a store method as JSON in Agent Lightning's form. packed: write
-        tokens as packed arrays.
+        """Return the result of a store method as the wrapped store writes it.
+
+        packed: write tokens as base64 of their arrays.
         """
-        return cast(InJson, self._store).json_of(method, arguments, packed=packed)
+        return cast(JsonStore, self._store).json_of(method, arguments, packed=packed)
 
 
 class OldView(OldStore, _PassedOn):
-    """Agent Lightning's answers over a store, with spans as its client reads them."""
+    """A store whose methods return what Agent Lightning's store does, with spans in the form that
+    its client reads.
+    """
 
     def __init__(self, store: LightningStore) -> None:
         self.native = NativeView(store)
@@ -148,7 +153,7 @@ class EitherApp:
     """Serves Leyden's clients by one application, and all others by another one."""
 
     def __init__(self, store: LightningStore, **options: Any) -> None:
-        """Serve the store. options: options of `StoreApp`."""
+        """Make both applications. options: those of `StoreApp`."""
         self._native, self._old = StoreApp(NativeView(store), **options), OldStoreApp(store, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,9 +168,9 @@ class EitherApp:
 
 
 def _native_body(method: str, body: bytes) -> bytes:
-    """Return a body in Leyden's form.
+    """Convert a request body of Agent Lightning's client to Leyden's form.
 
-    A body that is not in the old form is returned as it is, and refused later.
+    A body that cannot be converted is returned as it is; reading its arguments then refuses it.
     """
     if method not in _BODIES:
         return body
@@ -176,7 +181,7 @@ def _native_body(method: str, body: bytes) -> bytes:
 
 
 def _native_span(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that Leyden's spans have."""
+    """Return a span of Agent Lightning's client as the fields of Leyden's spans."""
     span = Span.model_validate(given)
     kept = NativeSpan.model_fields.keys() - {"tokens"}
     return {name: value for name, value in span.model_dump(mode="json").items() if name in kept}

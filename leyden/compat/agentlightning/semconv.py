@@ -1,4 +1,4 @@
-"""Agent Lightning's span and attribute names, and the way from Leyden's names to them.
+"""Agent Lightning's names of spans and attributes, and functions that rename Leyden's to them.
 
 `agl_attributes` renames what Leyden recorded, so that a program finds the names that it knows.
 Leyden reads both families of names, so nothing is renamed on the way into a store.
@@ -69,7 +69,7 @@ class LinkAttributes(Enum):
 
 
 class LinkPydanticModel(BaseModel):
-    """One link: another span is meant if its attribute `key_match` has the value `value_match`."""
+    """A link to the spans whose attribute `key_match` has the value `value_match`."""
 
     key_match: str
     value_match: str
@@ -106,6 +106,7 @@ _SPAN_NAMES: Final[Mapping[str, str]] = {
 }
 
 _RENAMED_BELOW: Final = ("reward", "link", "tag", "message", "object", "operation")
+"""The first parts of attribute names after `leyden.` that Agent Lightning has too."""
 
 V = TypeVar("V")
 

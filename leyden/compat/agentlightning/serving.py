@@ -22,7 +22,9 @@ LaunchMode = Literal["asyncio", "thread", "mp"]
 
 
 class ModelConfig(TypedDict):
-    """A model of the gateway: its name, and what LiteLLM calls it and where it is."""
+    """A model of the gateway: the name that agents use, and LiteLLM's parameters, such as its name
+    there and its address.
+    """
 
     model_name: str
     litellm_params: dict[str, Any]
@@ -48,13 +50,13 @@ class PythonServerLauncherArgs:
 
 
 class LLMProxy(NativeProxy):
-    """The recorded road from an agent to a model. No LiteLLM is in it.
+    """The gateway, under Agent Lightning's name and with its arguments. It does not use LiteLLM.
 
     launch_mode, num_workers: of no effect; the gateway runs in a thread of its own.
-    callbacks: without "return_token_ids", answers show no token ids. Otherwise of no effect:
-        log-probabilities and spans need no callback.
-    litellm_config: only its `model_list` has a meaning here.
-    durable: True unless given, because programs look for a call's spans as soon as it is answered.
+    callbacks: a list without "return_token_ids" leaves token ids out of responses. Otherwise of no
+        effect: log-probabilities and spans need no callback.
+    litellm_config: only its `model_list` is read.
+    durable: True unless given, because programs read a call's spans as soon as it has returned.
     num_retries: as `upstream_retries`; 0 leaves the gateway's own number.
     middlewares: refused, because the gateway is no FastAPI app.
     """
@@ -101,7 +103,7 @@ class LLMProxy(NativeProxy):
             yield [(ShowsTokenIds(door) if shows else door, at) for door, at in doors]
 
     def update_model_list(self, model_list: Sequence[Any]) -> None:
-        """Serve other models from now on."""
+        """Replace the models that the gateway serves."""
         super().update_model_list(model_list)
         self.model_list = list(model_list)
 
@@ -127,13 +129,13 @@ _active_proxy: LLMProxy | None = None
 
 
 def set_active_llm_proxy(proxy: LLMProxy) -> None:
-    """Remember a gateway for `get_active_llm_proxy`."""
+    """Set the gateway that `get_active_llm_proxy` returns."""
     global _active_proxy
     _active_proxy = proxy
 
 
 def get_active_llm_proxy() -> LLMProxy:
-    """Return the gateway that was set. Raise ValueError if none was."""
+    """Return the gateway that `set_active_llm_proxy` was given. Raise ValueError if none was."""
     if _active_proxy is None:
         raise ValueError("no gateway was set; call set_active_llm_proxy(proxy)")
     return _active_proxy
@@ -163,8 +165,8 @@ class ClientServerExecutionStrategy(NativeClientServer):
     """A process for each runner.
 
     graceful_timeout: how long runners may take to finish. main_process, terminate_timeout,
-        allowed_exit_codes: of no effect; the algorithm is in the main process, and a process that a
-        run ended has done no wrong.
+        allowed_exit_codes: of no effect. The algorithm is in the main process, and the exit code of
+        a process that the run has ended is never an error.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportIncompatibleVariableOverride=false
-"""Stores that return an empty answer for an unknown id, take the old arguments and show spans
-under the old names.
+"""Agent Lightning's stores: they return nothing for an unknown id, take its arguments and show
+spans under its names.
 
-`OldStore` is mixed into Leyden's stores, which keep doing the work. Statuses are the exception
-where a program may rely on none: a final status stays final.
+`OldStore` is a mixin for Leyden's stores, which do the work. One difference remains: a final status
+stays final, where Agent Lightning's store would change it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from leyden.types import (
 from leyden.types import Span as NativeSpan
 
 QUEUED = ("queuing", "requeuing")
+"""The statuses of rollouts that wait to be claimed."""
 _EVERY_SPAN = {"limit": -1, "offset": 0, "sort_by": "sequence_id", "sort_order": "asc", "filter_logic": "and"}
-"""Options of `query_spans` that leave no span out; every other one is None then."""
+"""The options of `query_spans` with which it returns every span; the others must be None."""
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
-    """Capabilities of a store."""
+    """What a store can do, under Agent Lightning's names."""
 
     thread_safe: bool
     async_safe: bool
@@ -47,7 +48,7 @@ class LightningStoreCapabilities(TypedDict, total=False):
 
 
 class LightningStoreStatistics(TypedDict, total=False):
-    """Counts of a store."""
+    """The number of rows in a store, by kind, under Agent Lightning's names."""
 
     name: str
     total_rollouts: int
@@ -59,7 +60,7 @@ class LightningStoreStatistics(TypedDict, total=False):
 
 
 class OldStore(LightningStore):
-    """Wraps one of Leyden's stores, so that its methods return what Agent Lightning's return."""
+    """A mixin for Leyden's stores, whose methods then return what Agent Lightning's return."""
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
         """Return a rollout, or None for an unknown id."""
@@ -96,7 +97,9 @@ class OldStore(LightningStore):
             return None
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
-        """Return the rollouts that have ended by then; unknown ids are left out."""
+        """Wait for rollouts, and return those that have ended within `timeout` seconds. Unknown ids
+        are left out.
+        """
         try:
             return await super().wait_for_rollouts(rollout_ids=rollout_ids, timeout=timeout)
         except UnknownRollout:
@@ -105,12 +108,14 @@ class OldStore(LightningStore):
             return await super().wait_for_rollouts(rollout_ids=ids, timeout=timeout) if ids else []
 
     async def wait_for_rollout(self, rollout_id: str, timeout: float | None = None) -> Rollout | None:
-        """Return a rollout when it has ended; None if it has not by then, and for an unknown id."""
+        """Wait for a rollout, and return it when it has ended; None after `timeout` seconds, and
+        for an unknown id.
+        """
         ended = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
         return ended[0] if ended else None
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Rollout]:
-        """Enqueue tasks, given as requests or as dicts."""
+        """Enqueue rollouts, given as requests or as dicts of their fields, and return them."""
         requests = [
             EnqueueRolloutRequest.model_validate(request) if isinstance(request, Mapping) else request
             for request in rollouts
@@ -128,11 +133,11 @@ class OldStore(LightningStore):
         metadata: Any = UNSET,
         **options: Any,
     ) -> Rollout:
-        """Change a rollout.
+        """Change a rollout, and return it.
 
-        A queued one that is set to a status of work gets an attempt, as if it had been claimed.
-
-        A status that a finished rollout cannot take any more is ignored.
+        A queued rollout that is set to `preparing`, `running`, `succeeded` or `failed` gets an
+        attempt, as if it had been claimed. A status that a finished rollout can no longer take is
+        ignored.
         """
         fields = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
         given = {name: value for name, value in fields.items() if not isinstance(value, Unset)}
@@ -143,8 +148,10 @@ class OldStore(LightningStore):
         return await super().get_rollout_by_id(rollout_id)
 
     async def _set_status(self, rollout_id: str, status: Any) -> None:
-        """Set a rollout's status, by steps that Leyden's state machine allows. A queued rollout
-        starts an attempt first.
+        """Set a rollout's status by transitions that Leyden's lifecycle allows.
+
+        A queued rollout gets the attempt that the status needs. If the rollout itself cannot take
+        the status, its latest attempt does, unless the rollout is finished.
         """
         rollout = await super().get_rollout_by_id(rollout_id)
         if rollout.status == status:
@@ -161,7 +168,7 @@ class OldStore(LightningStore):
                 await super().update_attempt(rollout_id, "latest", status=status)
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **options: Any) -> Attempt:
-        """Change an attempt. The report of an attempt that has ended meanwhile is ignored."""
+        """Change an attempt, and return it. A change of status after its end is ignored."""
         try:
             return await super().update_attempt(rollout_id, attempt_id, *args, **options)
         except IllegalTransition:
@@ -172,12 +179,12 @@ class OldStore(LightningStore):
             return await super().get_attempt_by_id(rollout_id, attempt_id)
 
     async def add_span(self, span: NativeSpan) -> NativeSpan | None:
-        """Record a span and return it."""
+        """Add a span and return it; None if a span with its id was stored before."""
         stored = await super().add_span(span)
         return None if stored is None else Span.of(stored)
 
     async def add_many_spans(self, spans: Sequence[NativeSpan]) -> Sequence[NativeSpan]:
-        """Record spans and return those that were not stored before."""
+        """Add spans and return those that were not stored before."""
         return [Span.of(span) for span in await super().add_many_spans(spans)]
 
     async def add_otel_span(
@@ -194,8 +201,8 @@ class OldStore(LightningStore):
     ) -> PaginatedResult[NativeSpan]:
         """Return spans under Agent Lightning's names; none for an unknown id.
 
-        A call of the gateway has a second span, `raw_gen_ai_request`, if all spans or this name are
-        asked for.
+        A call that the gateway recorded gets a second span, `raw_gen_ai_request`, if the query is
+        for all spans or for this name.
         """
         only_raw = options.get("name") == RAW_REQUEST
         if only_raw:
@@ -215,12 +222,12 @@ class OldStore(LightningStore):
         return PaginatedResult(spans, page.limit, page.offset, page.total - len(page) + len(spans), page.exact)
 
     async def query_spans_of(self, rollout_ids: Sequence[str]) -> dict[str, list[NativeSpan]]:
-        """Return the spans of rollouts, by rollout."""
+        """Return the spans of each rollout's latest attempt, by rollout id."""
         found = await super().query_spans_of(rollout_ids)
         return {rollout_id: [Span.of(span) for span in spans] for rollout_id, spans in found.items()}
 
     def otlp_traces_endpoint(self) -> str:
-        """Return where the store takes OTLP traces.
+        """Return the URL at which the store takes OTLP traces.
 
         Raise NotImplementedError for a store without a server.
         """
@@ -243,12 +250,13 @@ class OldStore(LightningStore):
             return None
 
     async def statistics(self) -> Any:
-        """Return counts, with `uptime` as the old name of `uptime_seconds`."""
+        """Return the number of rows by kind, with `uptime` as the old name of `uptime_seconds`."""
         counts = await super().statistics()
         return {**counts, "uptime": counts["uptime_seconds"]}
 
 
 def _nothing(options: Mapping[str, Any]) -> PaginatedResult[Any]:
+    """Return an empty page."""
     return PaginatedResult([], options.get("limit", -1), options.get("offset", 0), 0)
 
 
@@ -273,9 +281,9 @@ class InMemoryLightningStore(OldStore, native.InMemoryLightningStore):
 
 
 class LightningStoreClient(OldStore, native.LightningStoreClient):
-    """The store served at an address.
+    """A client of the store that a server serves at `server_address`.
 
-    The arguments about retries and time-outs are accepted; a request is repeated for a minute.
+    The arguments about retries and time-outs have no effect; a request is repeated for a minute.
     """
 
     def __init__(
@@ -297,8 +305,13 @@ class LightningStoreClient(OldStore, native.LightningStoreClient):
 
 
 class LightningStoreServer(native.LightningStoreServer):
-    """Serves a store to clients of Leyden and of Agent Lightning 0.3, and is used like one in its
-    process.
+    """Serves a store to clients of Leyden and of Agent Lightning 0.3. In the server's own process
+    it also has the methods of the store.
+
+    host, port, launcher_args: the address; by default port 4747 of this machine. With `0.0.0.0`,
+    any
+        client is admitted unless there is a token.
+    cors_allow_origins, launch_mode, n_workers, tracker: of no effect.
     """
 
     def __init__(
@@ -331,7 +344,9 @@ class LightningStoreServer(native.LightningStoreServer):
 
 
 def threaded(store: LightningStore) -> LightningStore:
-    """Return the store itself: any store may be used from any thread (`LightningStoreThreaded`)."""
+    """Return the store itself, in the place of `LightningStoreThreaded(store)`: any store may be
+    used from any thread.
+    """
     return store
 
 

@@ -1,8 +1,8 @@
 """Leyden's replacement for each public name of `agentlightning` 0.2.0 to 0.3.0, by module.
 
-A package of the peer that repeats the names of its modules has them joined in `_PACKAGES`.
-The test of `tests/compat/agentlightning.json`, the inventory of the peer's wheels, checks
-that no name is missing.
+Some packages of Agent Lightning repeat the names of their modules; `_PACKAGES` lists these modules.
+A test compares the table with `tests/compat/agentlightning.json`, an inventory of the released
+wheels, so that no name is missing.
 """
 
 from __future__ import annotations
@@ -344,8 +344,8 @@ _PACKAGES: dict[str, str] = {
     "verl": "verl.async_server verl.daemon verl.dataset verl.entrypoint verl.trainer",
     "": "adapter algorithm client config emitter env_var execution litagent llm_proxy runner server store tracer trainer types",
 }
-"""Packages of the peer, and the modules whose names they repeat. The empty name
-is the peer itself."""
+"""Packages of Agent Lightning, and the modules whose names they repeat. The empty name is
+`agentlightning` itself."""
 
 _EXTRA: dict[str, Names] = {
     "emitter.reward": {
@@ -365,7 +365,7 @@ _EXTRA: dict[str, Names] = {
         "setup_module_logging": f"{_HERE}.logs:setup_module",
     },
 }
-"""Names that a module has in addition to its own."""
+"""Names of other modules that a module imports, and that programs may import from it."""
 
 _ANSWERED: dict[str, str] = {
     "store.collection": say.COLLECTIONS,
@@ -373,12 +373,14 @@ _ANSWERED: dict[str, str] = {
     "store.collection.memory": say.COLLECTIONS,
     "store.collection.mongo": say.COLLECTIONS,
 }
-"""Modules of which nothing is here: importing one says what to write."""
+"""Modules that Leyden does not have. Importing one raises an error with this text."""
 
 
 def _modules() -> Mapping[str, ForeignModule]:
-    """Return the table of Agent Lightning's modules. A package has the names of its parts and its
-    own ones, which win. Modules without a counterpart say what to use instead.
+    """Return the table of Agent Lightning's modules.
+
+    A name in `_MODULES` takes precedence over one that its package repeats from a part or that is
+    in `_EXTRA`.
     """
     tables = {name: dict(names) for name, names in _MODULES.items()}
     for package, parts in _PACKAGES.items():

@@ -1,7 +1,7 @@
 """Tracers with Agent Lightning's additions: an active tracer, `lifespan`, recording contexts.
 
-A trace that such a tracer opens has the methods of an OpenTelemetry tracer too, so that
-`async with tracer.trace_context() as t: t.start_as_current_span(...)` records a step.
+A trace of these tracers also has the methods of an OpenTelemetry tracer, so that `async with
+tracer.trace_context() as t: t.start_as_current_span(...)` records a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leyden import tracer as native
 from leyden.compat.agentlightning.otel import format_exception_attributes
 from leyden.compat.agentlightning.types import Span, SpanCoreFields, StatusCode
 from leyden.errors import ConfigError
-from leyden.extras import install_extra
+from leyden.extras import how_to_install
 from leyden.store.base import LightningStore
 from leyden.tracer import LOCAL, OpenSpan, Trace, TraceContext, current_trace
 from leyden.types import SpanStatus
@@ -46,7 +46,7 @@ class RecordingContext:
         return self._span.status
 
     def record_exception(self, exception: BaseException) -> None:
-        """Record that the step failed, and why."""
+        """Record the exception, and set the status of the step to ERROR."""
         self.record_attributes(format_exception_attributes(exception))
         self.record_status("ERROR", str(exception))
 
@@ -76,7 +76,7 @@ class RecordingContext:
 
 
 class _OldTraceContext(TraceContext):
-    """A trace whose value is also an OpenTelemetry tracer."""
+    """A trace context whose `as` variable is also an OpenTelemetry tracer."""
 
     def __enter__(self) -> Trace:
         return _as_otel_tracer(super().__enter__())
@@ -86,7 +86,7 @@ class _OldTraceContext(TraceContext):
 
 
 class _SessionContext(_OldTraceContext):
-    """A trace whose steps are below one step, which AgentOps calls the session."""
+    """A trace context whose steps are all below one step, which AgentOps calls the session."""
 
     def _open(self, loop: asyncio.AbstractEventLoop | None) -> Trace:
         trace = super()._open(loop)
@@ -100,6 +100,7 @@ class _SessionContext(_OldTraceContext):
 
 
 def _as_otel_tracer(trace: Trace) -> Trace:
+    """Give a trace the methods of an OpenTelemetry tracer, and return it."""
     tracer = otel_trace.get_tracer("agentlightning")
     for method in ("start_span", "start_as_current_span"):
         setattr(trace, method, getattr(tracer, method))
@@ -127,8 +128,11 @@ class Tracer(native.Tracer):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> TraceContext:
-        """Return a trace around a block, whose value records steps as an OpenTelemetry tracer
-        does.
+        """Return a context manager that opens a trace. Its `as` variable is the trace, which also
+        has the methods of an OpenTelemetry tracer.
+
+        store: the store that receives the spans; None: that of the worker, if there is a rollout
+        id.
         """
         if store is None and rollout_id is not None:
             store = self._workers_store()
@@ -154,20 +158,19 @@ class Tracer(native.Tracer):
         timestamp: float | None = None,
         status: SpanStatus | StatusCode | None = None,
     ) -> Any:
-        """Record a step of no length in the open trace; without one, only return it."""
+        """Return a span without duration, and record it in the open trace if there is one."""
         done = SpanStatus(status_code="OK") if status is None else status
         return Span.of(self._here().create_span(name, attributes, timestamp=timestamp, status=done))
 
     def _here(self) -> Trace:
+        """Return the open trace; without one, a trace that goes nowhere."""
         return current_trace() or _local_trace()
 
     @contextmanager
     def _recorded(
         self, name: str, attributes: Mapping[str, Any] | None, start_time: float | None, end_time: float | None
     ) -> Generator[RecordingContext]:
-        """Record an operation as a span during the block, with the given times instead of the
-        clock's if there are some.
-        """
+        """Record the block as one step, with the given times in the place of the clock's."""
         with self._here().operation(name, attributes) as span:
             recording = RecordingContext(span, start_time)
             try:
@@ -182,7 +185,9 @@ class Tracer(native.Tracer):
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Any:
-        """Record a block as one step; without an open trace, only run it."""
+        """Return a context manager that records its block as one step of the open trace. Without a
+        trace, nothing is recorded.
+        """
         return self._recorded(name, attributes, start_time, end_time)
 
     def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +226,7 @@ class DummyTracer(Tracer):
 
 
 class DetachedTracer(Tracer):
-    """Makes spans of no attempt, which go nowhere, inside a trace too."""
+    """Makes spans that belong to no attempt and are recorded nowhere, even inside a trace."""
 
     def _here(self) -> Trace:
         return _local_trace()
@@ -244,8 +249,8 @@ class OtelTracer(Tracer, native.OtelTracer):
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records what AgentOps's instrumentation sees; without the package, what OpenTelemetry's
-    and the gateway see.
+    """Records the calls that AgentOps's instrumentation sees. Without the package `agentops`, it
+    records those that OpenTelemetry's instrumentation and the gateway see.
 
     The arguments of Agent Lightning's tracer have no effect, because no AgentOps service is called.
     """
@@ -260,11 +265,13 @@ class AgentOpsTracer(OtelTracer):
             notice(
                 logger,
                 "agentops is not installed, so only calls through the gateway are recorded; %s",
-                install_extra("agentops"),
+                how_to_install("agentops"),
             )
 
     def while_open(self) -> Any:
-        """See Tracer.while_open."""
+        """Return the context manager that is entered while a trace is open: AgentOps's
+        instrumentations if the package is installed, otherwise OpenTelemetry's.
+        """
         return super().while_open() if self._agentops is None else self._agentops.while_open()
 
 
@@ -289,10 +296,11 @@ class WeaveTracer(Tracer, native.WeaveTracer):
 
 _active: Tracer | None = None
 _CURRENT = DummyTracer()
+"""The tracer of emitters if none is set: it records in the open trace."""
 
 
 def set_active_tracer(tracer: Tracer) -> None:
-    """Have the emitters use this tracer. Raise ValueError if there is one already."""
+    """Make the emitters use this tracer. Raise ValueError if another one is set."""
     global _active
     if _active is not None:
         raise ValueError("there is an active tracer already; call clear_active_tracer() first")
@@ -300,7 +308,7 @@ def set_active_tracer(tracer: Tracer) -> None:
 
 
 def clear_active_tracer() -> None:
-    """Have the emitters use the open trace again."""
+    """Make the emitters use the open trace again."""
     global _active
     _active = None
 

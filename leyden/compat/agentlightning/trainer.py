@@ -18,9 +18,9 @@ from leyden.trainer.legacy import is_url
 class Trainer(NativeTrainer):
     """Trains an agent with an algorithm.
 
-    The store is in memory, triplets come from every call, and `store`, `adapter` and `tracer` have
-    Agent Lightning's additions, unless others are given. The arguments of version 0.1 have other
-    names since, and are accepted with a DeprecationWarning.
+    By default the store is in memory, every model call gives a triplet, and `store`, `adapter` and
+    `tracer` have Agent Lightning's additions. `n_workers`, `max_tasks` and `triplet_exporter`, the
+    names of version 0.1, are accepted with a DeprecationWarning.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Trainer(NativeTrainer):
                 warnings.warn(f"Trainer({old}=) is deprecated; write {new}=", DeprecationWarning, stacklevel=2)
         strategy = _strategy(strategy)
         if isinstance(strategy, ExecutionStrategy) or (isinstance(strategy, dict) and "n_runners" in strategy):
-            n_runners = n_workers = None  # the strategy's own number counts, as it did there
+            n_runners = n_workers = None  # as in Agent Lightning, the strategy's own number takes precedence
         super().__init__(
             dev=dev,
             n_runners=n_runners or n_workers,
@@ -84,7 +84,8 @@ class Trainer(NativeTrainer):
     ) -> Any:
         """Train the agent, or run it on the tasks of a server of version 0.1.
 
-        backend, dev_backend: that version's names of a server; `train_dataset` takes one too.
+        backend, dev_backend: the addresses or clients of such servers; `train_dataset` takes one
+        too.
         """
         server = train_dataset if backend is None else backend
         if dev_backend is None and _is_server(val_dataset):  # version 0.1 gives both servers by place
@@ -106,7 +107,7 @@ _STRATEGIES = {"shm": SharedMemoryExecutionStrategy, "cs": ClientServerExecution
 
 
 def _strategy(spec: Any) -> Any:
-    """Return the specification of a strategy, with the classes that take the old arguments."""
+    """Return the spec of a strategy, with the classes that take Agent Lightning's arguments."""
     if isinstance(spec, dict):
         options = cast(dict[str, Any], spec)
         return {**options, "type": _strategy(options.get("type", ClientServerExecutionStrategy))}
@@ -114,7 +115,7 @@ def _strategy(spec: Any) -> Any:
 
 
 def _component(spec: Any, default: type[Any]) -> Any:
-    """Return a specification that names the default class where it names none."""
+    """Return a component's spec, with the default class if the spec names none."""
     if spec is None:
         return default
     return {"type": default, **cast(dict[str, Any], spec)} if isinstance(spec, dict) else spec

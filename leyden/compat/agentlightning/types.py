@@ -1,7 +1,7 @@
-"""Spans and triplets as Agent Lightning has them, and its types that Leyden has no use for.
+"""Agent Lightning's spans, triplets and other types.
 
-`Span` and `Triplet` are Leyden's own with the old ones' fields and constructors added, so that
-every part of Leyden takes them.
+`Span` and `Triplet` are subclasses of Leyden's, with Agent Lightning's further fields and
+constructors, so that every part of Leyden takes them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -81,7 +81,9 @@ class Link(BaseModel):
 
 
 class OtelResource(dict[str, Any]):
-    """Attributes of the process that recorded a span: a dict, with the old model's two fields."""
+    """Attributes of the process that recorded a span: a dict that also has the fields `attributes`
+    and `schema_url` of Agent Lightning's model.
+    """
 
     def __init__(self, attributes: Mapping[str, Any] | None = None, schema_url: str = "") -> None:
         super().__init__(attributes or {})
@@ -178,7 +180,7 @@ class Span(types.Span):
 
     @classmethod
     def of(cls, span: types.Span) -> Span:
-        """Return a span of Leyden's as an old one, under Agent Lightning's names."""
+        """Return Leyden's span as one of this class, under Agent Lightning's names."""
         if isinstance(span, cls):
             return span
         fields = {name: getattr(span, name) for name in types.Span.model_fields}
@@ -266,7 +268,7 @@ class SpanRecordingContext(Protocol):
 
 
 class _Fields:
-    """Read access to a model's fields as if it were a dict."""
+    """A mixin that gives a model the read methods of a dict."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.keys():
@@ -322,27 +324,31 @@ class Triplet(types.Triplet):
 
     @classmethod
     def of(cls, triplet: types.Triplet) -> Triplet:
-        """Return a triplet of Leyden's as an old one."""
+        """Return Leyden's triplet as one of this class."""
         return cls(
             prompt=triplet.prompt, response=triplet.response, reward=triplet.reward, metadata=dict(triplet.metadata)
         )
 
 
 def _readable(value: Any, native: type[BaseModel], old: type[BaseModel]) -> Any:
+    """Return an instance of `native` as one of `old`, which can be read like a dict. Any other
+    value is returned as it is.
+    """
     if isinstance(value, old) or not isinstance(value, native):
         return value
     return old.model_construct(**{name: getattr(value, name) for name in native.model_fields})
 
 
 def convert_timestamp(timestamp: float | None) -> float | None:
-    """Return a time in seconds, from seconds or nanoseconds. None for None and 0."""
+    """Return a Unix time in seconds, from seconds or nanoseconds. None for None and 0."""
     if not timestamp:
         return None
-    return timestamp / 1_000_000_000 if timestamp > 1e12 else timestamp
+    return timestamp / 1_000_000_000 if timestamp > 1e12 else timestamp  # 1e12 seconds are 30,000 years
 
 
 def extract_extra_fields(src: Any, excluded_fields: Sequence[str]) -> dict[str, Any]:
     """Return the attributes of an object that are not excluded, as JSON values."""
+    # OpenTelemetry's classes keep a field `name` as `_name`, behind a property of the class.
     left_out = {*excluded_fields, *(f"_{name}" for name in excluded_fields), *vars(type(src))}
     values = {name.lstrip("_"): value for name, value in vars(src).items()}
     return json.loads(json.dumps({name: v for name, v in values.items() if name not in left_out}, default=str))

@@ -1,4 +1,4 @@
-"""The few things outside `qlib.rl` that its programs use, for a machine without pyqlib."""
+"""The names outside `qlib.rl` that its programs use, for a machine without pyqlib."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ CONFIG = SimpleNamespace(
 
 
 def set_log_with_config(log_config: Mapping[str, Any]) -> None:
-    """Configure logging by a dictionary, as `logging.config.dictConfig`."""
+    """Configure logging by a dictionary, as `logging.config.dictConfig` does."""
     logging.config.dictConfig(dict(log_config))

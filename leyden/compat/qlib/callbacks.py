@@ -1,4 +1,4 @@
-"""Callbacks as Qlib has them: its rules of early stopping, and checkpoints of one file each."""
+"""Qlib's callbacks: early stopping by its rules, and checkpoints of one file each."""
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ class EarlyStopping(NativeEarlyStopping):
         super().__init__(monitor, min_delta, patience, mode, baseline, restore_best_weights, compat="qlib")
 
     def on_fit_start(self, loop: TrainLoop, vessel: Any) -> None:
-        """Begin to count. Warn if the run never validates, because then it is never stopped."""
+        """Reset the count of validations without improvement. Warn if the run never validates,
+        because then it is never stopped.
+        """
         if loop.validates:
             super().on_fit_start(loop, vessel)
         else:
-            logger.warning("EarlyStopping looks at validations, and the run has none; set val_every_n_iters")
+            logger.warning("EarlyStopping needs validations, and the run has none; set val_every_n_iters")
 
 
 class Checkpoint(Callback):
     """Save the state of trainer and vessel in one file each time, for `torch.load` and
     `Trainer.fit(ckpt_path=...)`.
 
-    filename: `{iter:03d}`, `{time}` and metrics are filled in. A name that no
-        metric has is an error.
+    filename: `{iter:03d}`, `{time}` and names of metrics are filled in. An unknown name is an
+    error.
     save_latest: "link" or "copy": `latest.pth` is the newest file; None: there is no such file.
-    every_n_iters: as in Qlib, after iterations n - 1, 2 n - 1, ...; with 1, after each.
+    every_n_iters: as in Qlib, save after iterations n - 1, 2 n - 1, ..., counted from 0.
     time_interval: seconds between saves; the first iteration saves.
-    save_on_fit_end: save the last iteration, unless it is saved.
+    save_on_fit_end: save the last iteration, unless it is saved already.
 
     Files of earlier runs are overwritten, and none is removed. The link is relative, so the
     directory can be moved. `leyden.loop.Checkpoint` keeps complete states and verifies them.
@@ -79,7 +81,7 @@ class Checkpoint(Callback):
         self._last_checkpoint_time: float | None = None
 
     def on_iter_end(self, loop: TrainLoop, vessel: Any) -> HookResult:
-        """Save when it is time."""
+        """Save if `every_n_iters` or `time_interval` says so."""
         due = self.every_n_iters is not None and (loop.current_iter + 1) % self.every_n_iters == 0
         if self.time_interval is not None:
             last = self._last_checkpoint_time
@@ -88,7 +90,7 @@ class Checkpoint(Callback):
             self._save(loop, vessel)
 
     def on_fit_end(self, loop: TrainLoop, vessel: Any) -> HookResult:
-        """Save the last iteration."""
+        """Save the last iteration if `save_on_fit_end` is set and it is not saved yet."""
         if self.save_on_fit_end and loop.current_iter != self._last_checkpoint_iter:
             self._save(loop, vessel)
 

@@ -38,6 +38,7 @@ _SCALAR_NAMES: Final = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.
 """The function that makes a NumPy scalar, in NumPy 1 and 2."""
 _DEFAULT_DICT: Final = "collections.defaultdict"
 
+# Prefixes of the weights' names: Qlib's, and Leyden's for the same network
 _PPO_PARTS: Final = (
     ("actor.extractor.", "actor."),
     ("actor.layer_out.0.", "actor_head."),
@@ -46,7 +47,7 @@ _PPO_PARTS: Final = (
 )
 _DQN_PARTS: Final = (("model.extractor.", "body."), ("model.layer_out.0.", "head."))
 _UNUSED: Final = (".prev_rnn.",)
-"""Layers of Qlib's `Recurrent` that no output depends on."""
+"""Parts of names of layers in Qlib's `Recurrent` on which no output depends."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,16 @@ class QlibCheckpoint:
     iteration: int | None
     """Finished iterations; None for a file of weights alone."""
     episode: int | None
-    """Episodes so far, those of validations included, as Qlib counts."""
+    """Episodes so far, validations included, as Qlib counts them; None for weights alone."""
     metrics: Mapping[str, float]
     weights: Mapping[str, torch.Tensor]
     """The policy's weights, by Qlib's names."""
 
     def native_weights(self) -> dict[str, torch.Tensor]:
-        """Return the weights of Qlib's PPO or DQN by the names of Leyden's, for the same network.
+        """Return the weights of Qlib's PPO or DQN under the names that Leyden's policy of the same
+        network has.
 
-        Raise CheckpointError if they are those of another policy.
+        Raise CheckpointError for the weights of another policy.
         """
         parts = _PPO_PARTS if any(name.startswith("actor.extractor.") for name in self.weights) else _DQN_PARTS
         renamed: dict[str, torch.Tensor] = {}
@@ -140,8 +142,9 @@ def read_checkpoint(path: str | Path) -> QlibCheckpoint:
 def convert_checkpoint(path: str | Path, output: str | Path) -> QlibCheckpoint:
     """Write the weights of Qlib's PPO or DQN as a `weight_file` of Leyden's.
 
-    Return the parts that were read. Raise CheckpointError as `read_checkpoint` and
-    `QlibCheckpoint.native_weights` do.
+    path: the `.pth` file of Qlib. output: the file to write.
+    Return the checkpoint that was read. Raise CheckpointError for a file that cannot be read, that
+    would execute code, or that holds the weights of another policy.
     """
     read = read_checkpoint(path)
     torch.save(read.native_weights(), output)
@@ -149,15 +152,19 @@ def convert_checkpoint(path: str | Path, output: str | Path) -> QlibCheckpoint:
 
 
 def _empty(*_: Any) -> dict[Any, Any]:
-    """Return an empty dict in place of a `defaultdict`, whose items torch's reader does not set."""
+    """Return an empty dict in the place of a `defaultdict`, which torch's safe reader cannot
+    fill.
+    """
     return {}
 
 
 def _scalar() -> Any:
+    """Return NumPy's private function that makes a scalar when it is unpickled."""
     return np.float64(0).__reduce__()[0]
 
 
 def _is_safe(name: str) -> bool:
+    """Return whether a checkpoint may name this global. `builtins.` is optional in names."""
     known: set[str] = {*_SCALAR_NAMES, _DEFAULT_DICT}
     for safe in _SAFE:
         known.add(f"{safe.__module__}.{safe.__qualname__}")

@@ -19,11 +19,11 @@ def init_instance_by_config(
 ) -> Any:
     """Return the object that `{class, module_path, kwargs}` or an import path describes.
 
-    Raise ConfigError for a class that cannot be imported.
-
-    default_module: the module of a class without `module_path`, or the module's name.
+    default_module: the module, or its name, of a class without `module_path`.
     accept_types: an instance of these is returned as it is.
-    try_kwargs: arguments that are left out if the class does not take them.
+    try_kwargs: further arguments. If the class raises TypeError, it is called without them.
+    kwargs: further arguments, which override those of `config`.
+    Raise ConfigError for a class that cannot be imported.
     """
     if isinstance(config, accept_types):
         return config

@@ -1,4 +1,6 @@
-"""`EnvWrapper` with the interface of the old `gym`, and environments of that kind for Gymnasium."""
+"""Qlib's `EnvWrapper`, which has the interface of the old `gym`, and an adapter that makes such
+environments usable in Gymnasium.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ SEED_INTERATOR_MISSING: Final = "_missing_"
 class EnvWrapper(
     NativeEnvWrapper[parts.InitialStateType, parts.StateType, parts.ActType, parts.ObsType, parts.PolicyActType]
 ):
-    """One environment: `reset()` returns an observation, `step(action)` observation,
-    reward, done, info.
+    """One environment: `reset()` returns an observation, `step(action)` returns observation,
+    reward, done and info.
 
     When its seed iterator has ended, `reset` returns the observation of `generate_nan_observation`.
     """
@@ -30,7 +32,7 @@ class EnvWrapper(
 
     def __init__(self, *parts: Any, **named: Any) -> None:
         super().__init__(*parts, **named)
-        if len(parts) < 7 and named.get("logger") is None:
+        if len(parts) < 7 and named.get("logger") is None:  # the logger is the seventh argument
             self.logger = LogCollector()
 
     def reset(self, **kwargs: Any) -> Any:
@@ -55,7 +57,9 @@ class EnvWrapper(
 
 
 class AnyObservation(gymnasium.Space[Any]):
-    """Has every observation, also one that the declared space lacks, as Qlib does."""
+    """A space that contains every observation, also one outside the declared space, because Qlib
+    does not check observations.
+    """
 
     def __init__(self, declared: Any) -> None:
         super().__init__()
@@ -68,7 +72,7 @@ class AnyObservation(gymnasium.Space[Any]):
     __hash__ = None  # pyright: ignore[reportAssignmentType] -- like every space
 
     def contains(self, x: Any) -> bool:
-        """Return True."""
+        """Return True for any value."""
         return True
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
@@ -77,11 +81,11 @@ class AnyObservation(gymnasium.Space[Any]):
 
 
 class OldEnv(gymnasium.Env[Any, Any]):
-    """An environment with the interface of the old `gym`, or of Gymnasium, that ends by a NaN
-    observation.
+    """Adapts an environment to Gymnasium. The environment has the interface of the old `gym` or of
+    Gymnasium, and says by a NaN observation that it has no further episode.
 
-    Its observations are {"obs": observation, "ended": 0}. After the last episode "ended" is 1, and
-    "obs" is None.
+    Its observations become {"obs": observation, "ended": 0}. After the last episode "ended" is 1,
+    and "obs" is None.
     """
 
     def __init__(self, env: Any) -> None:
@@ -91,7 +95,9 @@ class OldEnv(gymnasium.Env[Any, Any]):
         self.observation_space = gymnasium.spaces.Dict({"obs": observed, "ended": gymnasium.spaces.Discrete(2)})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. The environment knows its seeds itself."""
+        """Begin an episode. `seed` and `options` have no effect: the environment chooses its
+        seeds.
+        """
         result: Any = self._env.reset()
         obs: Any = result[0] if _has_info(result) else result
         if check_nan_observation(obs):
@@ -99,7 +105,7 @@ class OldEnv(gymnasium.Env[Any, Any]):
         return {"obs": obs, "ended": np.int64(0)}, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Make one step."""
+        """Make one step. An episode that is done counts as terminated."""
         result = self._env.step(action)
         obs, reward, done, info = result if len(result) == 4 else (*result[:2], result[2] or result[3], result[4])
         return {"obs": obs, "ended": np.int64(0)}, float(reward), bool(done), False, info
@@ -111,5 +117,5 @@ class OldEnv(gymnasium.Env[Any, Any]):
 
 
 def _has_info(result: Any) -> bool:
-    """Return whether a value of `reset` is Gymnasium's pair of observation and info."""
+    """Return whether the result of `reset` is Gymnasium's pair of observation and info."""
     return isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2 and isinstance(result[1], dict)

@@ -2,8 +2,9 @@
 
     python -m leyden.compat -m qlib.rl.contrib.train_onpolicy --config_path train.yml --run_backtest
 
-This module reads a file as Qlib does: a key that it does not know is ignored, and data are pickled
-tables or data sets. `leyden rl train` checks each key before it begins, and resumes a run.
+This module reads a configuration as Qlib does: it ignores unknown keys, and data are pickled tables
+or data sets. `leyden rl train` is the alternative that checks each key before it begins, and that
+resumes a run.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ def seed_everything(seed: int) -> None:
 
 
 class LazyLoadDataset(Sequence[Any]):
-    """The orders of a pickled table, or of all those of a directory.
+    """The orders of a pickled table, or of all pickled tables of a directory.
 
-    data_dir: has `backtest/<stock_id>.pkl`, whose ticks the first order's day counts.
-    default_start_time_index, default_end_time_index: each order lasts from the tick with the first
-        number to the end of the tick before the second one, a minute later.
+    data_dir: has `backtest/<stock_id>.pkl`. The ticks of the first requested order's day stand for
+        every day, as in Qlib.
+    default_start_time_index, default_end_time_index: each order begins with the tick of the first
+        index, and ends a minute after the beginning of the tick before the second index.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class LazyLoadDataset(Sequence[Any]):
         return len(self._orders)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the order number `index`, from its first tick to the end of its last. As in Qlib,
-        the first day's ticks stand for every day.
+        """Return order number `index`, from its first tick to the end of its last tick. Raise
+        IndexError for a larger number.
+
+        As in Qlib, the ticks of the first requested order's day stand for every day.
         """
         if index >= len(self):
             raise IndexError(f"there are {len(self)} orders, and none has the number {index}")
@@ -94,7 +98,11 @@ def train_and_test(
     run_training: bool,
     run_backtest: bool,
 ) -> None:
-    """Train a policy on the orders of `train`, and test it on those of `test`."""
+    """Train a policy on the orders in the folder `train`, and test it on those in `test`.
+
+    The configurations are sections of Qlib's file. Raise ConfigError for a missing key, and for
+    times that `data_granularity` does not divide.
+    """
     source, granularity = data_config["source"], simulator_config.get("data_granularity", 1)
     first, end = source["default_start_time_index"], source["default_end_time_index"]
     if first % granularity or end % granularity:
@@ -140,19 +148,20 @@ def train_and_test(
 
 
 def _orders(source: Mapping[str, Any], first: int, end: int, tag: str) -> LazyLoadDataset:
+    """Return the orders in a folder (`train`, `valid` or `test`) of the data source."""
     return LazyLoadDataset(source["feature_root_dir"], Path(source["order_dir"]) / tag, first, end)
 
 
 def _callbacks(trainer_config: Mapping[str, Any]) -> list[Callback]:
-    """Return the callbacks that the configuration asks for: metrics, checkpoints and early stopping
-    on `val/pa`.
+    """Return the callbacks of the configuration: with a `checkpoint_path`, metrics and checkpoints;
+    with an `earlystop_patience`, early stopping on `val/pa`.
     """
     callbacks: list[Callback] = []
     if "checkpoint_path" in trainer_config:
         folder = Path(trainer_config["checkpoint_path"])
-        often = trainer_config.get("checkpoint_every_n_iters", 1)
+        interval = trainer_config.get("checkpoint_every_n_iters", 1)
         callbacks.append(MetricsWriter(folder))
-        callbacks.append(Checkpoint(folder / "checkpoints", every_n_iters=often, save_latest="copy"))
+        callbacks.append(Checkpoint(folder / "checkpoints", every_n_iters=interval, save_latest="copy"))
     if "earlystop_patience" in trainer_config:
         callbacks.append(EarlyStopping("val/pa", patience=trainer_config["earlystop_patience"]))
     return callbacks
@@ -166,21 +175,21 @@ def main(config: Mapping[str, Any], run_training: bool, run_backtest: bool) -> N
     if not (run_training or run_backtest):
         logger.warning("neither training nor a backtest was asked for, so nothing was done")
         return
-    _run(_named(config), run_training, run_backtest)
+    _run(_with_sections(config), run_training, run_backtest)
 
 
 class _Section(dict[str, Any]):
-    """A mapping of a configuration, whose missing keys are named."""
+    """A mapping of a configuration that raises ConfigError for a missing key."""
 
     def __missing__(self, key: str) -> Any:
-        raise ConfigError(f"the configuration has no key {key!r}")
+        raise ConfigError(f"the configuration has no key {key!r}; add it")
 
 
-def _named(value: Any) -> Any:
-    """Return a configuration in which each mapping names its missing keys."""
+def _with_sections(value: Any) -> Any:
+    """Return a configuration with a `_Section` in the place of each mapping."""
     if not isinstance(value, Mapping):
         return value
-    return _Section({name: _named(part) for name, part in cast("Mapping[str, Any]", value).items()})
+    return _Section({name: _with_sections(part) for name, part in cast("Mapping[str, Any]", value).items()})
 
 
 def _run(config: Mapping[str, Any], run_training: bool, run_backtest: bool) -> None:

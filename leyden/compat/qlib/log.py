@@ -1,8 +1,8 @@
-"""Collectors and writers of logs as Qlib has them.
+"""Qlib's collectors and writers of logs.
 
-They differ from Leyden's in their arguments, and in what they write: a writer gets each step's
-contents and, at the end of an episode, `log_episode(length, rewards, contents)`. A writer that
-overrides nothing writes nothing.
+They differ from Leyden's in their arguments and their calls: at the end of an episode, a writer's
+`log_episode(length, rewards, contents)` is called, with the logged contents of each step. A writer
+that overrides no method writes nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from leyden.loop import LogLevel
 from leyden.loop import LogWriter as NativeLogWriter
 
 _COUNTERS: Final = ("episode_count", "step_count", "global_step", "global_episode")
+"""The attributes of a writer that are its state."""
 
 
 class LogCollector(NativeLogCollector):
-    """The values of one step. A name that is used twice in one step is a ValueError."""
+    """Collects the values of one step. Raise ConfigError for a name that is added twice in a
+    step.
+    """
 
     def _add(self, name: str, value: Any, loglevel: int) -> None:
         if name in self._logs:
@@ -45,7 +48,7 @@ class LogCollector(NativeLogCollector):
 
 
 class LogWriter(NativeLogWriter):
-    """Base of writers, which writes nothing itself.
+    """The base class of writers, which writes nothing itself.
 
     Override `log_episode(length, rewards, contents)`, `log_step(reward, contents)` or any of the
     `on_env_...` methods.
@@ -79,7 +82,7 @@ class LogWriter(NativeLogWriter):
 
     @property
     def active_env_ids(self) -> set[int]:
-        """The environments that have an episode under way."""
+        """The ids of the environments that have an episode under way."""
         return set(self._running)
 
     @property
@@ -98,7 +101,7 @@ class LogWriter(NativeLogWriter):
         return {env: running.contents for env, running in self._running.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters. Episodes under way are no part of a state."""
+        """Return the counters. Episodes under way are not part of the state."""
         return {name: getattr(self, name) for name in _COUNTERS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -108,8 +111,8 @@ class LogWriter(NativeLogWriter):
 
 
 def _of_either_form(own: Callable[..., None], native: Callable[..., None]) -> Callable[..., None]:
-    """Return a `log_episode` for both callers: environments (one EpisodeStats) and
-    subclasses (three values).
+    """Return a `log_episode` for both kinds of callers: an environment passes one EpisodeStats to
+    `native`, a subclass passes Qlib's three values to `own`.
     """
 
     @functools.wraps(own)
@@ -126,19 +129,22 @@ LogWriter.log_episode = _of_either_form(LogWriter.__dict__["log_episode"].__wrap
 
 
 class LogBuffer(NativeLogBuffer):
-    """Keep the numbers of the newest episode and of the collect, and report each change to a
-    callback.
+    """Keeps the metrics of the newest episode and of the present collection, and reports each
+    change to a callback.
     """
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return each metric's sum over the episodes of this collection, divided by the number of
-        all its episodes, with or without the metric.
+        """Return each metric's mean over all episodes of this collection. As in Qlib, an episode
+        without the metric counts as 0.
         """
         return {name: total / self.episode_count for name, total in self._sums.items()}
 
 
 def _of_episode(contents: list[dict[str, Any]], kinds: tuple[type, ...]) -> dict[str, Any]:
-    """Return one value for each logged name whose values are of these kinds."""
+    """Return the aggregate of each logged name over an episode's steps.
+
+    kinds: the types of values to keep; other values are ignored.
+    """
     values: dict[str, list[Any]] = {}
     for step in contents:
         for name, value in step.items():
@@ -148,10 +154,16 @@ def _of_episode(contents: list[dict[str, Any]], kinds: tuple[type, ...]) -> dict
 
 
 class ConsoleWriter(LogWriter):
-    """Log every n-th episode: each number, and in parentheses its mean since the collect began.
+    """Logs every n-th episode: each metric, and in parentheses its mean over this collection so
+    far.
 
     The lines go to the logger `qlib.rl.utils.log`, and to the terminal if no handler is configured.
-    `prefix` begins each line.
+    Each line begins with the attribute `prefix`.
+
+    log_every_n_episode: n.
+    total_episodes: the number of episodes of a collection, for the beginning of each line; the last
+        one is always logged. None: unknown.
+    float_format, counter_format: format specs, with their colon, of metrics and of the count.
     """
 
     def __init__(
@@ -176,7 +188,7 @@ class ConsoleWriter(LogWriter):
         self.metric_sums: dict[str, float] = {}
 
     def log_episode(self, length: int, rewards: list[float], contents: list[dict[str, Any]]) -> None:
-        """Add the episode to the means, and log it if it is its turn."""
+        """Add the episode to the means, and log it if it is the n-th or the last one."""
         values = _of_episode(contents, (float,))
         for name, value in values.items():
             self.metric_counts[name] = self.metric_counts.get(name, 0) + 1
@@ -197,9 +209,9 @@ class ConsoleWriter(LogWriter):
 
 
 class CsvWriter(LogWriter):
-    """Write `result.csv` in a directory at the end of a collect: one row for each of its episodes.
+    """Writes `result.csv` to a directory at the end of a collection: one row for each episode.
 
-    output_dir: is made if it is missing; its parent is not.
+    output_dir: made if it is missing; its parent must exist.
     """
 
     SUPPORTED_TYPES = (float, str, np.datetime64)
@@ -220,7 +232,7 @@ class CsvWriter(LogWriter):
         self.all_records.append(_of_episode(contents, (*self.SUPPORTED_TYPES, *_timestamps())))
 
     def on_env_all_done(self) -> None:
-        """Write the file, instead of an older one."""
+        """Write the file, replacing an older one."""
         columns = list(dict.fromkeys(name for record in self.all_records for name in record))
         with (self.output_dir / "result.csv").open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, columns, restval="")
@@ -229,7 +241,7 @@ class CsvWriter(LogWriter):
 
 
 def _timestamps() -> tuple[type, ...]:
-    """Return pandas' Timestamp if the program has loaded pandas."""
+    """Return pandas' Timestamp as a type to write, if the program has loaded pandas."""
     import sys
 
     pandas: Any = sys.modules.get("pandas")

@@ -1,7 +1,7 @@
-"""Order execution as Qlib has it, on pandas.
+"""Qlib's order execution, on pandas.
 
-Orders have timestamps, a state's histories are data frames, and data may be pickled tables as well
-as the CSV and Parquet files of `leyden.rl.order_execution`, whose simulator does the arithmetic.
+Orders have timestamps and a state's histories are data frames. Data may be pickled tables as well
+as CSV and Parquet files. The simulator of `leyden.rl.order_execution` does the arithmetic.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from leyden.rl.order_execution.state import History, SAOEState
 from leyden.rl.parts import ActionInterpreter, Reward, StateInterpreter
 
 DealPriceType = Literal["bid_or_ask", "bid_or_ask_fill", "close"]
-"""The columns that are an order's price: its side of the book, the same with the other side where
-that is 0, or the close."""
+"""The price of an order: `bid_or_ask` is the bid for a sale and the ask for a purchase,
+`bid_or_ask_fill` the same with the other side where that price is 0, `close` the close."""
 
 _SUFFIXES: Final = (".pkl", ".pkl.backtest")
+"""The possible suffixes of a pickled table."""
 _FEATURES: Final = {
     5: ["$high", "$low", "$open", "$close", "$volume"],
     6: ["$high", "$low", "$open", "$close", "$vwap", "$volume"],
     16: [f"${name}" for name in ("open", "high", "low", "close", "vwap", "bid", "ask", "volume")]
     + [f"${side}V{level}" for side in ("bid", "ask") for level in ("", "1", "3", "5")],
 }
-"""The names of a table's features, which the tables themselves may lack, by their number."""
+"""The names of a table's features by their number. The tables themselves may lack the names."""
 
 
 # ---- orders --------------------------------------------------------------------------------------
@@ -45,9 +46,9 @@ _FEATURES: Final = {
 
 @dataclass
 class Order:
-    """An amount of one asset to trade within a time.
+    """An amount of one asset to trade between two times.
 
-    start_time, end_time: timestamps of pandas; the end is not part of the time.
+    start_time, end_time: timestamps of pandas; the end is exclusive.
     """
 
     stock_id: str
@@ -72,12 +73,12 @@ class Order:
 
     @property
     def amount_delta(self) -> float:
-        """The change of the position that is wanted."""
+        """The signed amount to trade: positive for a purchase."""
         return self.amount * self.sign
 
     @property
     def deal_amount_delta(self) -> float:
-        """The change of the position that was made."""
+        """The signed amount that was traded: positive for a purchase."""
         return self.deal_amount * self.sign
 
     @property
@@ -105,11 +106,12 @@ def native_order(order: Any) -> native.Order:
 
 
 def load_orders(order_path: str | Path, start_time: Any = None, end_time: Any = None) -> Sequence[Any]:
-    """Return the orders in a pickled table, or in all those of a directory, by name.
+    """Return the orders in a pickled table, or in all pickled tables of a directory in the order of
+    their names.
 
     start_time, end_time: the time of day when each order begins and ends; by default the whole day.
-    A row whose amount is 0 is left out. CSV and Parquet files are read as
-    `leyden.rl.order_execution.load_orders` does.
+    A row whose amount is 0 is left out. CSV and Parquet files are read by
+    `leyden.rl.order_execution.load_orders`, without these times.
     """
     frames, path = pandas(), Path(order_path)
     if path.suffix in (".csv", ".parquet") or any(each.suffix in (".csv", ".parquet") for each in _files(path)[:1]):
@@ -129,23 +131,29 @@ def load_orders(order_path: str | Path, start_time: Any = None, end_time: Any = 
 
 
 def read_orders(path: Path) -> Any:
-    """Return the table of orders in a pickle, or in all those of a directory, by name."""
+    """Return the table of orders in a pickle, or the concatenated tables of a directory in the
+    order of their names. Raise ConfigError for an empty directory.
+    """
     if not (files := _files(path)):
         raise ConfigError(f"there are no orders in {path}; give a pickled table of orders, or a directory of them")
     return pandas().concat([read_pickle(file) for file in files]).reset_index()
 
 
 def make_order(stock_id: str, amount: float, direction: Any, start_time: Any, end_time: Any) -> Any:
-    """Return an order, a `qlib.backtest.Order`, which is Qlib's own if pyqlib is installed."""
+    """Return a `qlib.backtest.Order`: Qlib's own if pyqlib is installed, otherwise this
+    module's.
+    """
     make: Any = importlib.import_module("qlib.backtest.decision").Order
     return make(stock_id, amount, OrderDir(int(direction)), start_time, end_time)
 
 
 def _files(path: Path) -> list[Path]:
+    """Return the files of a directory by name, or the file itself."""
     return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 def _at(day: Any, time: Any) -> Any:
+    """Return the timestamp of a time of day on a day."""
     return day.replace(hour=time.hour, minute=time.minute, second=time.second)
 
 
@@ -187,11 +195,13 @@ class BaseIntradayProcessedData:
 
 
 class ProcessedDataProvider(native.ProcessedDataProvider):
-    """Base class of sources of features, for state interpreters."""
+    """The base class of sources of features, for state interpreters."""
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return an object with a day's features, `today`, and those of the day before,
-        `yesterday`.
+        """Return an object with the features of a day (`today`) and of the day before
+        (`yesterday`).
+
+        feature_dim: the number of features. time_index: the beginning of each tick of the day.
         """
         raise NotImplementedError(f"{type(self).__name__} has no get_data()")
 
@@ -254,16 +264,19 @@ class SimpleIntradayBacktestData(DataframeIntradayBacktestData):
 def load_simple_intraday_backtest_data(
     data_dir: Path, stock_id: str, date: Any, deal_price: DealPriceType = "close", order_dir: int | None = None
 ) -> SimpleIntradayBacktestData:
-    """Return the bars of a day, which are kept in memory."""
+    """Return the bars of a day. They are kept in memory, so that a file that changes later is not
+    read again.
+    """
     return SimpleIntradayBacktestData(data_dir, stock_id, date, deal_price, order_dir)
 
 
 class PickleIntradayProcessedData(BaseIntradayProcessedData):
-    """The features of a day, `today` and `yesterday`.
+    """The features of a day (`today`) and of the day before (`yesterday`), from the pickled table
+    `<data_dir>/<stock_id>.pkl`.
 
-    They are read from the pickled table `<data_dir>/<stock_id>.pkl`.
-
-    Raise ConfigError for a table with other features, or with another number of ticks.
+    feature_dim: the number of features: 5, 6 or 16.
+    time_index: the beginning of each tick of the day.
+    Raise ConfigError for another number of features or of ticks.
     """
 
     def __init__(self, data_dir: Path | str, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> None:
@@ -292,13 +305,14 @@ class PickleIntradayProcessedData(BaseIntradayProcessedData):
 
 @lru_cache(maxsize=100)
 def _processed(data_dir: Path, stock_id: str, date: Any, feature_dim: int, ticks: Any) -> PickleIntradayProcessedData:
+    """Return the features of a day, cached. ticks: a tuple, because an index cannot be hashed."""
     return PickleIntradayProcessedData(data_dir, stock_id, date, feature_dim, pandas().DatetimeIndex(ticks))
 
 
 def load_pickle_intraday_processed_data(
     data_dir: Path, stock_id: str, date: Any, feature_dim: int, time_index: Any
 ) -> PickleIntradayProcessedData:
-    """Return the features of a day, which are kept in memory."""
+    """Return the features of a day and of the day before, which are kept in memory."""
     return _processed(Path(data_dir), stock_id, pandas().Timestamp(date), feature_dim, tuple(time_index))
 
 
@@ -309,17 +323,20 @@ class PickleProcessedDataProvider(ProcessedDataProvider):
         self._data_dir = data_dir
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return an object with a day's features, `today`, and those of the day before,
-        `yesterday`.
+        """Return an object with the features of a day (`today`) and of the day before
+        (`yesterday`).
+
+        feature_dim: the number of features. time_index: the beginning of each tick of the day.
         """
         return load_pickle_intraday_processed_data(self._data_dir, stock_id, date, feature_dim, time_index)
 
 
 class HandlerIntradayProcessedData(BaseIntradayProcessedData):
-    """Columns of a day, `today` and `yesterday`, of `<data_dir>/feature/<stock_id>.pkl`.
+    """Columns of a day (`today`) and of the day before (`yesterday`) in the pickled data set or
+    table `<data_dir>/feature/<stock_id>.pkl`.
 
-    The file is a pickled data set or a pickled table. backtest: read `backtest/` instead.
-        index_only: no columns.
+    backtest: read the folder `backtest/` instead of `feature/`.
+    index_only: keep the times of the ticks without any column.
     """
 
     def __init__(
@@ -348,7 +365,7 @@ def load_handler_intraday_processed_data(
     backtest: bool = False,
     index_only: bool = False,
 ) -> HandlerIntradayProcessedData:
-    """Return the columns of a day, which are kept in memory."""
+    """Return the columns of a day and of the day before, which are kept in memory."""
     columns = tuple(feature_columns_today), tuple(feature_columns_yesterday)
     return _handler_data(Path(data_dir), stock_id, pandas().Timestamp(date), *columns, backtest, index_only)
 
@@ -372,7 +389,9 @@ class HandlerProcessedDataProvider(ProcessedDataProvider):
         self.feature_columns_today, self.feature_columns_yesterday = feature_columns_today, feature_columns_yesterday
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return an object with a day's columns, `today`, and the previous day's, `yesterday`."""
+        """Return an object with the columns of a day (`today`) and of the day before (`yesterday`).
+        `feature_dim` and `time_index` have no effect.
+        """
         columns = self.feature_columns_today, self.feature_columns_yesterday
         return load_handler_intraday_processed_data(self.data_dir, stock_id, date, *columns, backtest=self.backtest)
 
@@ -387,8 +406,10 @@ def _day(table: Any, stock_id: str, date: Any) -> Any:
 
 @lru_cache(maxsize=10)
 def _read_table(stem: Path) -> Any:
-    """Return a pickled table with dates as pandas' timestamps, sorted by its index. stem: the path
-    without its suffix.
+    """Return a pickled table with dates as pandas' timestamps, sorted by its index. Tables are kept
+    in memory, as in Qlib, so that a file that changes later is not read again.
+
+    stem: the path without its suffix.
     """
     found = [path for suffix in _SUFFIXES if (path := stem.with_name(stem.name + suffix)).exists()]
     if not found:
@@ -408,9 +429,9 @@ def _read_table(stem: Path) -> Any:
 
 
 class _State:
-    """The fields of `SAOEState` as timestamps, indices and data frames of pandas.
+    """The fields of `SAOEState`, with timestamps, indices and data frames of pandas.
 
-    Each is made when it is first read.
+    Times and histories are converted when they are first read.
     """
 
     def __init__(self, state: SAOEState, simulator: SingleAssetOrderExecutionSimple) -> None:
@@ -428,20 +449,22 @@ class _State:
 
     @cached_property
     def history_exec(self) -> Any:
-        """A DataFrame with a row for each tick."""
+        """A DataFrame of the metrics (`SAOEMetrics`) of each tick so far, by time."""
         return _frame(self.native.history_exec)
 
     @cached_property
     def history_steps(self) -> Any:
-        """A DataFrame with a row for each step."""
+        """A DataFrame of the metrics (`SAOEMetrics`) of each step so far, by time."""
         return _frame(self.native.history_steps)
 
 
 def _with_timestamp(metrics: SAOEMetrics | None) -> Any:
+    """Return metrics with their time as pandas' timestamp."""
     return None if metrics is None else {**metrics, "datetime": pandas().Timestamp(metrics["datetime"])}
 
 
 def _frame(history: History) -> Any:
+    """Return a history as a DataFrame by time."""
     columns = {name: history[name] for name in SAOEMetrics.__annotations__}
     return pandas().DataFrame(columns).set_index("datetime")
 
@@ -502,7 +525,8 @@ class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
     def step(self, action: float) -> None:
         """Trade `action` units.
 
-        Raise AssertionError if the order is done, and ValueError for more than is left.
+        After the last step, the environment's logger gets the histories and the order's metrics.
+        Raise AssertionError if the order is done, and ValueError for more units than are left.
         """
         self._inner.step(action)
         if self.done() and (env := self.env) is not None:
@@ -543,12 +567,12 @@ class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
 
     @property
     def history_exec(self) -> Any:
-        """A DataFrame with a row for each tick."""
+        """A DataFrame of the metrics (`SAOEMetrics`) of each tick so far, by time."""
         return _frame(self._inner.history_exec)
 
     @property
     def history_steps(self) -> Any:
-        """A DataFrame with a row for each step."""
+        """A DataFrame of the metrics (`SAOEMetrics`) of each step so far, by time."""
         return _frame(self._inner.history_steps)
 
 
@@ -556,7 +580,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
 
 
 class _StateInterpreter(AnyEnv, StateInterpreter[Any, Any]):
-    """Reads the state of this module's simulator, or of Leyden's."""
+    """A mixin for Leyden's state interpreters, which then also read states with pandas' objects."""
 
     def interpret(self, simulator_state: Any) -> Any:
         """Return the observation of a state."""
@@ -564,7 +588,9 @@ class _StateInterpreter(AnyEnv, StateInterpreter[Any, Any]):
 
 
 class _ActionInterpreter(AnyEnv, ActionInterpreter[Any, Any, float]):
-    """Reads the state of this module's simulator, or of Leyden's."""
+    """A mixin for Leyden's action interpreters, which then also read states with pandas'
+    objects.
+    """
 
     def interpret(self, simulator_state: Any, action: Any) -> float:
         """Return the units to trade."""
@@ -572,7 +598,7 @@ class _ActionInterpreter(AnyEnv, ActionInterpreter[Any, Any, float]):
 
 
 class _Reward(AnyEnv, Reward[Any]):
-    """Reads the state of this module's simulator, or of Leyden's."""
+    """A mixin for Leyden's rewards, which then also read states with pandas' objects."""
 
     def reward(self, simulator_state: Any) -> float:
         """Return the reward of the newest step."""
@@ -580,18 +606,19 @@ class _Reward(AnyEnv, Reward[Any]):
 
 
 def _native(state: Any) -> Any:
-    """Return a state as Leyden's parts read it.
+    """Return a state in the form that Leyden's interpreters and rewards read.
 
-    state: of this module's simulator, of Leyden's, or of Qlib's backtest.
+    state: one of this module's simulator, of Leyden's simulator, or of Qlib's backtest.
     """
     of_qlib = isinstance(state, SAOEState) and not isinstance(state.history_steps, History)
-    return _of_tables(state) if of_qlib else getattr(state, "native", state)
+    return _state_from_pandas(state) if of_qlib else getattr(state, "native", state)
 
 
-def _of_tables(state: Any) -> SAOEState:
+def _state_from_pandas(state: Any) -> SAOEState:
     """Convert a state with pandas' times, ticks and histories into one with Leyden's arrays."""
     steps, ticks = state.history_steps, state.history_exec
-    newest = ticks.index >= steps.index[-1] if len(steps) else ticks.index == ticks.index
+    # Leyden's histories have one part for each step, of which rewards read the newest alone.
+    newest = ticks.index >= steps.index[-1] if len(steps) else np.ones(len(ticks), bool)
     return state._replace(
         order=native_order(state.order),
         cur_time=np.datetime64(state.cur_time),
@@ -603,7 +630,7 @@ def _of_tables(state: Any) -> SAOEState:
 
 
 def _columns(table: Any) -> Any:
-    """Return the columns of a table of metrics as arrays; those of one row as scalars."""
+    """Return the columns of a table of metrics as arrays, or as scalars if it has just one row."""
     columns = {name: np.asarray(column) for name, column in table.reset_index().items()}
     return {name: column[0] for name, column in columns.items()} if len(table) == 1 else columns
 
@@ -628,7 +655,7 @@ class FullHistoryStateInterpreter(_StateInterpreter, native.FullHistoryStateInte
 
 
 class _OfPandas(ProcessedDataProvider):
-    """Asks a provider with a date and ticks of pandas."""
+    """Wraps a provider that expects its date and its ticks as pandas' objects."""
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
@@ -650,7 +677,7 @@ class TwapRelativeActionInterpreter(_ActionInterpreter, native.TwapRelativeActio
     """
 
     def interpret(self, simulator_state: Any, action: Any) -> float:
-        """Return the units to trade."""
+        """Return the units to trade: `action` times an equal part of the rest, at most the rest."""
         state = _native(simulator_state)
         left = max(math.ceil(len(state.ticks_for_order) / state.ticks_per_step) - state.cur_step, 1)
         return min(state.position, state.position / left * float(action))

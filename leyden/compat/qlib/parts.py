@@ -1,8 +1,9 @@
-"""The parts of an environment as Qlib has them.
+"""Qlib's parts of an environment: simulator, interpreters, reward and auxiliary information.
 
-They differ from Leyden's in three ways. Spaces may be those of the old `gym`. `env` takes any
-object that has what the part reads, such as a named tuple in a test. `Simulator` takes keyword
-arguments, and a method that a simulator leaves out raises NotImplementedError when it is called.
+They differ from Leyden's in three ways. Spaces may be those of the old `gym`. `env` may be any
+object with the attributes that the part reads, such as a named tuple in a test. `Simulator` takes
+keyword arguments, and a method that a simulator leaves out raises NotImplementedError when it is
+called.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ SimulatorState = parts.StateType
 
 
 class AnyEnv:
-    """Mixin for Qlib's parts: their `env` may be an object that has no weak references, as Leyden
-    keeps otherwise.
+    """A mixin for Qlib's parts, whose `env` may be an object that takes no weak reference. Leyden
+    keeps a weak one where it can.
     """
 
     def _take_env(self, env: Any) -> None:
+        """Keep a reference to the environment."""
         try:
             cast(Any, super())._take_env(env)
         except TypeError:
@@ -44,6 +46,8 @@ class _OldSpaces:
 
 
 def _converted(read: Any) -> Any:
+    """Return a property's getter that converts the space which `read` returns."""
+
     @functools.wraps(read)
     def converted(self: Any) -> Any:
         return as_gymnasium(read(self))
@@ -55,7 +59,7 @@ class Simulator(AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType,
     """A simulator of one episode, made anew for each seed."""
 
     def __init__(self, initial: Any = None, **kwargs: Any) -> None:
-        """Take and drop the initial state and any other argument."""
+        """Accept the initial state and any other argument, without using them."""
 
     def step(self, action: Any) -> None:
         """Carry out an action."""
@@ -66,7 +70,7 @@ class Simulator(AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType,
         raise NotImplementedError(f"{type(self).__name__} has no get_state()")
 
     def done(self) -> bool:
-        """Return whether the trajectory has ended."""
+        """Return whether the episode has ended."""
         raise NotImplementedError(f"{type(self).__name__} has no done()")
 
 
@@ -75,22 +79,22 @@ class Interpreter(AnyEnv, _OldSpaces, parts.Interpreter):
 
 
 class StateInterpreter(AnyEnv, _OldSpaces, parts.StateInterpreter[parts.StateType, parts.ObsType]):
-    """Make observations of the simulator's states."""
+    """The base class of interpreters that make observations of the simulator's states."""
 
 
 class ActionInterpreter(
     AnyEnv, _OldSpaces, parts.ActionInterpreter[parts.StateType, parts.PolicyActType, parts.ActType]
 ):
-    """Make the simulator's actions of the policy's."""
+    """The base class of interpreters that turn the policy's actions into the simulator's."""
 
 
 class Reward(AnyEnv, parts.Reward[parts.StateType]):
-    """Computes a number for each step of an episode."""
+    """The base class of rewards, which compute a number for each step of an episode."""
 
 
 class RewardCombination(AnyEnv, parts.RewardCombination[parts.StateType]):
-    """A weighted sum of rewards, each of which is logged under its name."""
+    """A weighted sum of several rewards; each of them is logged under its name."""
 
 
 class AuxiliaryInfoCollector(AnyEnv, parts.AuxiliaryInfoCollector[parts.StateType, parts.AuxInfoType]):
-    """Collect further information of each step."""
+    """The base class of collectors of further information about each step."""

@@ -1,7 +1,7 @@
-"""Policies as Qlib's programs use them: tianshou's, which learn in their own library, and `PPO`,
-`DQN` and `AllOne`, which are Leyden's and can also be called with a batch.
+"""Policies for Qlib's programs: an adapter for tianshou's policies, which learn by their own code,
+and Leyden's `PPO`, `DQN` and `AllOne`, which can also be called with a batch.
 
-tianshou is never imported here; a program that uses one of its policies has loaded it.
+The module never imports tianshou; a program that uses one of its policies has imported it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from leyden.rl.policy import Policy
 from leyden.rl.policy.base import PolicyOutput
 
 DEFAULT_BUFFER_SIZE = 20_000
+"""The transitions that a buffer for a tianshou policy holds, as in Qlib."""
 
 
 class Called(dict[str, Any]):
@@ -34,7 +35,9 @@ class Called(dict[str, Any]):
 
 
 class CallablePolicy:
-    """Lets a policy of Leyden be called as tianshou's are, and take spaces of the old `gym`."""
+    """A mixin with which a policy of Leyden can be called as tianshou's are, and takes spaces of
+    the old `gym`.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(
@@ -43,7 +46,9 @@ class CallablePolicy:
         self._explores = True
 
     def train(self, mode: bool = True) -> None:
-        """Draw actions when called with a batch; in an evaluation take the likeliest."""
+        """Set whether a call with a batch samples its actions (True) or takes the likeliest ones
+        (False), and set the mode of the policy's modules.
+        """
         self._explores = mode
         cast(Any, super()).train(mode)
 
@@ -63,7 +68,7 @@ class AllOne(CallablePolicy, native.AllOne):
 
 
 class Observations:
-    """A batch as tianshou passes it to `forward`, for programs that have not loaded tianshou."""
+    """Stands for the batch that tianshou passes to `forward`, in programs without tianshou."""
 
     def __init__(self, obs: Any) -> None:
         self.obs = obs
@@ -77,7 +82,7 @@ class Observations:
 
 
 class Batch(Observations):
-    """A batch as Qlib's strategies make it, with one row for each environment."""
+    """The batch that Qlib's strategies make, with one row for each environment."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = (), *, obs: Any = None, info: Any = None) -> None:
         super().__init__([row["obs"] for row in rows] if rows else obs)
@@ -85,9 +90,9 @@ class Batch(Observations):
 
 
 class NonLearnablePolicy(native.NonLearnablePolicy):
-    """Base class of policies that learn nothing.
+    """The base class of policies that do not learn.
 
-    Write `forward(batch, state)`, which returns the actions as `act`.
+    Override `forward(batch, state)`, which returns the actions as `act`.
     """
 
     def __init__(self, obs_space: Any, action_space: Any) -> None:
@@ -102,14 +107,14 @@ class NonLearnablePolicy(native.NonLearnablePolicy):
         return self.forward(batch, state, **kwargs)
 
     def act(self, obs: Any, *, explore: bool) -> PolicyOutput:
-        """Return the actions of `forward`."""
+        """Return the actions of `forward`. Exploring makes no difference."""
         data = sys.modules.get("tianshou.data")
         batch = Observations(copied(obs)) if data is None else data.Batch(obs=copied(obs), info=data.Batch())
         actions: Any = self.forward(batch, None)["act"]
         return PolicyOutput(np.asarray(actions))
 
     def learn(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Learn nothing."""
+        """Return no metrics, without learning."""
         return {}
 
     def process_fn(self, *args: Any, **kwargs: Any) -> None:
@@ -117,12 +122,14 @@ class NonLearnablePolicy(native.NonLearnablePolicy):
 
 
 def _drawn_seed() -> int:
-    """Return a seed that follows from `torch.manual_seed`, from which Qlib's policies draw."""
+    """Return a seed drawn from torch's generator, so that `torch.manual_seed` determines the
+    policy's draws, as in Qlib.
+    """
     return int(torch.randint(2**31, ()))
 
 
 class PPO(CallablePolicy, native.PPO):
-    """PPO with Qlib's arguments. `network` gives the features for actor and critic."""
+    """PPO with Qlib's arguments. `network` computes the features for actor and critic."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"seed": _drawn_seed(), **kwargs})
@@ -132,16 +139,16 @@ class DQN(CallablePolicy, native.DQN):
     """DQN with Qlib's arguments and, where none are given, Qlib's target network and loss."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if len(args) <= 7:
+        if len(args) <= 7:  # the eighth argument
             kwargs.setdefault("target_update_freq", 0)
-        if len(args) <= 10:
+        if len(args) <= 10:  # the eleventh argument
             kwargs.setdefault("clip_loss_grad", False)
         super().__init__(*args, **{"seed": _drawn_seed(), **kwargs})
 
 
 def _plain(obs: Any) -> Any:
-    """Return observations of tianshou's Batch, or a list of them, as arrays in the
-    structure of the space.
+    """Convert observations in tianshou's Batch, or a list of observations, to arrays in the
+    structure of the observation space.
     """
     if isinstance(obs, list) or getattr(getattr(obs, "dtype", None), "kind", "") == "O":
         rows: list[Any] = [_plain(row) for row in cast("Iterable[Any]", obs)]
@@ -159,7 +166,9 @@ def auto_device(module: torch.nn.Module) -> torch.device:
 
 
 def set_weight(policy: Any, loaded_weight: Mapping[str, Any]) -> None:
-    """Load weights into a tianshou policy, whose names may begin with `_actor_critic.`."""
+    """Load weights into a tianshou policy. If it refuses them, load them a second time under names
+    with `_actor_critic.`, which newer versions of tianshou have too.
+    """
     try:
         policy.load_state_dict(loaded_weight)
     except RuntimeError:
@@ -180,7 +189,9 @@ def chain_dedup(*iterables: Iterable[Any]) -> Generator[Any]:
 
 
 class TianshouBuffer:
-    """A collect's transitions in tianshou's `VectorReplayBuffer`, which the policy learns from."""
+    """The transitions of one collection in tianshou's `VectorReplayBuffer`, from which the policy
+    learns.
+    """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -219,10 +230,10 @@ class TianshouBuffer:
 
 
 class TianshouPolicy(Policy):
-    """A policy of tianshou 0.4 or 0.5, which acts and learns by its own code.
+    """Wraps a policy of tianshou 0.4 or 0.5, which acts and learns by its own code.
 
-    Raise ConfigError when such a policy returns a hidden state, because none is kept between steps.
-    Other attributes are those of the wrapped policy.
+    Other attributes are those of the wrapped policy. `act` raises ConfigError if the policy returns
+    a hidden state, because none is kept between steps.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -239,8 +250,8 @@ class TianshouPolicy(Policy):
         return self.policy(*args, **kwargs)
 
     def act(self, obs: Any, *, explore: bool) -> PolicyOutput:
-        """Call the policy, with exploration noise if exploring, and map its actions to the
-        space.
+        """Return the policy's actions for observations, mapped to the action space, and under
+        "act" as the policy returned them. explore: add the policy's exploration noise.
         """
         batch = self._data.Batch(obs=copied(obs), info=self._data.Batch())
         with torch.no_grad():
@@ -256,21 +267,21 @@ class TianshouPolicy(Policy):
         return PolicyOutput(np.asarray(self.policy.map_action(act)), {"act": np.asarray(act)})
 
     def update(self, buffer: Any, **kwargs: Any) -> dict[str, float]:
-        """Let the policy learn from the whole buffer. Return the mean of each of its results."""
+        """Let the policy learn from the whole buffer. Return the mean of each of its metrics."""
         result: Mapping[str, Any] = self.policy.update(sample_size=0, buffer=buffer.buffer, **kwargs)
         arrays = {name: np.asarray(value, np.float64) for name, value in result.items()}
         return {name: float(array.mean()) for name, array in arrays.items() if array.size}
 
     def make_buffer(self, size: int | None, num_envs: int) -> Any:
-        """Return a buffer for one collect."""
+        """Return a buffer for one collection."""
         return TianshouBuffer(size, num_envs)
 
     def train(self, mode: bool = True) -> None:
-        """Let the policy explore and its modules behave as in training."""
+        """Set the policy and its modules to training (True) or evaluation (False)."""
         self.policy.train(mode)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights. `learning_state` has what else the policy learns with."""
+        """Return copies of the weights; `learning_state` returns the rest of the policy's state."""
         return {name: value.detach().clone() for name, value in self.policy.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -278,7 +289,7 @@ class TianshouPolicy(Policy):
         self.policy.load_state_dict(dict(state))
 
     def learning_state(self) -> dict[str, Any]:
-        """Return the state of the optimizer, and the running moments of the returns."""
+        """Return the optimizer's state and the running moments of the returns, as plain values."""
         moments = getattr(self.policy, "ret_rms", None)
         optimizer = getattr(self.policy, "optim", None)
         return {
@@ -287,7 +298,7 @@ class TianshouPolicy(Policy):
         }
 
     def load_learning_state(self, state: Mapping[str, Any]) -> None:
-        """Set the values of `learning_state`."""
+        """Restore what `learning_state` returned."""
         if state.get("optim") is not None:
             saved = dict(state["optim"])
             saved["state"] = {int(number): dict(values) for number, values in saved["state"].items()}
@@ -298,10 +309,13 @@ class TianshouPolicy(Policy):
 
 
 _MOMENTS = ("mean", "var", "count")
+"""The attributes of tianshou's running moments."""
 
 
 def _numbered(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with strings for keys, and tuples as lists."""
+    """Return an optimizer's state with strings for keys and lists for tuples, as JSON needs
+    them.
+    """
     groups: list[dict[str, Any]] = [
         {name: _as_list(value) for name, value in group.items()} for group in state["param_groups"]
     ]
@@ -313,7 +327,7 @@ def _as_list(value: Any) -> Any:
 
 
 def as_policy(policy: Any) -> Policy:
-    """Return a policy of Leyden for one of Leyden or of tianshou.
+    """Return a policy of Leyden as it is, and one of tianshou wrapped in a `TianshouPolicy`.
 
     Raise ConfigError for any other object.
     """

@@ -1,4 +1,6 @@
-"""Spaces of the old `gym`, and Qlib's observation that says "this environment has no seed left"."""
+"""Convert spaces of the old `gym`, and make the observation by which Qlib's environments say that
+they have no seed left.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from leyden.errors import ConfigError
 
 
 def as_gymnasium(space: Any) -> Any:
-    """Return a space of the old `gym` as a space of Gymnasium; any other object as it is.
+    """Convert a space of the old `gym` to a space of Gymnasium. Any other object is returned as it
+    is.
 
     Raise ConfigError for a kind of space that Gymnasium lacks.
     """
@@ -50,7 +53,7 @@ def fill_invalid(obj: Any) -> Any:
 
 
 def is_invalid(obj: Any) -> bool:
-    """Return whether every number of `obj` is the invalid one of `fill_invalid`.
+    """Return whether every number in `obj` is one that `fill_invalid` fills in.
 
     An object without any number counts as invalid, as in Qlib.
     """
@@ -77,6 +80,7 @@ def check_nan_observation(obs: Any) -> bool:
 
 
 def _invalid(dtype: np.dtype[Any]) -> Any:
+    """Return the invalid value of a type: NaN, True or the largest integer."""
     if np.issubdtype(dtype, np.floating):
         return np.nan
     return True if dtype == np.bool_ else np.iinfo(dtype).max

@@ -1,8 +1,8 @@
 """Leyden's replacement for each public name of `qlib.rl` in pyqlib 0.9.7, and for the few names
 around it that its programs import from `qlib`.
 
-The test of `tests/compat/qlib.json`, the inventory of the wheel, checks that no name is missing. An
-installed pyqlib keeps everything outside `qlib.rl`.
+A test compares the table with `tests/compat/qlib.json`, an inventory of the wheel, so that no name
+is missing. If pyqlib is installed, everything outside `qlib.rl` is pyqlib's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _same(module: str, names: str) -> Names:
 
 
 def _answered(instead: str, names: str) -> Names:
-    """Return a table of names that have the same answer."""
+    """Return a table of names whose use raises an error with the same text."""
     return dict.fromkeys(names.split(), MissingName(f"{instead}."))
 
 
@@ -171,15 +171,13 @@ _OF_PYQLIB = {
     "rl.order_execution.utils",
     "rl.strategy.single_order",
 }
-"""Modules that drive Qlib's backtest and read its data.
-
-An installed pyqlib takes precedence. Its modules get Leyden's classes when they import `qlib.rl`.
-"""
+"""Modules that drive Qlib's backtest and read its data. If pyqlib is installed, they are pyqlib's;
+what they import from `qlib.rl` is Leyden's."""
 
 
 def _modules() -> Mapping[str, ForeignModule]:
-    """Return the table of Qlib's modules: those of RL, the packages that join several of them, and
-    the modules that their programs import beside them.
+    """Return the table of Qlib's modules: those of `qlib.rl`, its packages that repeat the names of
+    several modules, and the modules outside `qlib.rl` that its programs import.
     """
     modules = {
         f"qlib.{name}": ForeignModule(names, only_if_missing=name in _OF_PYQLIB) for name, names in _MODULES.items()
@@ -195,7 +193,9 @@ def _modules() -> Mapping[str, ForeignModule]:
 
 
 def _from_pyqlib(target: str | MissingName, part: str) -> str | MissingName:
-    """Return a package's entry for a name of one of its modules."""
+    """Return a package's entry for a name of its module `part`. A name that Leyden lacks is taken
+    from an installed pyqlib if the module is.
+    """
     return replace(target, module=f"qlib.{part}") if isinstance(target, MissingName) and part in _OF_PYQLIB else target
 
 

@@ -1,8 +1,8 @@
-"""Read pickled tables of pandas, and execute nothing but constructors of pandas and NumPy.
+"""Read pickled tables of pandas without executing code from them.
 
-A pickle can name any function to call. `read_pickle` looks each name up in a list of the parts of
-tables, and refuses a file that names anything else. Of Qlib's own objects, such as a `DatasetH`, it
-keeps the attributes and runs no code, so that Qlib need not be installed.
+A pickle can name any function to call. `read_pickle` allows the constructors of tables in pandas
+and NumPy, and refuses a file that names anything else. Of Qlib's own objects, such as a `DatasetH`,
+it reads the attributes without running their code, so that Qlib need not be installed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PARTS: Final[dict[str, str]] = {
     "pandas.core.series": "Series",
     "pyarrow.lib": "_restore_array py_buffer type_for_alias",
 }
-"""The names that a table's pickle may use, by module: those of pandas 1.0 to 3.1."""
+"""The names that a table's pickle may use, by module, in pandas 1.0 to 3.1."""
 
 
 class _Attributes:
@@ -76,9 +76,10 @@ def pandas() -> Any:
 
 
 def read_pickle(path: Path) -> Any:
-    """Return the data frame or series in a pickle; of a data set of Qlib's, its handler's.
+    """Return the data frame or series in a pickle. Of a pickled data set of Qlib, return the table
+    of its handler.
 
-    Raise FileNotFoundError, or ConfigError for a file that would execute code or holds no table.
+    Raise FileNotFoundError, and ConfigError for a file that would execute code or holds no table.
     """
     frames = pandas()
     compat: Any = importlib.import_module("pandas.compat.pickle_compat")
@@ -105,7 +106,7 @@ def read_pickle(path: Path) -> Any:
             ) from error
     if isinstance(table, _Attributes):
         held = vars(getattr(table, "handler", table))
-        table = held.get("_infer", held.get("_data"))
+        table = held.get("_infer", held.get("_data"))  # Qlib's processed data, or else its raw data
     if not isinstance(table, frames.DataFrame | frames.Series):
         raise ConfigError(f"{path} holds a {type(table).__name__}; a table is a DataFrame or a Series")
     return table

@@ -1,7 +1,7 @@
-"""`Trainer`, vessels, `train` and `backtest` as Qlib has them.
+"""Qlib's `Trainer`, vessels, `train` and `backtest`.
 
-They run on Leyden's. A vessel takes policies of tianshou; one that overrides `train`, `validate` or
-`test` is given environments that tianshou's collectors take.
+They are subclasses of Leyden's. A vessel takes policies of tianshou too. A vessel that overrides
+`train`, `validate` or `test` is given environments that tianshou's collectors accept.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from leyden.rl.env import FiniteVectorEnv as NativeVectorEnv
 
 
 class TrainingVesselBase(native.TrainingVesselBase[Any]):
-    """A policy with everything that it needs to act and to learn."""
+    """The base class of vessels: a policy with everything that it needs to act and to learn."""
 
+    # for subclasses that do not call `super().__init__()`, as Qlib allows
     reward: Any = None
     aux_info_collector: Any = None
-    """These two are there for a subclass that does not call `super().__init__()`, as in Qlib."""
 
     def __init__(self, **parts: Any) -> None:
-        """Take the parts by keyword, or none: a subclass may set `policy`, `reward` and
-        the others itself.
-        """
+        """Accept the parts by keyword. A subclass may leave some out and set them itself."""
         names = ("simulator_fn", "state_interpreter", "action_interpreter", "policy")
         missing: dict[str, Any] = {name: None for name in names if name not in parts}
         super().__init__(**{**missing, **parts})
@@ -44,11 +42,11 @@ class TrainingVesselBase(native.TrainingVesselBase[Any]):
         super().__setattr__(name, as_policy(value) if name == "policy" and value is not None else value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the policy's weights, and under other keys what else the next stage depends on."""
+        """Return the policy's weights, and its state of learning if it is a policy of tianshou."""
         return {**super().state_dict(), **_learning_state(self.policy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. A state that has only weights is accepted."""
+        """Restore what `state_dict` returned. A state with weights alone is accepted."""
         super().load_state_dict(state)
         _load_learning_state(self.policy, state)
 
@@ -79,11 +77,11 @@ class TrainingVessel(native.TrainingVessel[Any]):
         return super().test(_native(vector_env))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the policy's weights, and under other keys what else the next stage depends on."""
+        """Return the policy's weights, and its state of learning if it is a policy of tianshou."""
         return {**super().state_dict(), **_learning_state(self.policy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. A state that has only weights is accepted."""
+        """Restore what `state_dict` returned. A state with weights alone is accepted."""
         super().load_state_dict(state)
         _load_learning_state(self.policy, state)
 
@@ -97,21 +95,26 @@ class Trainer(native.Trainer):
         super().__init__(finite_env_type=finite_env_type, env_options=env_options, **options)
 
     def named_callbacks(self) -> dict[str, Any]:
-        """Return the callbacks by their types' names; the second of a type has a 1 behind it."""
+        """Return the callbacks by their types' names in lower case; later ones of a type are
+        numbered from 1.
+        """
         return _by_type(self.callbacks)
 
     def named_loggers(self) -> dict[str, Any]:
-        """Return the writers by their types' names; the second of a type has a 1 behind it."""
+        """Return the writers by their types' names in lower case; later ones of a type are numbered
+        from 1.
+        """
         return _by_type(self.loggers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a value of `state_dict`, or what `torch.load` reads from a file of
+        """Restore what `state_dict` returned, or what `torch.load` read from a file of
         `Checkpoint`.
         """
         super().load_state_dict(with_arrays(dict(state)))
 
 
 def _by_type(parts: Sequence[Any]) -> dict[str, Any]:
+    """Return the parts by their types' names in lower case; later ones of a type are numbered."""
     named: dict[str, Any] = {}
     seen: Counter[str] = Counter()
     for part in parts:
@@ -168,8 +171,8 @@ def backtest(
 
 
 def _give_old_environments(cls: type) -> None:
-    """Let the methods of stages that a class defines be given environments as tianshou takes
-    them.
+    """Wrap the methods `train`, `validate` and `test` that a class defines, so that they are given
+    environments which tianshou accepts.
     """
     for name in ("train", "validate", "test"):
         if (own := cls.__dict__.get(name)) is not None:
@@ -177,6 +180,8 @@ def _give_old_environments(cls: type) -> None:
 
 
 def _with_old_environment(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls `run` with an environment which tianshou accepts."""
+
     @functools.wraps(run)
     def run_stage(self: Any, vector_env: Any) -> Any:
         return run(self, FiniteVectorEnv.over(vector_env) if isinstance(vector_env, NativeVectorEnv) else vector_env)
@@ -185,6 +190,7 @@ def _with_old_environment(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _native(vector_env: Any) -> NativeVectorEnv:
+    """Return Leyden's environment behind one that tianshou accepts."""
     return vector_env.native if isinstance(vector_env, FiniteVectorEnv) else vector_env
 
 

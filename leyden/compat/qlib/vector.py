@@ -2,9 +2,9 @@
 observations, and `step(action, id)` returns observations, rewards, dones and infos.
 
 Each holds one of Leyden's vectorised environments, which does the work. Environments that share a
-`DataQueue` are given its seeds by the parent, so that each seed begins one episode. Other
-environments draw their own seeds, and end with the observation of `generate_nan_observation`.
-A collect ends by StopIteration, which `collector_guard` catches.
+`DataQueue` get its seeds from the parent process, so that each seed begins one episode. Other
+environments draw their own seeds, and end with the observation of `generate_nan_observation`. A
+collection ends by StopIteration, which `collector_guard` catches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FiniteEnvType: TypeAlias = Literal["dummy", "subproc", "shmem"]
 
 
 class _Writers:
-    """Passes the events of a vectorised environment to the writers of a list that may change."""
+    """Stands for one writer, and passes its events on to a list of writers that may change."""
 
     def __init__(self, writers: list[Any]) -> None:
         self.all = writers
@@ -67,6 +67,7 @@ class _Writers:
 
 
 def _unmarked(obs: Any) -> Any:
+    """Return an observation without the mark that `OldEnv` adds."""
     return obs["obs"] if isinstance(obs, dict) and set(obs) == {"obs", "ended"} else obs  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- any environment's
 
 
@@ -82,8 +83,9 @@ def _as_pairs(log: Mapping[str, Any]) -> dict[str, Any]:
 class FiniteVectorEnv:
     """Environments over a finite set of seeds, for tianshou's collectors.
 
-    logger: a writer, or a list of writers. env_fns: one factory for each environment.
-    Close it, or let it go: its worker processes end with it.
+    logger: a writer, or a list of writers.
+    env_fns: one factory for each environment.
+    Its worker processes end when it is closed or garbage collected.
     """
 
     kind: ClassVar[FiniteEnvType] = "dummy"
@@ -112,18 +114,20 @@ class FiniteVectorEnv:
         return self
 
     def _begin(self, venv: native.FiniteVectorEnv) -> None:
-        """Take over Leyden's vector environment and reset what tianshou's collector sees."""
+        """Set all attributes, for Leyden's vectorised environment `venv`, which does the work."""
         self.native = venv
         self.env_num = venv.num_envs
         space: Any = venv.observation_space
         parts: dict[str, Any] = getattr(space, "spaces", {}) if type(space) is gymnasium.spaces.Dict else {}
         observed = parts.get("obs")
         self._draws_itself = isinstance(observed, AnyObservation)
+        """Whether the environments draw their own seeds, so that `OldEnv` wraps them."""
         declared = observed.declared if isinstance(observed, AnyObservation) else space
         self.observation_space: list[Any] = [declared] * self.env_num
         self.action_space = [venv.action_space] * self.env_num
         self._alive: set[int] = set()
-        self._started = self._zombie = self._collector_guarded = False
+        """The environments that have a seed."""
+        self._started = self._zombie = self._collector_guarded = False  # Qlib's names; a zombie has no seed left
         self._first_info: dict[str, Any] = {"log": {}, "aux_info": {}}
         """The info of an environment without a seed, which tianshou stacks with the others'."""
         self._rows: Any = None
@@ -143,8 +147,8 @@ class FiniteVectorEnv:
 
     @contextmanager
     def collector_guard(self) -> Generator[FiniteVectorEnv]:
-        """Call the writers' `on_env_all_ready`, run a collect to its StopIteration, and call
-        `on_env_all_done`.
+        """Run a collection in the block. Call the writers' `on_env_all_ready` before it, and their
+        `on_env_all_done` after it or after its StopIteration.
         """
         self._collector_guarded = True
         try:
@@ -165,7 +169,7 @@ class FiniteVectorEnv:
             raise ConfigError("the environments have no seed left; make the vectorised environment anew")
         if not self._collector_guarded:
             warnings.warn(
-                "the collect is not guarded, so it may raise StopIteration and lose logs; "
+                "the collection is not guarded, so it may raise StopIteration and lose logs; "
                 "write `with venv.collector_guard(): collector.collect(...)`",
                 RuntimeWarning,
                 stacklevel=2,
@@ -187,11 +191,10 @@ class FiniteVectorEnv:
         return self._observations(ids)
 
     def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any]:
-        """Step the environments of `id` that are alive.
+        """Make one step in those of the environments `id` that have a seed.
 
-        Return observations, rewards, dones and infos of all of `id`.
-
-        An environment without a seed keeps its last observation, and is never done.
+        Return observations, rewards, dones and infos of all environments in `id`. One without a
+        seed keeps its last observation, and is never done.
         """
         if self._zombie:
             raise ConfigError("the environments have no seed left; make the vectorised environment anew")
@@ -209,11 +212,12 @@ class FiniteVectorEnv:
                 if env in alive:
                     rewards[place] = result.rewards[env]
                     done[place] = result.terminated[env] or result.truncated[env]
-                    said = {name: value for name, value in result.infos.get(env, {}).items() if name != "episode"}
-                    log = _as_pairs(said.get("log", {}))
-                    infos[place] = {"aux_info": {}, **said, "log": log, "env_id": env}
+                    info = {name: value for name, value in result.infos.get(env, {}).items() if name != "episode"}
+                    log = _as_pairs(info.get("log", {}))
+                    infos[place] = {"aux_info": {}, **info, "log": log, "env_id": env}
             if not self._first_info["log"]:
                 self._first_info = copy.deepcopy(infos[ids.index(alive[0])])
+        # With the None, NumPy makes an array of objects instead of looking into them.
         return self._observations(ids), rewards, done, np.array([*infos, None], object)[:-1]
 
     def seed(self, seed: Any = None) -> list[Any]:
@@ -225,6 +229,7 @@ class FiniteVectorEnv:
         self.native.close()
 
     def _ids(self, id: Any) -> list[int]:
+        """Return the environments that `id` means: one, several, or all for None."""
         return list(range(self.env_num)) if id is None else [int(env) for env in np.atleast_1d(id)]
 
     def _observations(self, ids: list[int]) -> Any:
@@ -232,13 +237,15 @@ class FiniteVectorEnv:
         rows: Any = self._rows
         if self._draws_itself:
             given: list[Any] = [obs for obs in rows["obs"] if obs is not None]
-            # tianshou needs a row for an environment that had no episode, and ignores it
+            # tianshou needs a row for an environment without an episode, and ignores it, so any
+            # will do
             chosen: list[Any] = [given[0] if (obs := rows["obs"][env]) is None else obs for env in ids]
             return cast(Any, np.stack(chosen))
         found: Any = copied(select(rows, np.asarray(ids)))
         if isinstance(found, np.ndarray):
             return cast(Any, found)
-        # tianshou stacks one structure for each environment
+        # an array of one structure for each environment, which tianshou stacks itself (None as
+        # above)
         return np.array([*(select(found, place) for place in range(len(ids))), None], object)[:-1]
 
 
@@ -280,16 +287,16 @@ def vectorize_env(
 
 
 def worker_options(kind: str) -> dict[str, Any]:
-    """Return the options with which worker processes start as in Qlib: by a fork, where there is
-    one.
-
-    So a script needs no `if __name__ == "__main__"`, and a worker does not import it again.
+    """Return the options with which worker processes start as in Qlib: by a fork, where the
+    platform has it. A script then needs no `if __name__ == "__main__"`, because no worker imports
+    it again.
     """
     forks = kind in ("subproc", "shmem") and "fork" in multiprocessing.get_all_start_methods()
     return {"start_method": "fork"} if forks else {}
 
 
 def _make(factory: Callable[[], Any]) -> Any:
+    """Make an environment, wrapped in `OldEnv` if it draws its own seeds."""
     env: Any = factory()
     draws_itself = not isinstance(env, EnvWrapper)
     if isinstance(env, OldEnvWrapper):

@@ -93,7 +93,7 @@ def _writes_in_run(method: F, operation: Callable[..., Any]) -> F:
 class SqlLightningStore(WaitingStore):
     """A store whose truth is a SQL database that this process reaches through `driver`."""
 
-    answered_in_json: Mapping[str, tuple[Callable[..., Any], Callable[[Any, bool], bytes]]] = {
+    json_methods: Mapping[str, tuple[Callable[..., Any], Callable[[Any, bool], bytes]]] = {
         "query_spans": (search.query_spans, answers.page_json),
         "query_spans_of": (search.query_spans_of, answers.by_rollout_json),
     }
@@ -190,8 +190,12 @@ class SqlLightningStore(WaitingStore):
         await self._driver.write(restoring.restore, (restored,), {})
 
     async def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> bytes:
-        """See `app.InJson`. Spans that go to another process are never made into objects."""
-        operation, write = self.answered_in_json[method]
+        """Return the result of a method of `json_methods` as JSON, without making spans into
+        objects.
+
+        packed: write tokens as base64 of their arrays, for Leyden's client.
+        """
+        operation, write = self.json_methods[method]
         return write(await self._driver.read(operation, (), arguments), packed)
 
     async def index_span_attribute(self, key: str) -> None:

@@ -1,9 +1,9 @@
 """A simulated model that improves prompts: it reads symptoms and writes clauses, sometimes wrong
 ones.
 
-It knows no optimiser. It reads three things in a request: the symptoms that are quoted anywhere,
-the current prompt, and the form in which the new prompt is wanted. To serve an optimiser whose
-requests have another form, add a pattern here.
+It knows no optimiser. From a request it takes three things: the symptoms that are quoted anywhere,
+the current prompt, and the form in which the new prompt is wanted. To serve an optimiser with
+another form, add a pattern here.
 """
 
 from __future__ import annotations
@@ -35,19 +35,17 @@ class Skill:
     """How well the reflection model works: probabilities for one new prompt."""
 
     right: float = 0.9
-    """The probability that the new clause meets a symptom in the request. Otherwise it is a
-    distractor, which meets no rule."""
+    """To write a clause for a symptom that it has read, rather than a distractor."""
     drop: float = 0.05
-    """The probability that a statement of the current prompt is lost."""
+    """To lose a statement of the current prompt."""
     fluff: float = 0.1
-    """The probability that a sentence is added which only makes the prompt longer."""
+    """To add a sentence that only makes the prompt longer."""
 
 
 class ReflectionModel:
-    """A simulated model that criticises and rewrites the prompts of one world.
+    """Improves prompts of one world. seed: together with the request, decides every draw.
 
-    seed: decides every draw, together with the request.
-    known: sentences of the initial prompts, to find the current prompt in a request
+    known: sentences of the first prompts, to find the current prompt in a request
         without delimiters.
     """
 
@@ -80,8 +78,8 @@ class ReflectionModel:
         return "\n".join(["These complaints are the most frequent:", *lines]) if lines else "The runs show no cause."
 
     def current_prompt(self, text: str) -> str:
-        """Return the prompt that a request quotes in tags or fences; without them, all known
-        sentences in order of appearance.
+        """Return the prompt in tags or fences; without them, all known sentences in order of
+        appearance.
         """
         if quoted := _QUOTED.search(text):
             return quoted[2].strip()
@@ -106,7 +104,7 @@ class ReflectionModel:
         else:
             clause = chance.choice(_absent(DISTRACTORS, prompt))
         statements = [each for each in _STATEMENT.split(prompt) if each]
-        if len(statements) > 1 and chance.random() < self._skill.drop:  # the first one always stays
+        if len(statements) > 1 and chance.random() < self._skill.drop:
             del statements[chance.randrange(1, len(statements))]
             prompt = "\n".join(statements)
         fluff = [chance.choice(FLUFF)] if chance.random() < self._skill.fluff else []
@@ -114,10 +112,8 @@ class ReflectionModel:
 
 
 def _in_form(answer: str, text: str) -> str:
-    """Return the answer in the tags, the fence or the field that the request asks for; unchanged if
-    it asks for none.
-
-    text: the request.
+    """Return the answer in the tags, fences or fields that the request asks for; plain if in
+    none.
     """
     if tags := _TAGS.search(text):
         return f"<{tags[1]}>{answer}<{tags[2]}>"
@@ -129,9 +125,7 @@ def _in_form(answer: str, text: str) -> str:
 
 
 def _absent(sentences: Iterable[str], prompt: str) -> list[str]:
-    """Return the sentences that the prompt lacks. Return all if it lacks none, so that one can be
-    chosen.
-    """
+    """Return the sentences that the prompt lacks; all if it lacks none."""
     sentences = list(sentences)
     return [each for each in sentences if each not in prompt] or sentences
 

@@ -1,5 +1,5 @@
-"""Found by child processes of a program under `leyden.compat`: puts Leyden in the place of
-`agentlightning`.
+"""Imported as `agentlightning` by child processes of a program under `leyden.compat`. It replaces
+itself by the module that Leyden serves under that name.
 """
 
 from leyden.compat.finder import take_over
