@@ -1,23 +1,22 @@
-"""The languages in which programs talk to models: OpenAI's chat, completions, responses and
-embeddings, Anthropic's messages.
+"""The APIs by which programs call models: OpenAI's chat, completions, responses and embeddings, and
+Anthropic's messages.
 
 Pure functions of JSON values and bytes: no I/O, no knowledge of agents, engines or the gateway.
 Chat is the hub. Each other dialect translates its requests and answers to chat and back, whole and
-as a stream; a field that has no counterpart raises `Untranslatable`, which names it. Unknown fields
-survive.
+as a stream. A field that has no counterpart raises `Untranslatable`, which names the field. Unknown
+fields are kept.
 
 - `dialect`: the class `Dialect`, and the protocols of its parts;
 - `base`: the table of all dialects;
 - `openai`: chat, completions and embeddings;
-- `passage`: one call on its way between two dialects;
-- `chat`: request token ids and log-probabilities, hide them from clients, assemble them from
-  streams;
+- `passage`: one call between a client of one dialect and a server of another;
+- `chat`: request token ids and log-probabilities, hide them from clients, assemble streams;
 - `messages`, `responses`: a package each, with its dialect and its translations;
 - `checks`: refuse malformed requests before any model sees them;
 - `encoding`, `fields`: JSON and events as bytes, reading fields.
 
-To add a dialect, write a package with its `Dialect`, and add it to the table in `base`. Nothing
-else knows which dialects there are.
+To add a dialect, write a package with its `Dialect`, and add it to the table in `base`. No other
+module lists the dialects.
 """
 
 from leyden.dialects.base import DIALECTS as DIALECTS

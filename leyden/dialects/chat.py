@@ -2,11 +2,11 @@
 assemble streams.
 
 The module decides which fields to request from the upstream in addition to the agent's own, which
-to hide again in the answer, and how the chunks of a stream become one answer. Everything else
-passes through unread. Pure functions of JSON values.
+to hide again in the answer, and how the chunks of a stream become one answer. All other fields
+pass through unread. Pure functions of JSON values.
 
-Token ids are as vLLM gives them: with `return_token_ids` a chat answer has `prompt_token_ids` and
-each choice `token_ids`; in a stream the first chunk has the former and every chunk the latter. A
+Token ids have vLLM's form: with `return_token_ids` a chat answer has `prompt_token_ids`, and each
+of its choices `token_ids`; in a stream the first chunk has the former and every chunk the latter. A
 completion has both in the choice. `policy_versions`, beside `token_ids`, is Leyden's own: the
 version of the policy that sampled each token.
 """
@@ -20,20 +20,22 @@ from typing import Any, cast
 from leyden.dialects.encoding import Json, dump
 
 _MOST_CALLS = 1024
-"""In one answer; a number far beyond is a broken server's, and nothing to make room for."""
+"""The most tool calls in one answer. A higher index comes from a broken server, and must not
+allocate memory."""
 _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")
+"""Fields of a choice that come with token ids, and are hidden with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Fields that the gateway requested and the agent did not. They are removed from the answer
-    again.
+    """Fields that the gateway requested and the agent did not, so that they are removed from the
+    answer again. False in every field: the answer is passed on as it is.
     """
 
     token_ids: bool = False
     logprobs: bool = False
     usage: bool = False
-    """The usage of a stream; other answers have their usage without a request."""
+    """The usage of a stream. Other answers have their usage without a request."""
 
     def __bool__(self) -> bool:
         return self.token_ids or self.logprobs or self.usage
@@ -56,7 +58,7 @@ def prepare(
         if request.get("return_token_ids") is not True:
             added["return_token_ids"] = True
         wished = request.get("logprobs")
-        if wished is None or wished is False:  # 0 is a wish: completions take a number
+        if wished is None or wished is False:  # 0 is a request: a completion's `logprobs` is a number
             added["logprobs"] = logprobs
         options: Any = request.get("stream_options") or {}
         if request.get("stream") is True and isinstance(options, dict) and not cast(Json, options).get("include_usage"):
@@ -72,13 +74,16 @@ def prepare(
 
 
 def echoes(request: Json) -> bool:
-    """Return whether a completion is to begin with its prompt. vLLM leaves that out of an answer
-    with token ids.
+    """Return whether the request is a completion that shall begin with its prompt (`echo`). vLLM
+    leaves the prompt out of an answer with token ids.
     """
     return "prompt" in request and bool(request.get("echo"))
 
 
 def _with_fields(raw: bytes, request: Json, added: Json) -> bytes:
+    """Return the request's body with fields added. The original bytes are kept if no field is
+    replaced; a body in another encoding than UTF-8 is written anew.
+    """
     if not added:
         return raw
     body = raw.lstrip()
@@ -93,10 +98,8 @@ def usage(n_prompt: int, n_response: int) -> Json:
 
 
 def visible(answer: Json, hidden: Hidden) -> Json | None:
-    """Return `answer` (whole, or one chunk of a stream) without the hidden fields; None for a chunk
-    that has no others.
-
-    `answer` itself is unchanged.
+    """Return a copy of `answer` (whole, or one chunk of a stream) without the hidden fields; None
+    for a chunk that holds nothing but a hidden usage.
     """
     shown = dict(answer)
     if hidden.token_ids:
@@ -124,9 +127,10 @@ def _visible_choice(choice: Any, hidden: Hidden) -> Any:
 
 
 def chunks_of(answer: Json, *, usage: bool) -> list[Json]:
-    """Return a whole answer as the chunks of a stream: each choice in one piece, its end, and the
-    usage if it is wanted.
+    """Return a whole answer as the chunks of a stream: for each choice its content in one chunk and
+    its end in another, then the usage.
 
+    usage: whether a last chunk with the usage is wanted.
     Raise TypeError, KeyError or AttributeError for a body that is no answer.
     """
     head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
@@ -159,13 +163,15 @@ def _pieces(choice: Json) -> list[Json]:
 
 
 class StreamAssembler:
-    """Puts the chunks of one stream together into the answer that would have come unstreamed."""
+    """Assembles the chunks of one stream into the answer that would have come without streaming."""
 
     def __init__(self) -> None:
         self._head: Json = {}
+        """The fields beside the choices."""
         self._choices: dict[int, Json] = {}
+        """The choices so far, by index."""
         self.error: str | None = None
-        """The upstream's error message, if the stream contained one."""
+        """The upstream's error, as JSON, if the stream contained one."""
 
     @property
     def finished(self) -> bool:
@@ -211,9 +217,7 @@ class StreamAssembler:
                     logprobs.setdefault(name, []).extend(values)
 
     def answer(self) -> Json:
-        """Return the response as far as the stream has gone, in the form of a response that is not
-        streamed.
-        """
+        """Return the answer as far as the stream has gone, in the form of an unstreamed answer."""
         choices = [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
         return {**self._head, "choices": choices}
 

@@ -19,7 +19,9 @@ from leyden.dialects.encoding import Json
 from leyden.dialects.fields import shown
 
 Types = tuple[type, ...]
+"""The Python types of the JSON values that a field takes."""
 FieldTypes = Mapping[str, Types]
+"""Types by the field's name."""
 
 STRING: Types = (str,)
 BOOLEAN: Types = (bool,)
@@ -41,6 +43,7 @@ _NAMES: Mapping[Types, str] = {
     TEXT_OR_OBJECT: "a string or an object",
     (bool, int): "true, false or an integer",
 }
+"""The types in words, for messages."""
 _OF_OBJECTS = ("messages", "tools")
 """Fields whose lists hold only objects."""
 
@@ -52,13 +55,14 @@ SAMPLING: FieldTypes = {
     "metadata": OBJECT,
     "user": STRING,
 }
+"""Fields that the requests of all dialects with an answer share."""
 
 
 class WrongType(ValueError):
     """A field of a request has a type that its API does not take."""
 
     def __init__(self, field: str, wanted: str, value: Any) -> None:
-        """field: the path of the field, such as `messages[2]`."""
+        """field: the path of the field, such as `messages[2]`. wanted: its types in words."""
         super().__init__(f"{field} must be {wanted}, got {shown(value)}")
         self.field = field
 
@@ -69,7 +73,9 @@ def parse_request(raw: bytes) -> Json:
     """
     try:
         request: Any = from_json(raw, allow_inf_nan=False, cache_strings="keys")
-    except ValueError:  # half of a surrogate pair, another encoding than UTF-8, deep nesting, NaN; or no JSON at all
+    except ValueError:
+        # pydantic's parser is fast but refuses half a surrogate pair, other encodings than UTF-8
+        # and deep nesting, which Python's accepts. It raises again for NaN and for no JSON at all.
         request = json.loads(raw, parse_constant=_refused)
     if not isinstance(request, dict):
         raise ValueError(f"it is a JSON {type(request).__name__}; it must be an object")
@@ -78,7 +84,10 @@ def parse_request(raw: bytes) -> Json:
 
 
 def check_types(request: Json, fields: FieldTypes) -> None:
-    """Raise WrongType for the first field whose value is not of one of its types."""
+    """Raise WrongType for the first field whose value has none of the field's types.
+
+    null and unknown fields pass. A whole float such as 3.0 passes as an integer.
+    """
     for name, value in request.items():
         types = fields.get(name)
         if types is None or value is None:
@@ -92,7 +101,7 @@ def check_types(request: Json, fields: FieldTypes) -> None:
 
 
 def _refused(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _check_finite(request: Json) -> None:

@@ -1,10 +1,10 @@
 """`Dialect`: everything that the gateway and the fakes need to know of one route of a model
 server's API.
 
-Chat is the hub: a dialect translates its requests, answers and streams to chat and back, and every
-other dialect comes for free. A dialect also says how its clients are recognised, where they put
-their key, what an error and a list of models look like, and whether the server keeps responses. It
-is data and pure functions; it knows no HTTP server and no agent.
+Chat is the hub: a dialect translates its requests, answers and streams to chat and back, and so to
+every other dialect. A dialect also defines how its clients are recognised, where they put their
+key, what an error and a list of models look like, and whether the server keeps responses. It is
+data and pure functions; it knows no HTTP server and no agent.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from leyden.utils.json import Json
 
 
 class ErrorBody(Protocol):
-    """Make an error in the form that the dialect's clients read."""
+    """A function that returns an error's body in the form that the dialect's clients read."""
 
     def __call__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes: ...
 
 
 class ChunksToEvents(Protocol):
-    """Translate chat's chunks to the events of one stream."""
+    """Translates the chunks of one chat stream to the events of another API."""
 
     def feed(self, chunk: Json) -> list[bytes]:
         """Return the server-sent events of this API for one chunk of a chat stream. Raise
@@ -38,7 +38,7 @@ class ChunksToEvents(Protocol):
 
 
 class EventsToChunks(Protocol):
-    """Translate the events of one stream to chat's chunks."""
+    """Translates the events of one stream of another API to chat's chunks."""
 
     ended: bool
     """Whether the last event has arrived."""
@@ -51,10 +51,10 @@ class EventsToChunks(Protocol):
 
 
 class Conversations(Protocol):
-    """Continue responses that the server keeps, so that a client sends its new turn only."""
+    """Continues responses that the server keeps, so that a client sends only its new turn."""
 
     def previous(self, request: Json) -> str | None:
-        """Return the id of the response that a request continues."""
+        """Return the id of the response that a request continues; None if it begins anew."""
         ...
 
     def with_history(self, request: Json, items: Sequence[Json]) -> Json:
@@ -64,8 +64,8 @@ class Conversations(Protocol):
         ...
 
     def items(self, request: Json, response: Json) -> list[Json] | None:
-        """Return the items of a whole request and its response; None if the client asked not to
-        keep them.
+        """Return the items of a request and its response, to be kept for the next turn; None if the
+        client asked not to keep them. The request has its history already.
         """
         ...
 
@@ -76,11 +76,14 @@ class Conversations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One route of an API. The translations are pure functions; each raises Untranslatable."""
+    """One route of an API. The translations are pure functions, which raise Untranslatable for a
+    field that the other side cannot express.
+    """
 
     name: str
+    """The key in the table of dialects."""
     path: str
-    """The route, below the base URL."""
+    """The route below the base URL, such as `chat/completions`."""
     operation: str
     """OpenTelemetry's `gen_ai.operation.name`."""
     request_to_chat: Callable[[Json], Json]
@@ -92,11 +95,11 @@ class Dialect:
     events_from_chat: Callable[[Json], ChunksToEvents]
     """Takes the client's request."""
     error: ErrorBody
-    """Makes the body of an error response."""
+    """Returns the body of an error response."""
     error_event: ErrorBody
-    """Makes an error event of a stream."""
+    """Returns an error event of a stream."""
     models_page: Callable[[Sequence[str]], Json]
-    """Makes the response to GET `models` from the models' names."""
+    """Returns the response to GET `models`, given the models' names."""
     field_types: FieldTypes = field(default_factory=dict[str, Types])
     """The JSON types of the fields that the API defines."""
     translates: bool = True
@@ -104,16 +107,16 @@ class Dialect:
     embedding has no answer."""
     logprobs: bool | int | None = None
     """The value of the request's `logprobs` that requests the log-probability of each sampled token
-    and of no other.
+    and of no other token.
 
     None: the route returns no tokens."""
     key_header: str = "authorization"
-    """The header, in lower case, in which clients send their key and servers want it."""
+    """The header, in lower case, in which clients send their key and servers expect it."""
     key_scheme: str = "Bearer "
     """The text before the key in that header, such as `Bearer `."""
     mark: tuple[str, str] | None = None
     """A header that every client of this dialect sends and no other client does, with the value
-    that servers want."""
+    that servers expect; None if there is none."""
     conversations: Conversations | None = None
     """Continues kept responses; None if the API keeps none."""
 

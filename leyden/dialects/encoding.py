@@ -1,4 +1,4 @@
-"""JSON and server-sent events as bytes, which every dialect shares."""
+"""Write and read JSON and server-sent events as bytes, for every dialect."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ DONE = b"[DONE]"
 
 
 def dump(value: object) -> bytes:
-    """Return a value as compact JSON in UTF-8. A value that JSON lacks becomes the nearest that it
-    has.
+    """Return a value as compact JSON in UTF-8. NaN and infinity become null, a tuple a list, a date
+    its ISO text.
     """
     try:
         return to_json(value)
-    except PydanticSerializationError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot; deep nesting
+    except PydanticSerializationError:
+        # Half of a surrogate pair, which JSON can escape and UTF-8 cannot hold, or deep nesting.
         return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -30,12 +31,18 @@ def parse(raw: bytes) -> Any:
     """
     try:
         return from_json(raw, cache_strings="keys")
-    except ValueError:  # half of a surrogate pair, another encoding than UTF-8, deep nesting; or no JSON at all
+    except ValueError:
+        # Half of a surrogate pair, another encoding than UTF-8 or deep nesting, which Python's
+        # parser accepts; or no JSON at all, for which it raises again.
         return json.loads(raw)
 
 
 def split_events(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
-    """Take the complete server-sent events out of `buffer`: (the event as it came, its data)."""
+    """Remove the complete server-sent events from `buffer`, and yield each as (its bytes, its
+    data).
+
+    The data of several `data:` lines are joined by line feeds; b"" for a comment.
+    """
     while True:
         end, width = buffer.find(b"\n\n"), 2
         crlf = buffer.find(b"\r\n\r\n", 0, end if end >= 0 else len(buffer))

@@ -13,29 +13,33 @@ from leyden.dialects.encoding import Json
 from leyden.errors import Untranslatable
 
 REASONING = ("reasoning_content", "reasoning")
-"""Fields with a message's reasoning: DeepSeek and older servers use the first name, vLLM the
+"""Fields that hold a message's reasoning: DeepSeek and older servers use the first name, vLLM the
 second."""
 
 NOT_IN_EVENTS: dict[str, tuple[Any, ...]] = {"return_token_ids": (False,), "logprobs": (False,), "n": (1,)}
-"""Fields of chat's chunks that the events of other APIs have no place for, with the values that
-change nothing."""
+"""Options of a chat request whose results the events of other APIs cannot express, with the values
+that change nothing."""
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message can show it."""
+    """Return a value as JSON for an error message, cut to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def an_object(value: Any, field: str) -> Json:
-    """Return a value that is an object. Raise Untranslatable for any other."""
+    """Return the value if it is a JSON object. Raise Untranslatable, which names the field, if
+    not.
+    """
     if not isinstance(value, dict):
         raise Untranslatable(field, f"must be an object, got {shown(value)}")
     return cast(Json, value)
 
 
 def a_list(value: Any, field: str) -> list[Any]:
-    """Return a value that is a list; an absent one is empty. Raise Untranslatable for any other."""
+    """Return the value if it is a list; an empty one for None. Raise Untranslatable, which names
+    the field, if not.
+    """
     if value is None:
         return []
     if not isinstance(value, list):
@@ -44,26 +48,28 @@ def a_list(value: Any, field: str) -> list[Any]:
 
 
 def a_text(value: Any, field: str) -> str:
-    """Return a value that is text. Raise Untranslatable for any other."""
+    """Return the value if it is a string. Raise Untranslatable, which names the field, if not."""
     if not isinstance(value, str):
         raise Untranslatable(field, f"must be a string, got {shown(value)}")
     return value
 
 
 def without(fields: Json, names: Iterable[str]) -> Json:
-    """Return the fields that no translation reads, and which survive as they are."""
+    """Return the fields except those in `names`. A translation keeps the fields that it does not
+    read.
+    """
     return {name: value for name, value in fields.items() if name not in names}
 
 
 def neutral(fields: Json, table: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Check fields that have no counterpart in `where`: null, or a value in `table` that changes
-    nothing.
+    """Raise Untranslatable for a field that has no counterpart in the API `where`, unless its value
+    changes nothing there.
 
-    Raise Untranslatable.
+    table: the values that change nothing, by the field's name. null changes nothing either.
     """
     for name, values in table.items():
         if (value := fields.get(name)) is not None and value not in values:
-            raise Untranslatable(name, f"is {shown(value)}, which {where} cannot say; leave it out")
+            raise Untranslatable(name, f"is {shown(value)}, which {where} cannot express; leave it out")
 
 
 def reasoning_of(message: Json) -> str:
@@ -72,7 +78,9 @@ def reasoning_of(message: Json) -> str:
 
 
 def single_text(parts: list[Json]) -> str | list[Json]:
-    """Return the content of a message: a string if it is one plain text, else its parts."""
+    """Return the parts as a chat message's content: a string if they are one plain text or none,
+    else the list.
+    """
     if not parts:
         return ""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:

@@ -75,7 +75,9 @@ def openai_error_kind(status: int) -> str:
 def openai_error(
     status: int, message: str, *, kind: str | None = None, code: str | None = None, param: str | None = None
 ) -> bytes:
-    """Return OpenAI's error object as JSON. kind: `error.type`, if it is not that of the status."""
+    """Return OpenAI's error object as JSON. kind: `error.type`; None: the one that fits the
+    status.
+    """
     error = {"message": message, "type": kind or openai_error_kind(status), "param": param, "code": code}
     return dump({"error": error})
 
@@ -92,7 +94,7 @@ def openai_models_page(names: Sequence[str]) -> Json:
 
 
 class _Chunks:
-    """Return chat's chunks unchanged, because they are the events, too."""
+    """Turns chat's chunks into server-sent events, without a translation."""
 
     def __init__(self, request: Json) -> None: ...
 
@@ -104,9 +106,10 @@ class _Chunks:
 
 
 class _Events:
-    """Chat's events as chunks: they are the same. `[DONE]`, which ends a stream, is no JSON."""
+    """Returns the events of a chat stream as chunks, without a translation."""
 
     ended = False
+    """Always False: a stream ends by `[DONE]`, which is no JSON and is never fed."""
 
     def feed(self, event: Json) -> list[Json]:
         return [event]

@@ -1,7 +1,8 @@
-"""One call on its way from the agent's dialect to the model's and back.
+"""Translate one call from the client's dialect to the upstream's, and its answer back.
 
-If both are one dialect, bytes pass as they are; otherwise the request is translated to chat and on,
-and the answer back. In either case a chat form of the call is made, which is recorded. No I/O.
+If both have the same dialect, bytes pass as they are. Otherwise the request is translated to chat
+and from there to the upstream's dialect, and the answer the other way. In either case the call is
+also translated to chat for the record. No I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from leyden.errors import Untranslatable
 from leyden.utils.json import is_object
 
 _MISREAD = (AttributeError, KeyError, TypeError, ValueError)
-"""Errors of reading a body that breaks its API's rules, if no check has named the field."""
+"""Errors that a translation raises for a body that breaks its API's rules, where no check names the
+field."""
 
 
 class Passage:
@@ -38,10 +40,14 @@ class Passage:
     ) -> None:
         """raw, request: the agent's body, as bytes and parsed.
 
-        whole: the request to translate, if `request` only refers to earlier turns.
+        whole: the request with its earlier turns, which is translated instead; None if `request`
+            holds them itself.
         model: the upstream's name for the model.
+        record_tokens: whether to request token ids and log-probabilities, if the upstream's dialect
+            has them.
         seed: used if the upstream's dialect has seeds and the agent gave none.
-        Raise Untranslatable or WrongType.
+        Raise Untranslatable if the upstream's dialect cannot express the request, WrongType if a
+        field that the client's dialect does not define has a wrong type for the upstream's.
         """
         self.client = client
         self.upstream = upstream
@@ -50,33 +56,36 @@ class Passage:
         self.chat = request
         """The request in chat form, or unchanged if it has none."""
         if self.verbatim:
-            self.chat = _told(client.request_to_chat, request)
+            self.chat = _in_chat_if_possible(client.request_to_chat, request)
         else:
             self.chat = _translated(client.request_to_chat, whole or request)
             request = _translated(upstream.request_from_chat, self.chat)
-            check_types(request, upstream.field_types)  # what the client's API does not define passes as it is
+            # Fields that the client's API does not define were kept as they are, and not checked.
+            check_types(request, upstream.field_types)
             raw = dump(request)
         self.asks_for_tokens = record_tokens and upstream.logprobs is not None and not echoes(request)
-        """Whether the server is asked for token ids, and for log-probabilities."""
+        """Whether token ids and log-probabilities are requested from the server."""
         logprobs = upstream.logprobs if self.asks_for_tokens else None
         self.seed = seed if upstream.logprobs is not None and request.get("seed") is None else None
-        """The seed that was added, if one was."""
+        """The seed that was added to the request; None if none was."""
         self.body, self.hidden = prepare(raw, request, model=model, logprobs=logprobs, seed=self.seed)
 
     def answer(self, raw: bytes) -> tuple[Json, bytes]:
-        """Return an answer that is no stream in two forms: in chat, and as the agent gets it.
+        """Return an answer that is no stream in two forms: in chat, for the record, and as bytes
+        for the agent.
 
-        Raise ValueError for a body that is no JSON object, Untranslatable (which is one, too).
+        Raise ValueError for a body that is no JSON object, and Untranslatable (a ValueError, too)
+        for an answer that the agent's dialect cannot express.
         """
         answer: object = parse(raw)
         if not is_object(answer):
             raise ValueError(f"a JSON {type(answer).__name__} is no answer")
         if self.verbatim:
-            told = _told(self.upstream.answer_to_chat, answer)
-            return told, dump(visible(answer, self.hidden)) if self.hidden else raw
-        told = _translated(self.upstream.answer_to_chat, answer)
-        shown = visible(told, self.hidden) or told
-        return told, dump(_translated(lambda chat: self.client.answer_from_chat(chat, self.request), shown))
+            chat = _in_chat_if_possible(self.upstream.answer_to_chat, answer)
+            return chat, dump(visible(answer, self.hidden)) if self.hidden else raw
+        chat = _translated(self.upstream.answer_to_chat, answer)
+        shown = visible(chat, self.hidden) or chat
+        return chat, dump(_translated(lambda chat: self.client.answer_from_chat(chat, self.request), shown))
 
     def stream(self) -> PassageStream:
         """Return a translator for a response that is a stream."""
@@ -88,22 +97,23 @@ class Passage:
         return self.request.get("stream") is True
 
     def unstreamed(self) -> bytes:
-        """Return `body`, changed to request the answer in one piece. Only for an upstream of chat
-        or completions.
+        """Return `body`, changed to request the answer in one piece. Only for an upstream with the
+        dialect chat or completions.
         """
         body: Json = parse(self.body)
         body.pop("stream_options", None)
         return dump({**body, "stream": False})
 
     def events_of(self, raw: bytes) -> bytes | None:
-        """Return a whole answer of the upstream as the events of the requested stream, to be fed to
-        `stream()`.
+        """Return a whole answer of the upstream as server-sent events, to be fed to `stream()`.
+        Used when the agent requested a stream and the upstream answered in one piece.
 
         None for a body that is no answer of chat or completions.
         """
         try:
             answer: Any = parse(raw)
             options: Any = self.request.get("stream_options") or {}
+            # Other dialects always have a usage, and the record wants the hidden one.
             wanted = not self.verbatim or self.hidden.usage or bool(options.get("include_usage"))
             chunks = chunks_of(answer, usage=wanted)
         except (*_MISREAD, RecursionError):
@@ -111,13 +121,13 @@ class Passage:
         return b"".join(sse_event(dump(chunk)) for chunk in chunks) + sse_event(DONE)
 
     def error(self, status: int, raw: bytes) -> bytes:
-        """Return an error of the upstream in the form for the agent."""
+        """Return the upstream's error body as an error body of the agent's dialect."""
         same = self.verbatim or self.client.error is self.upstream.error
         return raw if same else self.client.error(status, error_message(raw))
 
 
 class PassageStream:
-    """A streamed answer, event by event."""
+    """Translates a streamed answer event by event, and assembles it for the record."""
 
     def __init__(self, client: Dialect, upstream: Dialect, hidden: Hidden, request: Json) -> None:
         self._client = client
@@ -126,17 +136,18 @@ class PassageStream:
         self._chunks = upstream.events_to_chat()
         self._events = None if self._verbatim else client.events_from_chat(request)
         self._assembler = StreamAssembler()
-        self._told = True
+        self._translatable = True
         """Whether all events so far could be translated to chat."""
         self.ended = False
-        """Whether the upstream has sent its last event, so that the record can be written before
-        the agent sees it."""
+        """Whether the upstream has sent its last event. The record is written then, before the
+        agent sees that event."""
         self._error_sent = False
+        """Whether the agent has received an error event, after which no other event may follow."""
 
     @property
     def finished(self) -> bool:
         """Whether the answer is complete."""
-        return self.ended if not self._told else self._assembler.finished
+        return self.ended if not self._translatable else self._assembler.finished
 
     @property
     def error(self) -> str | None:
@@ -148,8 +159,10 @@ class PassageStream:
         return self._assembler.answer()
 
     def feed(self, event: bytes, data: bytes) -> bytes:
-        """Return one event as the agent gets it; nothing for one with hidden fields alone.
+        """Return the bytes to send to the agent for one event of the upstream; b"" if it holds only
+        hidden fields.
 
+        event, data: the event's bytes and its data, as `split_events` yields them.
         Raise ValueError, TypeError, KeyError or AttributeError for a body that is no event of the
         upstream's dialect.
         """
@@ -175,9 +188,11 @@ class PassageStream:
         return b"".join(shown)
 
     def close(self, rest: bytes) -> bytes:
-        """Return the end of the agent's stream, if the upstream's stopped without its last event.
+        """Return the bytes that end the agent's stream when the upstream's is at its end.
 
-        rest: the unread rest of the upstream's stream.
+        rest: the bytes of the upstream's stream that are no complete event. Without a translation
+            they are returned as they are. With one they are dropped, and the closing events are
+            returned unless the upstream has sent its last event.
         """
         if self._events is None or self.ended:
             return rest if self._events is None else b""
@@ -188,16 +203,16 @@ class PassageStream:
         return b"" if self._error_sent else b"".join(events)
 
     def _as_it_came(self, event: bytes, found: Any) -> bytes:
-        """Return an event that needs no translation, without the fields that the client did not ask
-        for; b"" if nothing is left. Assemble the response for the record on the way.
+        """Return an event that needs no translation, without the hidden fields; b"" if nothing is
+        left. Add the event to the record's answer.
         """
         try:
             for chunk in self._chunks.feed(found):
                 self._assembler.feed(chunk)
-        except Untranslatable:  # the agent reads it all the same; only the record has no words for it
-            self._told = False
+        except Untranslatable:  # the agent gets the event all the same; the record goes without it
+            self._translatable = False
         except _MISREAD:
-            if self._told:
+            if self._translatable:
                 raise
         self.ended = self._chunks.ended
         if not self._hidden:
@@ -209,17 +224,18 @@ class PassageStream:
 
 
 def _translated(translate: Callable[[Json], Json], body: Json) -> Json:
+    """Return the translated body. Raise Untranslatable for any error of the translation."""
     try:
         return translate(body)
     except Untranslatable:
         raise
     except _MISREAD as error:
-        raise Untranslatable("the body", f"is not as its API wants it ({type(error).__name__}: {error})") from error
+        raise Untranslatable("the body", f"breaks the rules of its API ({type(error).__name__}: {error})") from error
 
 
-def _told(translate: Callable[[Json], Json], body: Json) -> Json:
-    """Return the body in chat; unchanged if chat cannot express it, or if the server or the agent
-    will have to judge it.
+def _in_chat_if_possible(translate: Callable[[Json], Json], body: Json) -> Json:
+    """Return the body in chat form for the record; unchanged if it cannot be translated. A faulty
+    body is for the server or the agent to refuse.
     """
     try:
         return translate(body)

@@ -1,12 +1,12 @@
-"""Strategies: they run the algorithm and the runners, in threads, processes or on a cluster.
+"""Run the algorithm and the runners: in threads, in processes or on a cluster.
 
-Lives here: `ExecutionStrategy` and the strategies. A strategy is given two bundles (coroutine
-functions) and knows nothing of what they do: it starts them, tells the runners to stop when the
-algorithm is done, and never leaves anything behind. To add one, implement `execute`, add a line to
-`trainer/registry.py`, and hold it to `tests/contracts/strategy.py`.
+A strategy receives two bundles (coroutine functions) and does not know what they do. It starts
+them, stops the runners when the algorithm is done, and leaves no thread or process behind. To add a
+strategy, implement `ExecutionStrategy.execute`, add a line to `leyden/trainer/registry.py`, and run
+the contract `tests/contracts/strategy.py` on it.
 
 `ClientServerExecutionStrategy`, `InterProcessExecutionStrategy` and `RayExecutionStrategy` are in
-modules of their own, which bring processes and servers.
+modules of their own, so that importing this package loads no server.
 """
 
 from leyden.execution.base import AlgorithmBundle as AlgorithmBundle

@@ -1,6 +1,6 @@
 """An actor of a Ray cluster: one worker, from its start to its end.
 
-Ray makes the actor, and makes it anew when its process dies. The strategy (`ray.py`) calls the
+Ray creates the actor, and creates it anew when its process dies. The strategy (`ray.py`) calls the
 methods, each in a thread of the actor. This module does not import Ray.
 """
 
@@ -26,7 +26,7 @@ THREADS = 4
 
 
 class Actor:
-    """One worker in a process of its own. Making it runs no code of the user's.
+    """One worker in a process of its own. Creating it runs no user code. Implements `Link`.
 
     No method is a coroutine, because Ray would call them all on one event loop, which agents could
     block.
@@ -36,6 +36,7 @@ class Actor:
         self.begin, self.stop = Latch(), Latch()
         self.at_most: int | None = None
         self._name = secrets.token_hex(8)
+        """The name of this process, which no other process of the worker has."""
         self._worker_id, self._packed, self._log_levels = worker_id, packed, log_levels
         self._settled = Latch()
         """Open when the worker is prepared, or has failed before."""
@@ -48,7 +49,9 @@ class Actor:
         return self._name
 
     def run(self) -> RunnerMessage | None:
-        """Do all of the work. Return `finished`, the failure, or None if the work was cancelled."""
+        """Do the worker's work. Return "finished", the failure, or None if the work was
+        cancelled.
+        """
         setup_child_logging()
         set_log_levels(self._log_levels)
         try:
@@ -62,12 +65,14 @@ class Actor:
         return "finished" if self._finished else None
 
     def wait_prepared(self) -> bool:
-        """Wait until the worker can begin. Return False if it has ended before."""
+        """Wait until the worker can begin. Return False if it ended before it could."""
         self._settled.wait()
         return self._prepared
 
     def obey(self, command: RunnerCommand) -> None:
-        """Carry out a command of the supervisor."""
+        """Carry out a command of the supervisor. Ray needs no "ping", so any but `Begin` is
+        "stop".
+        """
         if isinstance(command, Begin):
             self.at_most = command.at_most
         else:
@@ -80,24 +85,25 @@ class Actor:
 
     def leave(self) -> None:
         """End this process and the processes that agents started in it. Ray starts another one."""
-        if os.getpgid(0) == os.getpid():
+        if os.getpgid(0) == os.getpid():  # else the group is not this process's own
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     def _leave_with_its_node(self) -> None:
-        """End this process with the node's own process, which started it.
+        """Wait until the node's own process ends, which started this one, and end this process,
+        too.
 
-        Ray leaves the actors of a dead node alone for a while.
+        Ray itself lets the actors of a dead node run on for a while.
         """
         try:
             node = os.pidfd_open(os.getppid())
-        except (AttributeError, OSError):  # not Linux; or it has gone already, and Ray ends this one too
+        except (AttributeError, OSError):  # not Linux; or the node has gone already, and Ray ends this process too
             return
         select.select([node], [], [])
         self.leave()
 
     def send(self, message: RunnerMessage) -> None:
-        """Record the worker's message about its progress. See Link."""
+        """Record that the worker is prepared, or has finished."""
         if message == "finished":
             self._finished = True
         elif message == "prepared":

@@ -1,9 +1,9 @@
 """The event loop that agents live on: one for the process, the same for every run in it.
 
 An agent's clients (a module-level `AsyncOpenAI`, a session) keep connections that belong to the
-loop on which they were first used; on another one they fail. So a second `fit`, or two trainers at
-once, must not bring a loop of their own. It runs in a daemon thread from the first run on and knows
-nothing of runners.
+loop on which they were first used; on another loop they fail. So a second `fit`, or two trainers at
+once, must not bring loops of their own. The loop runs in a daemon thread from the first run on.
+This module knows nothing of runners.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ T = TypeVar("T")
 _LEFTOVER_SECONDS = 1.0
 """Seconds that tasks which agents left running may take to end once they are cancelled."""
 _EXIT_SECONDS = 0.5
+"""Seconds that agents may take to end when the program exits."""
 
 _RESIDENCE: ContextVar[Residence | None] = ContextVar("leyden_residence", default=None)
 
 
 class Residence:
-    """One coroutine on the loop of the agents, with every task that it or its agents start."""
+    """One coroutine on the agents' loop, with every task that it or its agents start, so that none
+    of them outlives it.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Start the coroutine.
+        """Start the coroutine. Safe from any thread.
 
-        loop: the loop to use instead of the agents' loop.
+        loop: the loop to use; None: the agents' loop of this process.
         """
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._home = AgentLoop.of_this_process() if loop is None else None
@@ -50,17 +53,18 @@ class Residence:
         self._loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
 
     async def wait(self) -> None:
-        """Return when the coroutine and the tasks it left behind have ended. Raise its error."""
+        """Return when the coroutine and the tasks it left behind have ended, or after `abandon`.
+        Raise the coroutine's error.
+        """
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def cancel(self) -> None:
-        """Cancel the coroutine."""
+        """Cancel the coroutine. Safe from any thread."""
         self._loop.call_soon_threadsafe(lambda: self._work and self._work.cancel())
 
     def abandon(self) -> None:
-        """Wait no longer: an agent blocks the loop.
-
-        It is left to itself, and the next run gets another loop.
+        """Let `wait` return, because an agent blocks the loop. The agent is left running, and the
+        next run gets another loop.
         """
         logger.warning("an agent blocks the event loop of the runners and is left to itself")
         if self._home is not None:
@@ -73,12 +77,16 @@ class Residence:
         self._tasks.add(task)
 
     def _move_in(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start the coroutine, in the loop's thread. Its tasks find this residence in their
+        context.
+        """
         _RESIDENCE.set(self)
         self._work = asyncio.get_running_loop().create_task(work)
         seen_out = asyncio.get_running_loop().create_task(self._see_out(self._work))
         seen_out.add_done_callback(lambda _: self._settle())
 
     async def _see_out(self, work: asyncio.Task[None]) -> None:
+        """Wait for the coroutine, then cancel the tasks that its agents left behind."""
         await asyncio.wait({work})
         left = {task for task in self._tasks if not task.done()} - {asyncio.current_task()}
         for task in left:
@@ -93,7 +101,7 @@ class Residence:
         assert work is not None
         if self._ended.done():
             return  # abandoned
-        if not work.done() or work.cancelled():  # a second Ctrl-C does not wait for the first to have its effect
+        if not work.done() or work.cancelled():  # not done: a second Ctrl-C cancelled `_see_out` before the work ended
             self._ended.cancel()
         elif error := work.exception():
             self._ended.set_exception(error)
@@ -102,7 +110,7 @@ class Residence:
 
 
 class AgentLoop:
-    """The thread and its loop."""
+    """The event loop of this process's agents, and the thread that runs it."""
 
     _current: AgentLoop | None = None
     _lock = threading.Lock()
@@ -113,6 +121,7 @@ class AgentLoop:
         self._turn = threading.Lock()
         """Held by the thread that runs the loop."""
         self._not_lent = threading.Event()
+        """Cleared while `run_here` runs the loop in another thread."""
         self._not_lent.set()
         self.loop = new_own_loop()
         self.loop.set_task_factory(_new_task)
@@ -129,10 +138,11 @@ class AgentLoop:
             return cls._current
 
     def run_here(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the loop in the calling thread until `work` is done; its own thread rests meanwhile.
+        """Run the loop in the calling thread until `work` is done, and return its result. The
+        loop's own thread rests meanwhile.
 
-        Ctrl-C raises KeyboardInterrupt in the code that runs, which an agent on a breakpoint
-        expects. Then `work` is cancelled.
+        Ctrl-C raises KeyboardInterrupt in the code that is running, as an agent at a breakpoint
+        expects. Then `work` is cancelled and the interrupt is raised.
         """
         self._not_lent.clear()
         try:
@@ -152,7 +162,7 @@ class AgentLoop:
             self._not_lent.set()
 
     def _run_until_done(self, task: asyncio.Task[Any]) -> None:
-        while not task.done():  # `loop.stop()` is not an agent's to say, and one of `run_here` may come late
+        while not task.done():  # an agent may call `loop.stop()`, and the stop that `run_here` requests may come late
             self.loop.run_forever()
 
     def give_up(self) -> None:
@@ -162,36 +172,37 @@ class AgentLoop:
                 AgentLoop._current = None
 
     def _run(self) -> None:
-        """Run the agents' loop until it is finished, whatever an agent does to stop it. Runs in a
-        thread.
+        """Run the agents' loop, in its thread, until the program exits.
 
-        While the loop is lent to another thread, it waits.
+        An agent's `loop.stop()` or SystemExit does not end it. Waits while the loop is lent to
+        another thread.
         """
         asyncio.set_event_loop(self.loop)
-        while not self._finished:  # `loop.stop()` is not an agent's to say
+        while not self._finished:
             self._not_lent.wait()
             try:
                 with self._turn:
                     self.loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets these out of any task
+            except (SystemExit, KeyboardInterrupt) as error:  # asyncio raises these out of `run_forever`
                 logger.error("a task that an agent started raised %s; the others go on", type(error).__name__)
 
     def _finish(self) -> None:
+        """End the loop and its thread at the exit of the program."""
         if self._pid != os.getpid():
-            return
+            return  # a forked child, which has no such thread
         asyncio.run_coroutine_threadsafe(self._end(), self.loop)
-        self._thread.join(2 * _EXIT_SECONDS)  # an agent that blocks it ends with the process
+        self._thread.join(2 * _EXIT_SECONDS)  # an agent that blocks the loop ends with the process
         if not self.loop.is_running():
             self.loop.close()
 
     async def _end(self) -> None:
-        """Let agents leave their `with` blocks when the program ends in the middle of a run."""
+        """Cancel all tasks, so that agents leave their `with` blocks, and stop the loop."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=_EXIT_SECONDS)
-        await self.loop.shutdown_asyncgens()  # what belongs to the loop (sessions) is closed by them
+        await self.loop.shutdown_asyncgens()  # they close clients and sessions that belong to the loop
         self._finished = True
         self.loop.stop()
 

@@ -1,4 +1,4 @@
-"""`ExecutionStrategy`: the inputs of a strategy, and its duties."""
+"""`ExecutionStrategy`, the protocols of the two bundles that it runs, and their signals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from leyden.utils.latch import Latch
 class RunsAgain(Exception):
     """Raised by an algorithm bundle whose algorithm has failed and will be started again.
 
-    The failure is its cause. Another `execute` follows, so runners in other places are not told to
-    stop.
+    Its `__cause__` is the failure. Another `execute` follows, so runners that were started apart
+    are not told that the run has ended.
     """
 
 
@@ -35,7 +35,7 @@ class RunnerBundle(Protocol):
 class PortableRunnerBundle(RunnerBundle, Protocol):
     """A runner bundle that can be sent to another process (`payload.py`).
 
-    That process calls `init` before it and `teardown` after it.
+    The other process calls `init`, then the bundle, then `teardown`.
     """
 
     @property
@@ -76,12 +76,13 @@ class ExecutionStrategy(NamedOptions, ABC):
 
     n_runners: int
     runs_algorithm: bool = True
-    """False where the algorithm runs elsewhere, and only runners here."""
+    """Whether this process runs the algorithm. False: it runs only runners, for an algorithm that
+    was started elsewhere."""
 
     def check(self) -> None:
-        """Called before anything of a run is opened.
+        """Raise ConfigError if this process cannot start a run.
 
-        Raise ConfigError if this process cannot start one.
+        Called before a store, a gateway or a tracer of the run is opened.
         """
 
     def remote_store(self) -> LightningStore | None:
@@ -89,8 +90,8 @@ class ExecutionStrategy(NamedOptions, ABC):
         return None
 
     def elsewhere(self) -> Elsewhere | None:
-        """Return the gateway's place if runners and algorithm are started apart from each other,
-        else None.
+        """Return the gateway's address and secret if runners and algorithm are started apart from
+        each other, else None.
         """
         return None
 
@@ -98,7 +99,7 @@ class ExecutionStrategy(NamedOptions, ABC):
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
     ) -> None:
-        """Return when the algorithm is done and the runners have drained.
+        """Run the bundles. Return when the algorithm is done and the runners have drained.
 
         ready: runners begin when it is open; None: at once. The side that first ends with an error
         stops the other one, and its error is raised. Cancelling this call (Ctrl-C) gives the

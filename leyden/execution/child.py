@@ -1,8 +1,8 @@
 """A runner's process, from the inside: its work and its end.
 
-It ends when its work is done, when the parent stops it, or when the parent has gone. The parent
-sends `RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module before any
-run, so that all runners share the memory of what it loads.
+The process ends when its work is done, when the parent stops it, or when the parent has gone. The
+parent sends `RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module
+before any run, so that all runners share the memory of the modules that it loads.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ class Begin:
 
 
 RunnerCommand = Begin | Literal["stop", "ping"]
-"""A command to a runner's process. It replies to `ping` with `Alive`."""
+"""A command to a runner's process: begin the work, finish it, or reply with `Alive` ("ping")."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildEnvironment:
     """The environment of a runner's process.
 
-    It is passed on, because a forkserver has the variables and log levels of the moment when it was
-    started.
+    The parent sends it, because a forkserver has the variables and log levels of the moment when it
+    was started.
     """
 
     variables: Mapping[str, str]
     log_levels: Mapping[str, int]
     """Levels by the logger's name."""
     left_behind: Sequence[Path] = ()
-    """Files, then their folders, that the process removes if the parent was killed."""
+    """Files, then their folders, that the process removes if the parent was killed and could
+    not."""
     cpus: Sequence[int] | None = None
-    """The CPUs to bind the process to; None for all."""
+    """The CPUs to bind the process to; None: all."""
     memory_bytes: int | None = None
-    """The limit of the process's memory; None for no limit."""
+    """The limit of the process's memory (RLIMIT_DATA); None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,12 @@ class RunnerFailure(ChildFailure):
     of_the_store: bool = False
     """Whether the store is unreachable or broken, so that another process would fail, too."""
     culprit_may_be_over: bool = False
-    """The attempt that is to blame may have ended before the process, because its time was over."""
+    """Whether the attempt that is to blame may have ended before the process, because its time was
+    over."""
 
     @classmethod
     def of(cls, error: BaseException) -> RunnerFailure:
-        """Describe the error that is being handled."""
+        """Return a description of the error, which the caller is handling."""
         failure = ChildFailure.of(error)
         return cls(failure.headline, failure.traceback, of_the_store=isinstance(error, StoreError))
 
@@ -89,27 +91,30 @@ class Culprit:
 
 
 RunnerMessage = Literal["prepared", "finished"] | RunnerFailure | Culprit | Alive
+"""A message of a runner's process to its parent."""
 
 _LOGGERS = ("", "leyden")
+"""The loggers whose levels a runner's process takes over from its parent."""
 _LAST_SECONDS = 2.0
-"""Time for agents to leave their `with` blocks after the parent has gone."""
+"""Seconds for agents to leave their `with` blocks after the parent has gone."""
 _RESERVE_BYTES = 16 * 2**20
-"""Memory that a process with a limit keeps free, to report why it ends. It is not resident: nothing
-is written there."""
+"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They
+are not resident, because nothing is written to them."""
 _SETTLE_SECONDS = 1.0
-"""Time for a parent whose pipe is at its end to be seen as ended, too."""
+"""Seconds until a parent whose end of the pipe is closed must be seen to have ended."""
 _CHECK_SECONDS = 2.0
+"""Seconds between two checks of the event loop."""
 _BLOCKED_CHECKS = 3
-"""An agent was overdue at this many checks in a row, so the event loop that would cancel it is
-blocked.
-
-The lag watchdog (`runner/watchdog.py`) has named the agent long before."""
+"""Once an agent is overdue at this many checks in a row, the event loop that would cancel it counts
+as blocked, and the process is ended. The lag watchdog (`runner/watchdog.py`) has logged the agent
+long before."""
 
 
 def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildEnvironment) -> None:
-    """Run one worker, then end the process without returning. A runner's process calls it.
+    """Run one worker, then end the process without returning. The entry point of a runner's
+    process.
 
-    packed: a Payload, as `pack` made it.
+    packed: a `Payload`, packed by `leyden.execution.payload.pack`.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setpgid(0, 0)  # so that processes that agents start can be ended with this one
@@ -124,7 +129,7 @@ def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildE
     except asyncio.CancelledError:
         code = 128 + signal.SIGTERM
     except BaseException as error:  # noqa: BLE001 -- the parent reports it
-        del reserve  # a MemoryError holds, with its frames, what has filled the memory
+        del reserve  # makes room for the report: a MemoryError's frames keep the full memory alive
         link.send(RunnerFailure.of(error))
     finally:
         link.close()
@@ -135,14 +140,14 @@ def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildE
 
 
 def _report_exits(link: _ParentLink) -> None:
-    """Tell the parent which attempt calls `os._exit`, because the other attempts of this process
-    are not to blame.
+    """Replace `os._exit` by a function that first reports the calling attempt to the parent,
+    because the other attempts of this process are not to blame.
     """
     leave, pid = os._exit, os.getpid()
 
     def report_and_leave(status: int) -> NoReturn:
         attempt = attempt_in_flight()
-        if attempt is not None and os.getpid() == pid:  # a fork ends for itself
+        if attempt is not None and os.getpid() == pid:  # a fork of the agent ends only itself
             link.send(Culprit(attempt.rollout.attempt.attempt_id))
         leave(status)
 
@@ -163,7 +168,8 @@ class Link(Protocol):
     begin: Latch
     stop: Latch
     at_most: int | None
-    """How many attempts may be in flight at first; None: no limit of its own."""
+    """How many attempts may be in flight at first (`Runner.most_at_first`); None: the runner's
+    `concurrency`."""
 
     def send(self, message: RunnerMessage) -> None:
         """Send a message to the strategy."""
@@ -171,7 +177,10 @@ class Link(Protocol):
 
 
 async def work(link: Link, worker_id: int, packed: bytes) -> None:
-    """Make the worker that is in `packed` (a Payload), and run it between `begin` and `stop`."""
+    """Unpack a worker (a `Payload`), and run it from `link.begin` until `link.stop`.
+
+    Sends "prepared" when the worker can begin, and "finished" when its work is done.
+    """
     payload = unpack(packed)
     payload.bundle.init()
     try:
@@ -186,6 +195,7 @@ async def work(link: Link, worker_id: int, packed: bytes) -> None:
 
 
 def _apply(environment: ChildEnvironment) -> None:
+    """Give this process the parent's variables and log levels, and set its limits."""
     os.environ.clear()
     os.environ.update(environment.variables)
     carry_mark(environment.variables.get(RUNNER_MARK))
@@ -198,22 +208,22 @@ def _apply(environment: ChildEnvironment) -> None:
 
 
 def log_levels() -> dict[str, int]:
-    """Return the log levels of this process by the logger's name, for the processes of its
-    runners.
+    """Return this process's log levels by the logger's name, for `set_log_levels` in its runners'
+    processes.
     """
     return {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
 
 
 def set_log_levels(levels: Mapping[str, int]) -> None:
-    """Set the levels at which the parent process logs."""
+    """Set the log levels that the parent process has, by the logger's name."""
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
 
 
 class _ParentLink:
-    """The child's end of the pipe.
+    """The child's end of the pipe to its parent. Implements `Link`.
 
-    When the parent has gone, it ends this process and all that agents started in it.
+    When the parent has gone, it ends this process and the processes that agents started in it.
     """
 
     def __init__(self, parent: Parent, environment: ChildEnvironment) -> None:
@@ -225,10 +235,12 @@ class _ParentLink:
         self._mark = environment.variables.get(RUNNER_MARK)
         self._ended = threading.Event()
         self._orphaned = False
+        """Whether the parent has gone."""
         self._unreadable = False
         """Whether reading the pipe failed. If the parent has gone, reading meets the pipe's end
         instead."""
         self._blocked_checks = 0
+        """How many checks in a row found an overdue agent."""
 
     def send(self, message: RunnerMessage) -> None:
         """Send a message to the parent. Safe in any thread."""
@@ -241,17 +253,16 @@ class _ParentLink:
         thread.start()
 
     def close(self) -> None:
-        """Note that the work is over.
-
-        Without a parent to do it, end what agents started, and this process.
+        """Record that the work is over. If the parent has gone, which would do it, end this process
+        and those that agents started.
         """
         self._ended.set()
         if self._orphaned:
             self._end_family()
 
     def _listen(self, cancel: Callable[[], Any]) -> None:
-        """Obey the parent's commands until its pipe ends, then end this process and those that it
-        started.
+        """Obey the parent's commands until its pipe ends, then end this process and those that
+        agents started.
 
         cancel: cancels the runner's work, in its own loop. Runs in a thread, because an agent may
         block the event loop.
@@ -282,7 +293,8 @@ class _ParentLink:
         self._end_family()
 
     def _next_command(self) -> RunnerCommand | None:
-        """Wait for a command; None if the parent has gone.
+        """Wait for a command and return it; None if the parent has gone, or the pipe cannot be
+        read.
 
         Ends this process if its event loop is blocked meanwhile.
         """
@@ -298,6 +310,9 @@ class _ParentLink:
                 return None
 
     def _check_loop(self) -> None:
+        """End this process if its event loop is blocked: report the agent, interrupt the other
+        attempts, and kill the process group.
+        """
         self._blocked_checks = self._blocked_checks + 1 if overdue_seconds() > _CHECK_SECONDS else 0
         if self._blocked_checks == _BLOCKED_CHECKS:
             failure = _blocked()
@@ -313,6 +328,9 @@ class _ParentLink:
 
 
 def _blocked() -> RunnerFailure:
+    """Return the failure of a process whose main thread, the event loop's, is blocked by an
+    agent.
+    """
     where = traceback.extract_stack(current_frames()[threading.main_thread().ident or 0])
     last = where[-1]
     headline = f"an agent blocks the event loop beyond an agent's time, at {last.filename}:{last.lineno} in {last.name}: {last.line}"

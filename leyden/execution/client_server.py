@@ -1,8 +1,8 @@
 """`cs`: the algorithm and a store server in one process, each runner in another, on this machine or
 on many.
 
-The same script runs everywhere: each process is told its role by an option or by
-LEYDEN_CURRENT_ROLE.
+The same script runs everywhere: an option, or the environment variable LEYDEN_CURRENT_ROLE, gives
+each process its role.
 """
 
 from __future__ import annotations
@@ -41,22 +41,26 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
     """Runners in processes that reach the store over HTTP.
 
     role: `both`: algorithm and runners are started here. `algorithm`: only the algorithm, with the
-        store server. `runner`: only runners, which work for the algorithm elsewhere until that has
-        ended, or its store has been away for `patience_seconds`, or until they are stopped. None
-        takes LEYDEN_CURRENT_ROLE (or AGL_CURRENT_ROLE), else `both`.
-    server_host: where the store is served, and where runners look for it; None takes
-        LEYDEN_SERVER_HOST (AGL_SERVER_HOST), else 127.0.0.1. `host` says the same.
-    server_port: None takes LEYDEN_SERVER_PORT (AGL_SERVER_PORT); else any free port for `both`, and
-        4747 for the other roles.
-    token: what runners must show; None takes LEYDEN_STORE_TOKEN. Other machines need one.
+        store server. `runner`: only runners, which work for an algorithm that was started elsewhere
+        until it has ended, or its store has been away for `patience_seconds`, or until they are
+        stopped. None takes LEYDEN_CURRENT_ROLE (or AGL_CURRENT_ROLE), else `both`.
+    server_host: the host on which the store is served, and at which runners connect to it; None
+        takes LEYDEN_SERVER_HOST (AGL_SERVER_HOST), else 127.0.0.1.
+    server_port: the store server's port; None takes LEYDEN_SERVER_PORT (AGL_SERVER_PORT); else any
+        free port for `both`, and 4747 for the other roles.
+    host: another name for `server_host`.
+    token: the secret that runners must send; None takes LEYDEN_STORE_TOKEN. A store that is served
+        to other machines needs one.
     protocol: `http` is the only one.
-    managed_store: False where the store given is one that processes share by themselves, and no
-        server is wanted; None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
+    managed_store: False if the given store is one that processes share by themselves (a database
+        server), so that none is started here; None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE),
+        else True.
     patience_seconds: how long role `runner` waits for the algorithm's store, at the beginning and
         whenever it is away.
-    daemon and other options: see ProcessExecutionStrategy.
+    daemon: whether the processes are daemonic, so that their agents cannot use `multiprocessing`.
+    options: further options of ProcessExecutionStrategy.
 
-    A gateway that the trainer makes for the role `algorithm` listens where the store does, on the
+    A gateway that the trainer makes for the role `algorithm` listens on the store's host, on the
     next port (4748).
     """
 
@@ -79,7 +83,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         if protocol != "http":
             raise ConfigError(f"protocol is {protocol!r}; possible: 'http'")
         if host is not None and server_host is not None and host != server_host:
-            raise ConfigError(f"host={host!r} and server_host={server_host!r} say the same; give one of them")
+            raise ConfigError(f"host={host!r} and server_host={server_host!r} mean the same; give one of them")
         check_number("patience_seconds", patience_seconds, at_least=0)
         for name, given in {"host": host, "server_host": server_host}.items():
             if not isinstance(given, str | None):
@@ -99,27 +103,34 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         self.managed_store = managed_by_environment() if managed_store is None else managed_store
 
     def remote_store(self) -> LightningStore | None:
-        """See ExecutionStrategy.remote_store."""
+        """Return a client of the algorithm's store for the role `runner`, else None. With
+        `managed_store=False` the store is the one given to the trainer, so None.
+        """
         if self.role != "runner" or not self.managed_store:
             return None
         url = f"http://{netloc(reachable(self.server_host), self.server_port or _PORT)}"
         return LightningStoreClient(url, token=self._token, retry_seconds=self.patience_seconds)
 
     def share(self, store: LightningStore) -> AbstractAsyncContextManager[Any]:
-        """See ProcessExecutionStrategy.share."""
+        """Yield what runners open: a server of the store over HTTP, or the store itself if other
+        processes can open it by its URL.
+        """
         return self._serve(store, claims_from=None)
 
     def elsewhere(self) -> Elsewhere | None:
-        """See ExecutionStrategy.elsewhere. The gateway's port is the one after the store's."""
+        """Return the gateway's address and secret; None for the role `both`. The gateway's port is
+        the one after the store's.
+        """
         if self.role == "both":
             return None
         return Elsewhere(self.server_host, (self.server_port or _PORT) + 1, self._token)
 
     @asynccontextmanager
     async def _serve(self, store: LightningStore, *, claims_from: Latch | None) -> AsyncGenerator[Any]:
-        """Yield the store as runners reach it: a server of it, or the store itself if others reach
-        that too.
+        """Yield what runners open: a server of the store, or the store itself if other processes
+        can open it by its URL.
 
+        claims_from: the server lets runners claim once this is open; None: at once.
         Raise ConfigError if `managed_store=False` forbids a server that the store needs.
         """
         if not self.managed_store and not store.capabilities["zero_copy"]:
@@ -155,7 +166,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
             async with self._serve(store, claims_from=ready) as server:
                 await self._run_algorithm(algorithm, store, server)
         else:
-            await store.statistics()  # reports a store that does not answer
+            await store.statistics()  # raises StoreError if the store does not answer
             if isinstance(store, LightningStoreClient):
                 notice(logger, "connected to %s; waiting for rollouts that the algorithm there enqueues", store.url)
                 algorithm = _AlgorithmElsewhere(ready)
@@ -184,8 +195,8 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
 
 
 class _AlgorithmElsewhere:
-    """An algorithm bundle where there are only runners: it ends when the algorithm does, or when
-    they have ended.
+    """The algorithm bundle of a process with the role `runner`. It ends when the algorithm's
+    process ends the run, or when the runners here are stopped.
     """
 
     def __init__(self, ready: Latch | None) -> None:
@@ -218,6 +229,7 @@ async def _until_reported(store: LightningStore, deadline: float) -> None:
 
 
 def _role(given: str | None) -> Role:
+    """Return the given role, or else the environment's. Raise ConfigError for an unknown one."""
     name, role = ("role", given) if given else named_variable("CURRENT_ROLE") or ("role", "both")
     if role not in get_args(Role):
         raise ConfigError(f"{name} is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
@@ -225,6 +237,7 @@ def _role(given: str | None) -> Role:
 
 
 def _port() -> int | None:
+    """Return the environment's port, or None. Raise ConfigError for anything else than a port."""
     if (found := named_variable("SERVER_PORT")) is None:
         return None
     name, given = found

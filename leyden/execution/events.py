@@ -23,16 +23,19 @@ ThreadingEvent = Latch
 class StopSignal(Latch):
     """The signal that stops the runners, as the algorithm's bundle gets it.
 
-    An algorithm that has failed can end the runners first.
+    An algorithm that has failed can end the runners before it raises.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.end_requested, self.ended = Latch(), Latch()
+        self.end_requested = Latch()
+        """Set to ask the strategy to end the runners."""
+        self.ended = Latch()
+        """Set by the strategy when the runners have ended."""
         self.deserted = Latch()
         """Set when all runners have ended by themselves while the algorithm still runs."""
 
     async def end_runners(self) -> None:
-        """Let the runners drain, as when a run is stopped from outside. Wait until they end."""
+        """Request the end of the runners, with time to drain, and wait until they have ended."""
         self.end_requested.set()
         await self.ended.wait_async()

@@ -19,13 +19,13 @@ from leyden.store.server import LightningStoreServer
 class InterProcessExecutionStrategy(ProcessExecutionStrategy):
     """Runners in processes on this machine, which reach the store over a Unix socket.
 
-    Options: see ProcessExecutionStrategy.
+    It has the options of ProcessExecutionStrategy and no others.
     """
 
     @asynccontextmanager
     async def share(self, store: LightningStore) -> AsyncGenerator[Any]:
-        """Yield what runners open: the store itself if other processes can open it (`zero_copy`),
-        else a server of it on a Unix socket.
+        """Yield what runners open: the store itself if other processes can open it by its URL (the
+        capability `zero_copy`), else a server of it on a Unix socket.
 
         The socket's path and folder are `left_behind`, so that runners remove them if this process
         is killed.

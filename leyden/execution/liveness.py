@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-_NOTICED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
+_SUPPORTED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 _MOST_SECONDS_BETWEEN_PINGS = 5.0
 _PINGS_IN_PATIENCE = 4
+"""The least number of pings while the child may keep the lock."""
 _STACKS_SECONDS = 0.5
 """Seconds that the child's signal handler may take to write the stacks."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -35,30 +36,31 @@ _IDLE_FILES = ("selectors.py", "threading.py", "connection.py", "queue.py", "soc
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The child's reply, with the thread and the file by which the parent examines a
+    """The child's reply to a ping, with the thread and the file by which the parent examines a
     silent child.
     """
 
     thread_id: int
     """The kernel's id of the thread that replies."""
     stacks: int
-    """The child's descriptor of the file to which its signal handler writes the stacks of its
-    threads."""
+    """The number, in the child, of the file descriptor to which its signal handler writes the
+    stacks of its threads."""
 
 
 def stacks_signal() -> int:
-    """Return the signal on which a child writes its threads' stacks, even while the lock
-    is held.
+    """Return the signal on which a child writes its threads' stacks, even while the lock is
+    held.
     """
     return signal.SIGRTMAX - 3
 
 
 def make_responder() -> Callable[[], Alive | None]:
-    """Return the function that makes the child's replies.
+    """Prepare this process (a child) for its parent's probe, and return the function that makes its
+    replies. The function returns None on a system without probes.
 
-    It returns None on a system without probes.
+    Installs the signal handler that writes the stacks of all threads.
     """
-    if not _NOTICED:
+    if not _SUPPORTED:
         return lambda: None
     stacks = os.memfd_create("leyden-stacks")
     faulthandler.register(stacks_signal(), stacks, all_threads=True)
@@ -66,7 +68,10 @@ def make_responder() -> Callable[[], Alive | None]:
 
 
 class LivenessProbe:
-    """Pings a child on the running event loop."""
+    """Pings a child from the running event loop, and reports a child that keeps Python's lock.
+
+    It begins with the child's first reply, and ends with `close` or with the report.
+    """
 
     def __init__(
         self,
@@ -77,11 +82,12 @@ class LivenessProbe:
         receive: Callable[[], None],
         on_silence: Callable[[str, str], None],
     ) -> None:
-        """
+        """pid: the child's process id.
         patience_seconds: how long the child may keep the lock.
-        ping: sends a ping. receive: reads the child's pending messages.
-        on_silence: called once, with a sentence that describes the silence and the stacks of the
-            child's threads.
+        ping: sends a ping.
+        receive: reads the child's pending messages; it calls `take_reply` for a reply.
+        on_silence: called once, with a sentence that describes the silence, and the stacks of the
+            child's threads ("" if there are none).
         """
         self._loop, self._pid, self._patience_seconds = asyncio.get_running_loop(), pid, patience_seconds
         self._ping, self._receive, self._on_silence = ping, receive, on_silence
@@ -103,10 +109,11 @@ class LivenessProbe:
             self._timer.cancel()
 
     def _check(self) -> None:
-        """Add up the time in which the process could have replied and did not. Past the limit, ask
-        for its stacks.
+        """Ping the process, and add up the time in which it could have replied and did not. Past
+        the limit, request its stacks.
 
-        Time in which the process was stopped, or waited for a core, does not count.
+        Time in which the process was stopped, or waited for a core, does not count. Nor does time
+        in which this loop itself was late: one interval counts twice at most.
         """
         self._receive()  # this loop may have been busy, and the reply may have arrived
         assert self._alive is not None
@@ -129,12 +136,12 @@ class LivenessProbe:
         """Report the silence with the stacks that the process wrote, unless it has now replied."""
         assert self._alive is not None
         self._receive()
-        if self._replied:  # the signal has ended a wait in the kernel
+        if self._replied:  # the signal interrupted a system call that held the lock
             self._timer = self._loop.call_later(self._interval, self._check)
             return
         try:
             stacks = Path(f"/proc/{self._pid}/fd/{self._alive.stacks}").read_text(errors="replace")
-        except OSError:  # the agent has closed it
+        except OSError:  # an agent has closed the descriptor, or the process is gone
             stacks = ""
         where = f"; it is at {places}" if (places := _busy_places(stacks)) else ""
         self._on_silence(
@@ -160,24 +167,23 @@ class _Moment(NamedTuple):
     time: float
     """Monotonic clock, seconds."""
     threads: Mapping[str, _Thread]
-    """The threads by number."""
+    """The threads by the kernel's id."""
     replying: str = ""
-    """The number of the thread that replies."""
+    """The id of the thread that replies to pings."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the replying thread is stopped, traced or waits for a disk, so silence means
-        nothing.
+        """Whether the replying thread is stopped, traced or waits for a disk, so that its silence
+        means nothing.
         """
         replying = self.threads.get(self.replying)
         return replying is not None and replying.state not in ("S", "R")
 
     def longest_wait_since(self, before: _Moment) -> float:
-        """Return the seconds since `before` in which one thread waited for a CPU; of several
-        threads, the longest.
+        """Return the most seconds since `before` that any one thread waited for a CPU.
 
-        The waiting thread may hold the lock, and then the replying thread sleeps without being to
-        blame.
+        That thread may hold the lock, so that the silence is a shortage of CPU and no agent's
+        fault.
         """
         return max(
             (_wait(before.threads.get(number), now, self.time - before.time) for number, now in self.threads.items()),
@@ -189,7 +195,7 @@ def _wait(before: _Thread | None, now: _Thread, seconds: float) -> float:
     """Return how many of the last `seconds` a thread spent waiting for a CPU."""
     if before is None:
         return now.waited
-    if before.state == now.state == "R":  # it wanted to run all the time; its present wait is not counted yet
+    if before.state == now.state == "R":  # it wanted to run all the time, and the kernel counts a wait at its end
         return seconds - (now.ran - before.ran)
     return now.waited - before.waited
 
@@ -209,7 +215,9 @@ def _moment(pid: int, thread_id: int) -> _Moment | None:
 
 
 def _busy_places(stacks: str) -> str:
-    """Return the innermost frames of the threads that do not wait in the standard library."""
+    """Return the innermost frames of the threads that do not wait in the standard library, as text;
+    "" if there are none.
+    """
     innermost = [_FRAME.search(stack) for stack in stacks.split("\n\n")]
     return "; ".join(
         f"{frame['file']}:{frame['line']} in {frame['name']}"

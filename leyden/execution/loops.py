@@ -1,7 +1,7 @@
 """Work that crosses event loops: a coroutine on a loop of its own, and a store that one loop owns.
 
-The store's wrapper knows none of its methods: it hands coroutine functions to that loop, and passes
-on everything else.
+The store's wrapper names no method of a store: it runs every coroutine method on the owning loop,
+and passes on every other attribute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
-    """Run the coroutine and return its result or raise its error. Cancelling waits for its end."""
+    """Run the coroutine on a new event loop in a new thread. Return its result or raise its error.
+
+    Cancelling this call cancels the coroutine and waits for its end.
+    """
     here, outcome = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     loop = asyncio.new_event_loop()
     task = loop.create_task(work, context=contextvars.copy_context())
@@ -40,7 +43,7 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
             outcome.set_result(task.result())
 
     def run() -> None:
-        """Run the task to its end in this thread's loop, then tell the caller's loop.
+        """Run the task to its end on the new loop, then settle the outcome on the caller's loop.
 
         A SystemExit in another task ends the loop early; `task` is then cancelled and awaited.
         """
@@ -56,23 +59,22 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-            with contextlib.suppress(RuntimeError):  # the program ends, and nothing waits for it
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: the program ends
                 here.call_soon_threadsafe(settle)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     try:
         return await asyncio.shield(outcome)
     except asyncio.CancelledError:
-        with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the task has ended meanwhile
             loop.call_soon_threadsafe(task.cancel)
         await asyncio.wait({outcome})
         raise
 
 
 def on_this_loop(store: LightningStore) -> LightningStore:
-    """Return a wrapper of the store for any thread.
-
-    Its methods run on the loop that is running now.
+    """Return a wrapper of the store that any thread may use. The store's coroutine methods run on
+    the event loop that is running now.
     """
     return cast(LightningStore, _OnOneLoop(store, asyncio.get_running_loop()))
 

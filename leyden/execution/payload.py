@@ -1,8 +1,8 @@
-"""Pack a payload for another process, and name the part that cannot be packed.
+"""Pickle a payload for another process, and name the part that cannot be pickled.
 
-Decorated agents at the top of a module travel by name. Functions and classes of a script or a
-notebook, lambdas and closures travel by value (cloudpickle). This module knows no process. To let
-another kind of object travel, give it `__reduce__`.
+Decorated agents at the top of a module are pickled by name. Functions and classes of a script or a
+notebook, lambdas and closures are pickled by value (cloudpickle). This module knows no process. To
+make another kind of object picklable, give it `__reduce__`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Payload:
 
     bundle: PortableRunnerBundle
     store: Any
-    """A store, or a server of one, which arrives as its client."""
+    """A store, or a server of one, which is unpacked as its client."""
 
 
 def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
-    """Return the bytes that `unpack` reads.
+    """Return the payload as bytes, for `unpack` in another process.
 
-    Raise ConfigError, naming the part, if one cannot travel.
-    imports_main: the other process imports this one's main script if possible. Otherwise objects of
-        the script travel by value.
+    imports_main: whether the other process imports this one's main script if possible. Otherwise
+        objects of the script are pickled by value.
+    Raise ConfigError, which names the part that cannot be pickled.
     """
     by_name = imports_main and _main_can_be_imported()
     try:
@@ -50,7 +50,7 @@ def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
 
 
 def unpack(packed: bytes) -> Payload:
-    """Return the payload that was packed. Raise any error of making its parts."""
+    """Return the payload. Raise any error that its parts raise when they are created anew."""
     return cast(Payload, pickle.loads(packed))
 
 
@@ -81,8 +81,11 @@ def _main_can_be_imported() -> bool:
 
 
 def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:
-    """Return the smallest named part that cannot be pickled."""
-    name, thing, seen = "what the runners need", cast(Any, payload), set[int]()
+    """Return the smallest part that cannot be pickled, and its name for a message.
+
+    Descends from the payload into the first part that cannot be pickled, until there is none.
+    """
+    name, thing, seen = "the runners' payload", cast(Any, payload), set[int]()
     while True:
         seen.add(id(thing))
         parts = (
@@ -98,6 +101,7 @@ def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the named parts of an object that are pickled with it."""
     if is_dataclass(thing):
         yield from ((field.name, getattr(thing, field.name)) for field in fields(thing))
     elif isinstance(thing, list | tuple):
@@ -113,6 +117,6 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 def _travels(thing: Any, main_by_name: bool) -> bool:
     try:
         _dumps(thing, main_by_name)
-    except Exception:  # noqa: BLE001 -- whatever it is, it is the answer
+    except Exception:  # noqa: BLE001 -- any error means that it cannot be pickled
         return False
     return True

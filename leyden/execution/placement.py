@@ -1,4 +1,4 @@
-"""Which CPUs and GPUs each runner's process may use."""
+"""Check and share out the CPUs and GPUs that each runner's process may use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from leyden.errors import ConfigError
 from leyden.options import check_number
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""The environment variable with the GPUs that a process sees."""
 
 
 def check_cpus(cpu_affinity: Sequence[Sequence[int]] | None, n_runners: int) -> None:
-    """Raise ConfigError unless there is a list of usable CPUs for each runner."""
+    """Raise ConfigError unless `cpu_affinity` is None, or has a list of usable CPUs for each
+    runner.
+    """
     if cpu_affinity is None:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -53,7 +56,9 @@ def share_out_gpus(gpus_per_runner: int | None, n_runners: int) -> list[str] | N
 
 
 def _visible_gpus() -> list[str]:
-    """Return the visible GPUs by CUDA's names."""
+    """Return the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them: from the variable
+    if it is set, else all of /dev.
+    """
     chosen = os.environ.get(CUDA_DEVICES)
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]

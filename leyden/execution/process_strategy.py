@@ -34,13 +34,17 @@ _PRELOADED = ["leyden.execution.child", "leyden.runner", "leyden.store.client"]
 class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     """Each runner in a process of its own on this machine.
 
-    n_runners, drain_seconds: see SupervisedExecutionStrategy.
-    start_method: how processes start: `forkserver` if available, else `spawn`. With `fork` they
-        inherit all that this process has loaded, and the locks that its other threads hold.
-    daemon: daemonic processes, whose agents cannot use `multiprocessing`. None of them outlives
-        this process either way.
+    n_runners: the number of runners, and so of processes.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
+        outside, before they are cancelled.
+    start_method: how processes start: "forkserver", "spawn" or "fork". None: `forkserver` if
+        available, else `spawn`. With `fork` they inherit all that this process has loaded, and the
+        locks that its other threads hold.
+    daemon: whether the processes are daemonic, so that their agents cannot use `multiprocessing`.
+        No process outlives this one either way.
     cpu_affinity: the CPUs of each runner, one list for each; None: any.
-    gpus_per_runner: how many GPUs each runner sees, no two of them the same; None: all see all.
+    gpus_per_runner: how many GPUs each runner sees, different ones for each runner; None: all
+        runners see all GPUs.
     memory_bytes: how much memory each runner's process, and each process that its agents start, may
         allocate (RLIMIT_DATA): beyond it an agent gets a MemoryError, or its runner ends and is
         started again. None: no limit.
@@ -72,17 +76,21 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         self._gpus = share_out_gpus(gpus_per_runner, n_runners)
         self.memory_bytes = memory_bytes
         self._mark = secrets.token_hex(8)
-        """The mark of the processes that agents start, which finds them in any process group."""
+        """The mark of the processes that agents start, by which they are found in any process
+        group."""
         self.left_behind: Sequence[Path] = ()
-        """Files, then folders, that runners remove when this process was killed and cannot."""
+        """Files, then folders, that runners remove if this process is killed and cannot do so."""
 
     def check(self) -> None:
-        """See ExecutionStrategy.check.
+        """Raise ConfigError if this process cannot start runners' processes: it is itself starting
+        as a child, or has a main script that children cannot import.
 
-        Starts the forkserver: best done before there are threads.
+        Starts the forkserver, because that is safest before this process has threads.
         """
         exit_if_starting(_NAME.format(""))
-        if getattr(current_process(), "_inheriting", False):  # a child of another kind imports the main script
+        if getattr(
+            current_process(), "_inheriting", False
+        ):  # a child that Leyden did not start imports the main script
             raise ConfigError(
                 "a run cannot start while a new process imports the main script: put the part that runs under "
                 "`if __name__ == '__main__':`"
@@ -98,7 +106,9 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
-        """See SupervisedExecutionStrategy.place."""
+        """Share the store, and yield a place that starts processes on this machine. On leaving,
+        kill the processes that agents left behind.
+        """
 
         def launch(worker_id: int, packed: bytes) -> RunnerProcess:
             return RunnerProcess(
@@ -134,9 +144,9 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
 
 def _forkserver_files() -> list[Path]:
-    """Return the forkserver's socket and its folder.
+    """Return the forkserver's socket and its folder; none without a forkserver.
 
-    `multiprocessing` removes them only in a process that exits by itself.
+    `multiprocessing` removes them only if this process exits by itself, not if it is killed.
     """
     server: Any = forkserver
     address: str | None = getattr(server._forkserver, "_forkserver_address", None)  # it has no public name

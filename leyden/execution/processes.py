@@ -1,9 +1,9 @@
-"""Runners in processes: started, watched, and started again when they die.
+"""Start runners in processes, watch them, and start them again when they die.
 
 `RunnerProcess` is one process on this machine. `WorkerSupervisor` keeps one process alive for each
 worker, on this machine or elsewhere (`WorkerProcess`). They know neither stores nor agents: a child
-is given bytes, and `on_loss` decides about the attempts of a dead worker. The end of a process is
-an event.
+is given bytes, and the caller's `on_loss` ends the attempts of a dead worker. The end of a process
+is notified by an event, not polled.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ logger = logging.getLogger(__name__)
 _AT_ONCE_SECONDS = 1.0
 """A process that worked for less than this time counts as dead at once."""
 _CANCEL_SECONDS = 1.0
+"""The seconds that cancelled processes may take to end. Then they are killed."""
 _LEAVE_SECONDS = 5.0
 """The seconds that a process may take to end after it reported that its work is over. Then it is
 killed."""
 _DEATHS_IN_A_ROW = 5
+"""A worker that dies at once this many times in a row ends the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,13 @@ class Ending:
     how: str
     """A verb phrase: `ended with exit code 3`."""
     prepared: bool
+    """Whether the process had reported that it can begin."""
     finished: bool
     """Whether the process had finished all its work."""
     failure: RunnerFailure | None
+    """The error that the process reported; None if it reported none."""
     worked_seconds: float
+    """Seconds since the process was prepared; since its start if it never was."""
     exit_code: int | None = None
     """Negative: the signal that killed it. None: unknown."""
     final: bool = False
@@ -74,19 +79,20 @@ class Ending:
 class WorkerProcess(Protocol):
     """A worker's process as its supervisor sees it.
 
-    All methods belong to the event loop that made it.
+    Call its methods only in the event loop in which it was created.
     """
 
     prepared: asyncio.Future[None]
     """A future that is done when the process can begin its work."""
     ended: asyncio.Future[Ending]
+    """A future that is done when the process has ended."""
 
     def send(self, command: RunnerCommand) -> None:
-        """Send a command. A process that has ended receives nothing."""
+        """Send a command. Do nothing if the process has ended."""
         ...
 
     def terminate(self) -> None:
-        """Cancel the process's work."""
+        """Request that the process cancels its work and ends."""
         ...
 
     def kill(self) -> None:
@@ -108,7 +114,12 @@ class RunnerProcess:
         daemon: bool,
         lock_seconds: float | None,
     ) -> None:
-        """lock_seconds: how long a call may hold Python's lock; see ProcessExecutionStrategy."""
+        """Start the process.
+
+        packed: a pickled `Payload`. name: the process's name in the system's lists. daemon: whether
+        it is a daemonic process of `multiprocessing`. lock_seconds: how long a call may hold
+        Python's lock before the process is killed; None: for ever.
+        """
         self._loop = asyncio.get_running_loop()
         self._prepared_at = time.monotonic()
         self._finished, self._failure = False, None
@@ -123,22 +134,22 @@ class RunnerProcess:
         self._child.attend(self._take).add_done_callback(self._end)
 
     def send(self, command: RunnerCommand) -> None:
-        """Send a command. A process that has ended receives nothing."""
+        """Send a command. Do nothing if the process has ended."""
         self._child.send(command)
 
     def terminate(self) -> None:
-        """Cancel the process's work."""
+        """Request that the process cancels its work and ends (SIGTERM)."""
         self._child.terminate()
 
     def kill(self) -> None:
         """Kill the process and all processes that agents started in it."""
-        if not self.ended.done():  # else the group has been ended, and its number may be another's
+        if not self.ended.done():  # else the group has been ended, and its id may belong to another one by now
             self._child.kill()
             _end_group(self.pid)
 
     def _take(self, message: RunnerMessage) -> None:
-        """Handle one message of the process. One that has finished or failed is killed if it does
-        not leave.
+        """Handle one message of the process. A process that reports its end and does not end is
+        killed after some seconds.
         """
         if isinstance(message, Alive):
             self._take_reply(message)
@@ -155,6 +166,7 @@ class RunnerProcess:
             self.prepared.set_result(None)
 
     def _take_reply(self, alive: Alive) -> None:
+        """Start the liveness probe at the first reply, if there is a limit. Pass the reply on."""
         if self._probe is None and self._lock_seconds is not None:
             self._probe = LivenessProbe(
                 self.pid,
@@ -167,6 +179,7 @@ class RunnerProcess:
             self._probe.take_reply(alive)
 
     def _give_up(self, headline: str, stacks: str) -> None:
+        """Kill the process, whose agent holds Python's lock."""
         self._failure = RunnerFailure(headline, f"{stacks}{headline}", culprit_may_be_over=True)
         self.kill()
 
@@ -194,13 +207,16 @@ class WorkerSupervisor:
 
     Implements `Runners` (`together.py`).
 
-    launch: starts the process of a worker.
+    n_runners: the number of workers.
+    launch: starts the process of a worker, by its id.
     ready: workers begin when it is open.
-    on_loss: called when a worker's process died, with the worker, how it died, and how many
-        attempts it could have in flight (None: any number). Returns the number of attempts one of
-        which is to blame; 0 if the culprit is known or none was in flight.
-    on_return: called again before the worker's next process begins, because a claim of the dead
-        process may have arrived meanwhile.
+    stop: opened by the caller when the algorithm is done, or here when a worker is lost for good.
+    on_loss: called when a worker's process died, with the worker's id, how the process died, and
+        how many attempts it could have in flight at first (None: any number). Returns how many
+        attempts are suspected of having ended the process; 0 if the culprit is known or no attempt
+        was in flight.
+    on_return: called before the worker's next process begins, with the worker's id, because a claim
+        that the dead process had sent may have arrived after `on_loss`.
     at_once_seconds: a process that worked for less time counts as dead at once. The time until its
         end is noticed is included.
     """
@@ -221,15 +237,14 @@ class WorkerSupervisor:
         self._on_loss, self._on_return = on_loss, on_return
         self._processes: dict[int, WorkerProcess] = {}
         self._cancelled = False
-        """Whether this object is ending the processes, so that their end is no loss."""
+        """Whether this object is ending the processes, so that the end of one is no loss."""
         self._stopped = asyncio.ensure_future(stop.wait_async())
         self._stopped.add_done_callback(lambda _: self._stop_all())
         self._work = asyncio.create_task(self._keep_all(n_runners))
 
     async def wait(self) -> None:
-        """Return when all processes have ended.
-
-        Raise the error that another start would not cure.
+        """Return when all processes have ended. Raise the error if a worker died in a way that
+        another start would not cure.
         """
         await asyncio.shield(self._work)
 
@@ -240,7 +255,7 @@ class WorkerSupervisor:
             process.terminate()
 
     def abandon(self) -> None:
-        """End every process now."""
+        """Kill every process."""
         self._cancelled = True
         for process in self._processes.values():
             process.kill()
@@ -291,6 +306,10 @@ class WorkerSupervisor:
                 return
 
     async def _examine(self, process: WorkerProcess, worker_id: int, begin: Begin, *, again: bool) -> Ending:
+        """Let a process begin once it and the algorithm are ready, and wait for its end.
+
+        again: whether the worker had a process before, whose late claims are to be released.
+        """
         if not await _first(process.prepared, unless=process.ended):
             return process.ended.result()
         if again:
@@ -306,7 +325,7 @@ class WorkerSupervisor:
 
 
 async def _first(wanted: asyncio.Future[None], *, unless: asyncio.Future[Any]) -> bool:
-    """Wait for either future, and return whether `wanted` came first."""
+    """Wait for either future, and return whether `wanted` was done first. Cancel it if not."""
     await asyncio.wait({wanted, unless}, return_when=asyncio.FIRST_COMPLETED)
     if not unless.done():
         return True
@@ -315,7 +334,10 @@ async def _first(wanted: asyncio.Future[None], *, unless: asyncio.Future[Any]) -
 
 
 def _check_worth_another(worker_id: int, ending: Ending, deaths_at_once: int, at_once_seconds: float) -> None:
-    """Raise the error if starting the process again would not cure it."""
+    """Raise RunnerDied or StoreError if another process would end in the same way.
+
+    deaths_at_once: how many times in a row the worker's process died within `at_once_seconds`.
+    """
     if ending.exit_code == GUARD_MISSING and not ending.prepared:
         raise missing_guard("use strategy='shm'")
     if ending.failure is not None and ending.failure.of_the_store:
@@ -333,7 +355,10 @@ def _check_worth_another(worker_id: int, ending: Ending, deaths_at_once: int, at
 
 
 def _end_group(pid: int) -> None:
-    """End the processes that agents started: they belong to the process group of their runner."""
+    """Kill the process group of a runner, which the processes that its agents started belong to.
+
+    pid: of the runner, and so the group's id.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if pid:
+        if pid:  # 0 would be this process's own group
             os.killpg(pid, signal.SIGKILL)

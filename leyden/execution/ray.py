@@ -1,8 +1,8 @@
 """`ray`: the algorithm here, runners as actors on a Ray cluster, wherever it has room for them.
 
-Ray starts the actors, on any node, and starts them again when they die; what became of the work is
-the supervisor's to say, as with the processes of `ipc` and `cs`. What runs in an actor: `actor.py`.
-The cluster itself: `ray_cluster.py`.
+Ray starts the actors, on any node, and starts them again when they die. The supervisor ends the
+attempts of a dead actor, as it does for the processes of `ipc` and `cs`. `actor.py` runs inside an
+actor; `ray_cluster.py` joins or starts the cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from leyden.store.base import LightningStore
 logger = logging.getLogger(__name__)
 
 _AT_ONCE_SECONDS = 10.0
-"""See `WorkerSupervisor`. Ray reports the death of an actor one or two seconds late."""
+"""An actor that worked for fewer seconds counts as dead at once (`WorkerSupervisor`). More than for
+processes, because Ray reports the death of an actor one or two seconds late."""
 _PATIENCE_SECONDS = 10.0
 """Seconds that a runner waits for its place in the cluster before a warning."""
 
@@ -36,18 +37,21 @@ _PATIENCE_SECONDS = 10.0
 class RayExecutionStrategy(SupervisedExecutionStrategy):
     """Runners as actors on a Ray cluster, which reach the store over HTTP.
 
-    n_runners, drain_seconds: see SupervisedExecutionStrategy.
-    address: of the cluster: `auto`, `host:port` or `ray://host:port`; None takes the one that this
-        process is connected to already, else that of RAY_ADDRESS, else one on this machine, which
-        is started and ended with the run.
-    num_cpus, num_gpus: what each runner occupies. Agents that mostly wait need less than a CPU.
-    resources: custom ones that each runner occupies, by name.
-    max_restarts: how often Ray starts a runner again; -1: whenever it dies. One that dies at once
-        again and again stops the run anyhow.
-    server_host: where the store is served, which must be an address of this machine that all nodes
-        reach; None takes the one on the way to the cluster.
-    server_port: None takes a free one.
-    placement_seconds: how long to wait while not one runner finds a place on the cluster, before
+    n_runners: the number of runners, and so of actors.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
+        outside, before they are cancelled.
+    address: the cluster's address: `auto`, `host:port` or `ray://host:port`. None takes the cluster
+        that this process is connected to already, else that of RAY_ADDRESS, else a new one on this
+        machine, which ends with the run.
+    num_cpus, num_gpus: how many CPUs and GPUs each runner occupies. Agents that mostly wait need
+        less than one CPU.
+    resources: custom resources of Ray that each runner occupies, by name.
+    max_restarts: how often Ray starts a runner again; -1: whenever it dies. A runner that dies at
+        once several times in a row ends the run anyhow.
+    server_host: the host on which the store is served, an address of this machine that all nodes
+        can reach; None takes the address on the route to the cluster.
+    server_port: the store server's port; None takes a free one.
+    placement_seconds: how long to wait while no runner at all finds a place on the cluster, before
         the run fails. An autoscaler may be adding nodes meanwhile.
     """
 
@@ -72,7 +76,7 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
         self._check_options()
 
     def check(self) -> None:
-        """See ExecutionStrategy.check."""
+        """Raise MissingExtra, a ConfigError, if Ray is not installed."""
         import_ray()
 
     @property
@@ -82,9 +86,9 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
 
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
-        """See SupervisedExecutionStrategy.place.
+        """Connect to the cluster, serve the store, and yield a place whose processes are actors.
 
-        Raise ConfigError if the runners have no room on a cluster that does not grow.
+        Raise ConfigError if the runners have no room on a cluster that was started for the run.
         """
         async with connected(self.address) as cluster:
             self._check_room(cluster)
@@ -99,6 +103,9 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
                 yield Place(shared, launch, imports_main=False, at_once_seconds=_AT_ONCE_SECONDS)
 
     def _check_room(self, cluster: Cluster) -> None:
+        """Raise ConfigError if not all runners fit on a cluster of ours. Warn if they do not fit on
+        another one, which may grow.
+        """
         room = room_for(self.need, cluster.nodes(), self.n_runners)
         if room == self.n_runners:
             return
@@ -137,12 +144,15 @@ class _Crew:
     def __init__(self, cluster: Cluster, strategy: RayExecutionStrategy) -> None:
         self.cluster, self.strategy = cluster, strategy
         self.placed: set[int] = set()
+        """The workers whose actors have a place in the cluster."""
         self._actors: dict[int, Any] = {}
         self._names: set[str] = set()
         """The names of processes that have worked."""
 
     def actor(self, worker_id: int, packed: bytes) -> Any:
-        """Return the handle of a worker's actor, which Ray keeps alive."""
+        """Return the handle of a worker's actor, which is created at the first call. Ray keeps it
+        alive.
+        """
         if worker_id not in self._actors:
             strategy = self.strategy
             make = self.cluster.ray.remote(Actor).options(
@@ -157,10 +167,10 @@ class _Crew:
         return self._actors[worker_id]
 
     async def fresh_process(self, actor: Any) -> None:
-        """Restart the actor until it is in a process in which no earlier runner worked.
+        """Wait until the actor runs, and restart it until its process is one in which no runner has
+        worked, because an agent may have left threads or changed modules behind.
 
-        An agent may have left threads or changed modules behind. Raise RayError if Ray no longer
-        restarts the actor.
+        Raise RayError if Ray no longer restarts the actor.
         """
         while (name := await _result_of(actor.wake.options(max_task_retries=-1).remote())) in self._names:
             with contextlib.suppress(self.died):
@@ -187,11 +197,11 @@ class RunnerActor:
         self._life.add_done_callback(self._settle)
 
     def send(self, command: RunnerCommand) -> None:
-        """Send a command. See WorkerProcess."""
+        """Send a command. An actor that has no place yet is killed by "stop"."""
         if self._worker_id in self._crew.placed:
             self._actor.obey.remote(command)
         elif command == "stop":
-            self.kill()  # it had nothing to do yet
+            self.kill()  # it has no work yet
 
     def terminate(self) -> None:
         """Cancel the worker's task, so that it reports its end. An actor that has no place yet is
@@ -203,8 +213,8 @@ class RunnerActor:
             self.kill()
 
     def kill(self) -> None:
-        """See WorkerProcess. Ray does not start it again."""
-        with contextlib.suppress(ConnectionError):  # the cluster ends what it hears no more of
+        """Kill the actor and publish its end. Ray does not start it again."""
+        with contextlib.suppress(ConnectionError):  # the cluster ends the actors of a client that is gone
             self._crew.cluster.ray.kill(self._actor)
         self._life.cancel()
         self._end("was ended", finished=True)
@@ -217,7 +227,7 @@ class RunnerActor:
             await self._find_place()
         except self._crew.died as error:
             restarts = self._crew.strategy.max_restarts
-            self._end(f"is started no more by Ray (max_restarts={restarts}): {_main_sentence(error)}", final=True)
+            self._end(f"is not restarted by Ray (max_restarts={restarts}): {_main_sentence(error)}", final=True)
             return
         except TimeoutError as error:
             self._end(str(error), final=True)
@@ -230,7 +240,11 @@ class RunnerActor:
             self._end(f"was lost: {_main_sentence(error)}")
 
     async def _find_place(self) -> None:
-        """Wait for a place in the cluster. Raise TimeoutError with a message for an `Ending`."""
+        """Wait until the actor has a place in the cluster, with a warning after some seconds.
+
+        Raise TimeoutError, with a phrase for an `Ending`, if no actor at all has a place after
+        `placement_seconds`.
+        """
         strategy, cluster = self._crew.strategy, self._crew.cluster
         finding = asyncio.ensure_future(self._crew.fresh_process(self._actor))
         try:
@@ -247,7 +261,7 @@ class RunnerActor:
 
     async def _work(self) -> RunnerMessage | None:
         running = _result_of(self._actor.run.remote())
-        with contextlib.suppress(self._crew.died):  # `running` says it too
+        with contextlib.suppress(self._crew.died):  # `running` raises it too
             if await _result_of(self._actor.wait_prepared.remote()) and not self.prepared.done():
                 self._since = time.monotonic()
                 self.prepared.set_result(None)
@@ -287,7 +301,9 @@ def _result_of(ref: Any) -> asyncio.Future[Any]:
 
 
 def _main_sentence(error: Exception) -> str:
-    """Return the sentence of Ray's message that says what happened, without the guessed causes."""
+    """Return the sentence of Ray's message that describes the event, without the causes that Ray
+    guesses.
+    """
     *before, last_line = str(error).strip().splitlines()
     if before and "never ran" in last_line:
         last_line = f"{before[-1].strip()} {last_line}"

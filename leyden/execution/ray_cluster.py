@@ -1,7 +1,7 @@
-"""A Ray cluster for the length of a run: joined, or started here and ended, with the room that
-there is on it.
+"""Join a Ray cluster for the length of a run, or start one here and end it, and tell how many
+runners fit on it.
 
-It knows Ray, and neither runners nor stores.
+This module knows Ray, and neither runners nor stores.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ _ADDRESS_VARIABLE = "RAY_ADDRESS"
 _AUTH_MODE_VARIABLE = "RAY_AUTH_MODE"
 _OBJECT_STORE_BYTES = 100 * 2**20
 """The size of a new cluster's object store, which holds the runners' payload and no data."""
-
-
 _ANSWER_SECONDS = 10.0
+"""The seconds that a cluster's server may take to accept a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,11 @@ class Cluster:
     """A cluster that this process is connected to."""
 
     ray: Any
-    """The module."""
+    """The module `ray`."""
     host: str
     """The address at which the cluster's nodes reach this machine."""
     ours: bool
-    """Whether the cluster was started for this run, on this machine, so that nothing will be added
+    """Whether the cluster was started for this run, on this machine, so that no node will be added
     to it."""
 
     def nodes(self) -> list[dict[str, float]]:
@@ -57,7 +56,7 @@ class Cluster:
     def describe(self) -> str:
         """Return the resources of the nodes as text, for an error."""
         nodes = "; ".join(in_words(node) for node in self.nodes())
-        return f"its nodes have: {nodes or 'nothing, there are none'}; free of it: {in_words(self.ray.available_resources())}"
+        return f"its nodes have: {nodes or 'nothing, there are none'}; free now: {in_words(self.ray.available_resources())}"
 
 
 def import_ray() -> Any:
@@ -100,11 +99,11 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
         return
     if address in (None, "auto"):
         address = os.environ.get(_ADDRESS_VARIABLE) or address or "local"
-    # What a cluster is started by ends with the thread that started it, and signals are the main
-    # thread's.
+    # In a thread that lives as long as the cluster, because Ray's processes end with the thread
+    # that started them; and not in the main thread, because Ray installs signal handlers there.
     thread = ThreadPoolExecutor(1, thread_name_prefix="leyden-ray")
     loop = asyncio.get_running_loop()
-    short = "/tmp" if sys.platform == "darwin" else None  # its sockets are in there, and their paths must not be long
+    short = "/tmp" if sys.platform == "darwin" else None  # holds Ray's sockets, whose paths must be short
     with tempfile.TemporaryDirectory(prefix="leyden-ray-", dir=short, ignore_cleanup_errors=True) as folder:
         auth_mode = os.environ.get(_AUTH_MODE_VARIABLE)
         connecting = loop.run_in_executor(thread, _connect, ray, address, folder)
@@ -130,7 +129,7 @@ def _set_auth_mode(ray: Any, mode: str | None) -> None:
         del os.environ[_AUTH_MODE_VARIABLE]
     else:
         os.environ[_AUTH_MODE_VARIABLE] = mode
-    with contextlib.suppress(AttributeError):  # as Ray itself does after a change
+    with contextlib.suppress(AttributeError):  # Ray itself does this after a change; the names are private
         ray._raylet.Config.initialize("")
         ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
@@ -177,10 +176,11 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
 
 
 def _disconnect(ray: Any, folder: str) -> None:
-    """Leave the cluster.
+    """Leave the cluster, and end it if this process started it (with `folder` in its command
+    lines).
 
-    A cluster that this process started ends whole, and so do its files in `folder`. Ray's own
-    helper processes are ended, too, because they would look for their node for another minute.
+    Ray's own helper processes are killed, because they would look for their node for another
+    minute.
     """
     processes = [
         each for child in psutil.Process().children() if _is_in(child, folder) for each in _with_descendants(child)
@@ -215,6 +215,7 @@ def _check_answers(address: str) -> None:
 
 @contextmanager
 def _only_errors_of(name: str) -> Generator[None]:
+    """Silence a library's log below ERROR during the block."""
     library = logging.getLogger(name)
     before = library.level
     library.setLevel(logging.ERROR)
@@ -225,7 +226,7 @@ def _only_errors_of(name: str) -> Generator[None]:
 
 
 def _host_towards(netloc: str) -> str:
-    """Return this machine's address on the route to `host:port`, without sending anything."""
+    """Return this machine's address on the route to `host:port`. No packet is sent."""
     parts = urlsplit(f"//{netloc}")
     family, _, _, _, there = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -234,5 +235,9 @@ def _host_towards(netloc: str) -> str:
 
 
 def _fit(need: Mapping[str, float], node: Mapping[str, float], wanted: int) -> int:
+    """Return how many runners with this need fit on an empty node; `wanted` if they need
+    nothing.
+    """
+    # 1e-9: 0.3 / 0.1 is a little less than 3.
     shares = [int(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount > 0]
     return min(shares, default=wanted)

@@ -1,9 +1,9 @@
 """`shm`: everything in one process.
 
-The algorithm on the caller's loop, all runners on the loop of the agents (`agent_loop.py`).
-One loop for all runners means that a client made at module level works for every one of them; a
-thread of their own means that an algorithm that computes does not stop them. `main_thread="runner"`
-turns the two round.
+The algorithm runs on the caller's loop, all runners on the agents' loop (`agent_loop.py`). The
+runners share one loop, so that a client made at module level works for every one of them. The loop
+has a thread of its own, so that an algorithm that computes does not stop the runners.
+`main_thread="runner"` exchanges the two sides.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MainThread = Literal["algorithm", "runner"]
 class SharedMemoryExecutionStrategy(ExecutionStrategy):
     """Algorithm and runners in this process.
 
-    n_runners: runners, each with its own `concurrency`.
-    main_thread: what runs on the thread and the event loop that start the run, which is the main
-        thread for a script's `fit`. `algorithm`: the algorithm; the runners share a loop in another
-        thread, the same for every run of the process. `runner`: the runners with their async
-        agents; the algorithm has a thread and a loop of its own. Sync agents have a thread each in
-        both cases (`Trainer.dev` calls them on the thread that called it).
-    managed_store: True runs a store that is not safe for threads (`capabilities["thread_safe"]`) on
-        one loop, to which other threads hand their calls. Leyden's own stores are safe and used as
-        they are. False uses any store as it is. None takes LEYDEN_MANAGED_STORE
+    n_runners: the number of runners, each with its own `concurrency`.
+    main_thread: the side that runs on the thread and the event loop that start the run, which is
+        the main thread for a script's `fit`. `algorithm`: the algorithm; the runners share a loop
+        in another thread, the same for every run of the process. `runner`: the runners with their
+        async agents; the algorithm has a thread and a loop of its own. Sync agents have a thread
+        each in both cases (`Trainer.dev` calls them on the thread that called it).
+    managed_store: True: a store that is not safe for threads (`capabilities["thread_safe"]`) runs
+        on one loop, to which other threads send their calls; a safe one, as Leyden's own are, is
+        used as it is. False: any store is used as it is. None takes LEYDEN_MANAGED_STORE
         (AGL_MANAGED_STORE), else True.
     daemon: whether the program may end while a sync agent still runs, for example after its
         timeout. False: the program waits for the agent.
@@ -74,8 +74,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
     ) -> None:
         """Run both sides in this process, until both have ended.
 
-        The runners run in a loop of their own, and the algorithm on this one; with
-        `main_thread="runner"` it is the other way round.
+        The runners run on the agents' loop in another thread, and the algorithm on this loop. With
+        `main_thread="runner"` the runners run on this loop, and the algorithm on one of its own.
         """
         stop = StopSignal()
         if self.managed_store and not store.capabilities["thread_safe"]:
@@ -98,7 +98,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         """Run all runners on this loop until they end. The first error stops the others and is
         raised.
 
-        ready: when the algorithm is ready for runners; None: from the beginning.
+        ready: runners begin when it is open; None: at once.
         """
         if ready is not None:
             await ready.wait_async()

@@ -1,8 +1,8 @@
 """The base of `ipc`, `cs` and `ray`: an algorithm in this process, and runners in watched
 processes.
 
-It packs the runners' payload and settles a dead runner's attempts. Each strategy says where the
-processes run and how they reach the store: see `runners`.
+It packs the runners' payload and ends a dead runner's attempts. Each strategy implements `place`:
+where the processes run and how they reach the store.
 """
 
 from __future__ import annotations
@@ -29,26 +29,29 @@ from leyden.utils.latch import Latch
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A way of starting the runners of a run: with which store, and how a process is launched."""
+    """What a strategy needs to start the runners of a run: the store that they open, and a function
+    that launches a process.
+    """
 
     store: Any
-    """The store that runners get: the store itself, or a server of it."""
+    """The store that runners open: the store itself, or a server of it."""
     launch: Callable[[int, bytes], WorkerProcess]
-    """Starts the process of a worker with its Payload."""
+    """Starts the process of a worker, given its id and its packed `Payload`."""
     imports_main: bool = True
     """Whether the runners can import this process's main script."""
     at_once_seconds: float = 1.0
-    """See `WorkerSupervisor`."""
+    """A process that worked for fewer seconds counts as dead at once. Several such deaths in a row
+    end the run."""
     end_family: Callable[[int], None] = lambda _: None
     """Ends the processes that a dead worker's agents left behind, if they can be found."""
 
 
 class SupervisedExecutionStrategy(ExecutionStrategy):
-    """Each runner in a process of its own, started again when it dies.
+    """Each runner in a process of its own, which is started again when it dies.
 
-    n_runners: processes.
-    drain_seconds: how long runners may finish what is under way when a run is stopped from outside,
-        before they are cancelled.
+    n_runners: the number of runners, and so of processes.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
+        outside, before they are cancelled.
     """
 
     def __init__(self, n_runners: int = 1, *, drain_seconds: float = 2.0) -> None:
@@ -58,14 +61,17 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
 
     @abstractmethod
     def place(self, store: LightningStore) -> AbstractAsyncContextManager[Place]:
-        """Prepare the runners' place and their connection to the store; undo both on leaving."""
+        """Return a context that yields the runners' place, with its connection to the store.
+        Leaving it undoes both.
+        """
 
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
     ) -> None:
-        """See ExecutionStrategy.execute.
+        """Run the algorithm here and the runners in processes. Return when both have ended.
 
-        Raise ConfigError, naming a need of the runners that no other process can be given.
+        ready: runners begin when it is open; None: at once. Raise ConfigError, which names the part
+        of the runners that cannot be sent to another process.
         """
         stop = StopSignal()
         if ready is None:
@@ -76,15 +82,16 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
             try:
                 await run_together(algorithm(store, stop), supervisor, stop, drain_seconds=self.drain_seconds)
             finally:
-                supervisor.abandon()  # of what is left when this was cancelled twice
+                supervisor.abandon()  # kills what is left if this call was cancelled twice
 
     def _supervisor(
         self, bundle: PortableRunnerBundle, store: LightningStore, place: Place, ready: Latch, stop: Latch
     ) -> WorkerSupervisor:
-        """Return the supervisor of the runners' processes at a place.
+        """Start the runners' processes, and return their supervisor.
 
-        When a process is lost, its attempts end. Which of them is to blame is known if it ran
-        alone, or if the process named the culprit. A runner that returns gives its claims back.
+        When a process dies, its attempts end. The culprit among them is known if it ran alone, or
+        if the process reported it. Before a worker's next process begins, claims that the dead one
+        left are released.
         """
         packed = pack(Payload(bundle, place.store), imports_main=place.imports_main)
 
@@ -123,11 +130,12 @@ async def serve(
     remedy: str,
     claims_from: Latch | None = None,
 ) -> AsyncGenerator[LightningStore | LightningStoreServer]:
-    """Serve the store over HTTP, with metrics; yield the store itself if processes share it
-    already.
+    """Yield a server of the store over HTTP, with metrics; or the store itself if other processes
+    can open it by its URL.
 
-    claims_from: see LightningStoreServer.
-    remedy: goes into the StoreError that is raised if the address is taken.
+    port: 0: any free one. token: the secret that clients must send; None: none.
+    claims_from: runners may claim once this is open; None: at once.
+    remedy: added to the message of the StoreError that is raised if the address is taken.
     """
     if store.capabilities["zero_copy"]:
         yield store

@@ -1,7 +1,7 @@
-"""Two sides that end together: the algorithm on this loop, and runners wherever they are.
+"""Run an algorithm on this loop beside runners elsewhere, and end both together.
 
-It knows neither threads nor processes: runners are something that can be waited for, cancelled and
-abandoned.
+This module knows neither threads nor processes: runners are an object that can be waited for,
+cancelled and abandoned (`Runners`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from leyden.execution.events import StopSignal
 from leyden.utils.latch import Latch
 
 _CANCEL_SECONDS = 1.5
-"""The seconds that cancelled runners may take to end: more than an agent that swallows its
-cancellation is given."""
+"""The seconds that cancelled runners may take to end. They must be more than the second that a
+runner gives an agent that ignores its cancellation."""
 
 
 class Runners(Protocol):
@@ -40,9 +40,12 @@ async def run_together(
 ) -> None:
     """Run the algorithm beside the runners until both have ended.
 
-    The algorithm is done: the runners finish what is under way. The runners are gone: the algorithm
-    is notified (`deserted`) and awaited. An end is requested, or this is cancelled: the runners get
-    `drain_seconds`. One side fails: the other is stopped at once, and the error is raised.
+    - When the algorithm is done, the runners finish the attempts in flight.
+    - When all runners have ended first, the algorithm is notified (`stop.deserted`) and awaited.
+    - When the algorithm requests the end of the runners, they get `drain_seconds`, and the
+      algorithm is awaited.
+    - When this call is cancelled, the runners get `drain_seconds`; then the algorithm is cancelled.
+    - When one side fails, the other is stopped at once, and the error is raised.
     """
     ended = asyncio.ensure_future(runners.wait())
     ended.add_done_callback(lambda _: stop.ended.set())
@@ -55,19 +58,21 @@ async def run_together(
             await asyncio.shield(work)
             return
         if ended.done():
-            ended.result()  # raises what ended them
+            ended.result()  # raises the runners' error, if they failed
             if not work.done():
                 stop.deserted.set()
         await asyncio.shield(work)
         stop.set()
-        await asyncio.wait({ended})  # they finish what is under way
+        await asyncio.wait({ended})  # the runners finish the attempts in flight
     except asyncio.CancelledError:
-        # The algorithm goes on meanwhile: a policy that it serves is what agents need to finish.
+        # The algorithm goes on while the runners drain, because agents may need a policy that it
+        # serves.
         await _end(runners, stop, ended, drain_seconds=drain_seconds)
         await _cancel(work)
         raise
     except BaseException:
-        await _end(runners, stop, ended, drain_seconds=0.0)  # what is under way would fail for want of a policy
+        # No time to drain: without the algorithm agents may have no policy to call, and would fail.
+        await _end(runners, stop, ended, drain_seconds=0.0)
         await _cancel(work)
         raise
     finally:
@@ -76,8 +81,8 @@ async def run_together(
 
 
 async def _end(runners: Runners, stop: Latch, ended: asyncio.Future[None], *, drain_seconds: float) -> None:
-    """Let the runners drain, then cancel them, then abandon them, so that the run ends in
-    any case.
+    """Let the runners drain, then cancel them, then abandon them, so that the run ends in any
+    case.
     """
     stop.set()
     await asyncio.wait({ended}, timeout=drain_seconds)

@@ -1,10 +1,10 @@
 """End the attempts that a dead runner left in the store.
 
-Usually one attempt ended the process. The others are interrupted, which does not count against
-`max_attempts`. While the culprit is unknown, all are interrupted, and the strategy halves the
-attempts in that runner's next process. So of 64 attempts the culprit is alone after at most six
-deaths of each runner. This module knows the store. The rollout decides whether another attempt
-follows a failed one (`RolloutConfig.retry_condition`).
+Usually one attempt, the culprit, ended the process. It fails as `runner_died`; the others end as
+`interrupted`, which does not count against `max_attempts`. While the culprit is unknown, all are
+interrupted, and the strategy halves the number of attempts in that runner's next process. Of 64
+attempts the culprit is therefore alone after at most six deaths. This module knows only the store.
+The rollout decides whether another attempt follows a failed one (`RolloutConfig.retry_condition`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ async def end_attempts(
 ) -> int:
     """End every attempt that this worker has begun and not ended.
 
-    culprit: the attempt that ended the process; None if unknown.
-    one_is_to_blame: the culprit is among the attempts that were in flight, so a single one is the
-        culprit.
+    reason: recorded with each attempt. culprit: the id of the attempt that ended the process; None
+        if unknown.
+    one_is_to_blame: whether one of the attempts in flight must have ended the process. If a single
+        one was in flight, it is then the culprit.
     Return how many attempts were interrupted because any of them may be the culprit; 0 when the
     culprit is known.
     """
@@ -36,8 +37,8 @@ async def end_attempts(
 
     async def end(rollout: AttemptedRollout) -> None:
         kind = "runner_died" if rollout.attempt.attempt_id == culprit else "interrupted"
-        # Another process may have ended the attempt meanwhile, or the store has undone the claim of
-        # a client that is gone.
+        # The store or another process may have ended the attempt meanwhile, or the store has undone
+        # the claim, because its client is gone.
         with contextlib.suppress(IllegalTransition, UnknownAttempt, UnknownRollout):
             await store.update_attempt(
                 rollout.rollout_id,

@@ -1,8 +1,8 @@
 """One attempt, from its first hook to its report: call the agent, record its steps, decide how it
 ended.
 
-Every end of the agent becomes an `Outcome`. Only a store that cannot be reached, or the end of the
-run, raises out of this module.
+Every end of the agent becomes an `Outcome`. This module raises only if the store cannot be reached
+or the run ends.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 ReasonKind = Literal[
     "exception", "timeout", "cancelled", "invalid_return", "no_reward", "no_model_call", "missing_resource", "recording"
 ]
+"""Why an attempt did not succeed. `recording`: its spans could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,11 @@ class AttemptRunner:
         return getattr(self.agent, "__qualname__", type(self.agent).__name__)
 
     async def run(self, rollout: AttemptedRollout, resources: Awaitable[NamedResources | None]) -> Outcome:
-        """Run one claimed rollout and report it. Cancelling this cancels the agent and reports
-        nothing.
+        """Run one claimed rollout, report its end to the store, and return the end. Cancelling
+        this call cancels the agent and reports nothing.
 
-        resources: awaited here, so that from its claim on a rollout belongs to an attempt that will
-            be reported.
+        resources: awaited here and not before, so that a failure to read them is reported as the
+            end of this attempt.
         """
         claimed = time.monotonic()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
@@ -174,7 +175,8 @@ class AttemptRunner:
             return _failed("missing_resource", error)
         except Exception as error:
             if await self.watch.is_cancelled(rollout.rollout_id):
-                return CANCELLED  # the gateway, which refuses its calls, has noticed first
+                # The error is a refusal of the gateway, which noticed the cancellation first.
+                return CANCELLED
             if self.runner.debugger is not None:
                 shown = (type(error), error, users_part(error.__traceback__) or error.__traceback__)
                 logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=shown)
@@ -184,6 +186,9 @@ class AttemptRunner:
         return SUCCEEDED
 
     async def _call_to_debug(self, debugger: Debugger, rollout: AttemptedRollout, resources: NamedResources) -> Any:
+        """Return the agent's result. An async agent runs here, a sync one on the debugger's
+        thread.
+        """
         if self.agent.is_async():
             return await self.agent.run_async(rollout.input, resources, rollout)
         return await debugger(lambda: self.agent.run(rollout.input, resources, rollout))
@@ -192,8 +197,8 @@ class AttemptRunner:
         """Return a failure if a successful attempt lacks the model call or reward that its rollout
         requires.
 
-        spans: those that were recorded in this process. Model calls are looked up in the store,
-        because the gateway may record them elsewhere.
+        spans: the spans recorded in this process. Model calls are looked up in the store, because
+            the gateway may record them in another process.
         """
         if outcome is not SUCCEEDED:
             return outcome
@@ -203,10 +208,10 @@ class AttemptRunner:
                 rollout.attempt.attempt_id,
                 name=semconv.MODEL_CALL,
                 sort_by="status_code",
-                sort_order="desc",  # what is no ERROR comes first
+                sort_order="desc",  # UNSET and OK sort before ERROR
                 limit=1,
             )
-            if reason := _no_answer(calls):
+            if reason := _why_unanswered(calls):
                 return Outcome("failed", "no_model_call", reason)
         if rollout.config.require_reward and find_final_reward(spans) is None:
             return Outcome(
@@ -220,12 +225,15 @@ class AttemptRunner:
             await self.store.update_attempt(
                 rollout.rollout_id, rollout.attempt.attempt_id, status=outcome.status, metadata=metadata
             )
-        except (IllegalTransition, UnknownRollout) as error:  # it is over, perhaps so long that it is forgotten
+        except (IllegalTransition, UnknownRollout) as error:  # the attempt has ended, and may be pruned already
             logger.info(
                 "attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error
             )
 
     async def _call_hooks(self, point: str, **arguments: Any) -> None:
+        """Call one method of every hook. An error is logged, because it must not fail the
+        attempt.
+        """
         for hook in self.hooks:
             try:
                 call: Callable[..., Awaitable[None]] = getattr(hook, point)
@@ -235,8 +243,9 @@ class AttemptRunner:
 
 
 def _route_model_calls(resources: NamedResources, rollout: AttemptedRollout) -> None:
-    """Give the trace the address and key of the attempt's gateway, if it has one, for model calls
-    of code that does not know Leyden.
+    """Write the address and key of the attempt's gateway, if it has one, into the current trace.
+
+    Instrumented SDKs read them there, so that the agent's code need not know Leyden.
     """
     llm = next((resource for resource in resources.values() if isinstance(resource, ProxyLLM)), None)
     trace = current_trace()
@@ -247,10 +256,11 @@ def _route_model_calls(resources: NamedResources, rollout: AttemptedRollout) -> 
 
 def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
     """Return a copy for one agent, because an agent may change its resources
-    (`llm.sampling_parameters.pop(...)`) and its siblings must not notice.
+    (`llm.sampling_parameters.pop(...)`), which other attempts must not notice.
 
-    A gateway at an address that stands for all of its machine's (0.0.0.0) is beside the store, at
-    the host where this process reaches the store.
+    A gateway that listens on all addresses (0.0.0.0) runs on the store's machine; its host becomes
+    the one under which this process reaches the store. Raise MissingResource for a model whose
+    gateway has no address yet.
     """
     copies = {name: resource.model_copy(deep=True) for name, resource in resources.items()}
     for name, resource in copies.items():
@@ -264,16 +274,16 @@ def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
     return copies
 
 
-def _no_answer(calls: PaginatedResult[Span]) -> str | None:
-    """Return why there is nothing to learn from; None if a call was answered. `calls` begins with
-    an answered one if there is any.
+def _why_unanswered(calls: PaginatedResult[Span]) -> str | None:
+    """Return why the attempt has no answered model call; None if it has one. `calls` begins with an
+    answered one if there is any.
     """
     if not calls.total:
         return "the agent never called the model through the gateway"
     if calls[0].status.status_code != "ERROR":
         return None
     why = calls[0].status.description
-    return f"not one of the agent's {calls.total} model calls was answered; {why}"
+    return f"none of the agent's {calls.total} model calls was answered; {why}"
 
 
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class AttemptRecorder(Protocol):
-    """Records an attempt's model calls without the agent's help, as the gateway does."""
+    """Record an attempt's model calls without the agent's help, as the gateway does."""
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
         """Announce that the agent is about to be called with these resources."""
@@ -33,7 +33,7 @@ class AttemptRecorder(Protocol):
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """Return when everything recorded for the attempt is in the store. Raise the error that
-        kept it from getting there.
+        prevented it.
         """
         ...
 
@@ -66,8 +66,10 @@ class Hook:
 
 
 class ParallelWorkerBase:
-    """The life cycle of an object that runs in workers: `init` once, `init_worker` in each, and the
-    reverse at the end.
+    """The life cycle of an object that runs in workers.
+
+    `init` is called once, then `init_worker` in each worker; at the end `teardown_worker` in each,
+    then `teardown` once.
     """
 
     worker_id: int | None = None
@@ -92,11 +94,11 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     concurrency: int = 1
     """The most rollouts that the runner works on at a time."""
     most_at_first: int | None = None
-    """How many rollouts `iter` may have in flight at first. Each that ends adds one. None:
-    `concurrency`.
+    """How many rollouts `iter` may have in flight at first. Each rollout that ends raises the limit
+    by one, up to `concurrency`. None: `concurrency` from the start.
 
-    An execution strategy sets it after one of several rollouts has ended the process that they
-    shared."""
+    An execution strategy sets it after a process with several rollouts has died, because one of
+    them may have killed it."""
 
     debugger: Debugger | None = None
     """How to call sync agents under a debugger. Rollouts then run one at a time without time
@@ -115,7 +117,7 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
 
     @abstractmethod
     def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
-        """Bind the store, and the name under which it knows this worker.
+        """Bind the store, and the name under which the store knows this worker.
 
         worker_name: unique among all workers of the store; by default `Worker-{worker_id}`,
             preceded by host and process if the store is shared with other processes.
@@ -124,9 +126,10 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     @abstractmethod
     async def iter(self, event: Latch | None = None) -> None:
         """Claim and run rollouts until `event` is set (or `max_rollouts` are done), then finish
-        those under way.
+        the rollouts under way.
 
-        No agent ends the loop; a store that cannot be reached does.
+        A failing agent never ends the loop. A store that cannot be reached does: its error is
+        raised.
         """
 
     @abstractmethod
@@ -137,8 +140,9 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
         mode: RolloutMode | None = None,
         event: Latch | None = None,
     ) -> Rollout:
-        """Run the agent on one task, now, and return the stored rollout. Raise what the agent
-        raised.
+        """Run the agent on one task, now, and return the stored rollout. Raise the agent's error.
+
+        resources: stored as a new version for this rollout; None: the store's latest ones.
         """
 
     def run_context(
@@ -152,9 +156,8 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     ) -> RunContext[Self]:
         """Return a block, for `with` or `async with`, in which this runner can `step` or `iter`.
 
-        It is made for scripts and tests.
-
-        worker_id: 0 by default.
+        The block calls `init` and `init_worker`, and tears both down at its end. It is made for
+        scripts and tests. worker_id: 0 by default.
         """
 
         @contextmanager
@@ -174,7 +177,7 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
 
 
 class RunContext(Generic[R]):
-    """The block of `run_context`, for `with` or `async with`, which do the same."""
+    """The block that `Runner.run_context` returns. `with` and `async with` do the same."""
 
     def __init__(self, block: AbstractContextManager[R, bool | None]) -> None:
         self._block = block

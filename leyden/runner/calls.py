@@ -1,10 +1,10 @@
-"""Call an agent so that nothing it does can hurt its siblings: not an exception of any kind, not a
-hang.
+"""Call an agent so that neither its exceptions, of any kind, nor its hanging can hurt the other
+agents of this process.
 
 An async agent runs as a task of the runner's loop and is cancelled when its time is over or its
 rollout is cancelled; one that swallows the cancellation is abandoned. A sync agent runs in a daemon
 thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks
-ends where the agent ends: it is no second runner.
+ends where the agent ends, because it must not go on as a second runner.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from leyden.utils.text import describe_error
 logger = logging.getLogger(__name__)
 
 _CANCEL_GRACE_SECONDS = 1.0
+"""The seconds that a cancelled agent may take to end, before it is abandoned."""
 _ENDS: dict[asyncio.Future[Any], float] = {}
 """The monotonic time at which the time limit of each running async agent ends."""
 AGENTS_ARE_DAEMONS: ContextVar[bool] = ContextVar("leyden_agents_are_daemons", default=True)
 """Whether sync agents run in daemon threads, so that the program can end without them."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ENDS.clear)  # none of them is in flight there
+    os.register_at_fork(after_in_child=_ENDS.clear)  # the parent's agents do not run in the child
 
 
 class AgentTimeout(Exception):
@@ -45,8 +46,8 @@ class AgentCancelled(Exception):
 
 
 class _Escaped(Exception):
-    """Carries SystemExit, KeyboardInterrupt and their like out of the agent without ending the
-    event loop.
+    """Carries a BaseException that is no Exception (SystemExit, KeyboardInterrupt) out of the
+    agent's task, because asyncio would end the event loop on it.
     """
 
     def __init__(self, original: BaseException) -> None:
@@ -55,10 +56,10 @@ class _Escaped(Exception):
 
 
 def overdue_seconds() -> float:
-    """Return how many seconds ago the time of an async agent in flight was over; 0 or less if there
-    is none. Safe from any thread.
+    """Return how many seconds ago the earliest time limit of the running async agents passed;
+    negative if none has passed. Safe from any thread.
 
-    More than a few seconds mean that the event loop does not run, so that no task can cancel the
+    More than a few seconds mean that the event loop is blocked, so that no task can cancel the
     agent.
     """
     return time.monotonic() - min(_ENDS.copy().values(), default=float("inf"))
@@ -70,11 +71,13 @@ async def call_async(
     *,
     cancelled: asyncio.Future[None] | None = None,
 ) -> Any:
-    """Return the async agent's result.
+    """Return the async agent's result. Cancelling this call cancels the agent.
 
+    timeout_seconds: then the agent is cancelled and AgentTimeout is raised; None: no limit.
     cancelled: once the caller resolves this future, the agent is cancelled and AgentCancelled is
-    raised. Raise the agent's own Exception, RuntimeError around anything else that it raised
-    (SystemExit), or AgentTimeout. Cancelling the caller cancels the agent.
+        raised.
+    Raise the agent's Exception as it is, and RuntimeError around anything else that it raised, such
+    as SystemExit.
     """
     pid = os.getpid()
 
@@ -117,6 +120,7 @@ def _why_ended(cancelled: asyncio.Future[None] | None) -> AgentCancelled | Agent
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel the agent's task. Leave it running, with a warning, if it does not end in a second."""
     task.cancel()
     await asyncio.wait({task}, timeout=_CANCEL_GRACE_SECONDS)
     if not task.done():
@@ -132,9 +136,10 @@ def _end_if_forked(pid: int, error: BaseException | None) -> None:
     """End this process if an agent of process `pid` forked it, with the exit code of a program that
     ends by this error.
     """
+    # GeneratorExit: not the agent's end, but a coroutine of the parent that the child collects.
     if os.getpid() == pid or isinstance(error, GeneratorExit):
         return
-    code = error.code if isinstance(error, SystemExit) else error and 1
+    code = error.code if isinstance(error, SystemExit) else error and 1  # None, like success, without an error
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -142,6 +147,7 @@ def _end_if_forked(pid: int, error: BaseException | None) -> None:
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Read the task's error, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
@@ -162,12 +168,14 @@ async def call_sync(
     name: str,
     cancelled: asyncio.Future[None] | None = None,
 ) -> Any:
-    """Return the sync agent's result, from a daemon thread called `name` that sees the caller's
-    context variables.
+    """Return the sync agent's result, from a thread called `name` that sees the caller's context
+    variables. Cancelling this call abandons the thread.
 
+    timeout_seconds: then the thread is abandoned and AgentTimeout is raised; None: no limit.
     cancelled: once the caller resolves this future, the thread is abandoned and AgentCancelled is
-    raised. Raise the agent's own Exception, RuntimeError around anything else that it raised
-    (SystemExit), or AgentTimeout.
+        raised.
+    Raise the agent's Exception as it is, and RuntimeError around anything else that it raised, such
+    as SystemExit or StopIteration (which a future cannot hold).
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -220,12 +228,16 @@ class QuitDebugging(Exception):
 
 
 async def call_here(agent: Callable[[], Any]) -> Any:
-    """Call the sync agent on the thread of the running loop, which waits for it."""
+    """Call the sync agent on the thread of the running loop, which it blocks. Implements
+    `Debugger`.
+    """
     return _call_beside_loop(agent)
 
 
 def _call_beside_loop(agent: Callable[[], Any]) -> Any:
-    """Call a function that may run an event loop of its own, on a thread whose loop is running."""
+    """Call a function on a thread whose event loop is running, so that it may run a loop of its own
+    (`asyncio.run`). The thread's loop is hidden meanwhile.
+    """
     loop = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     try:
@@ -235,16 +247,16 @@ def _call_beside_loop(agent: Callable[[], Any]) -> Any:
 
 
 class CallingThread:
-    """A thread that makes the calls that an event loop in another thread requests.
+    """Makes an event loop's calls of sync agents on another thread: the one that runs `serve`.
 
-    Implements Debugger.
+    Implements `Debugger`.
     """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     async def __call__(self, agent: Callable[[], Any]) -> Any:
-        """Call the sync agent on the thread that serves."""
+        """Return the result of the sync agent, called on the thread that runs `serve`."""
         loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
         context = contextvars.copy_context()
 
@@ -252,7 +264,7 @@ class CallingThread:
             try:
                 result, failure = context.run(_call_beside_loop, agent), None
             except KeyboardInterrupt:
-                raise
+                raise  # out of `serve`: Ctrl-C ends the run
             except BaseException as error:  # noqa: BLE001 -- handed to the awaiting runner
                 result, failure = None, error
             loop.call_soon_threadsafe(_settle, future, result, failure)
@@ -261,9 +273,8 @@ class CallingThread:
         return await future
 
     def serve(self) -> None:
-        """Run the requested calls in this thread until `end`.
-
-        Raise KeyboardInterrupt, also out of an agent.
+        """Run the requested calls in this thread until `end` is called. Raise KeyboardInterrupt,
+        also if it was raised inside an agent.
         """
         while (call := self._calls.get()) is not None:
             call()
@@ -283,9 +294,10 @@ def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | N
 
 
 async def call_to_debug(agent: Callable[[], Awaitable[Any]]) -> Any:
-    """Call the agent without a time limit and return its result.
+    """Return the agent's result, without a time limit.
 
-    Raise its error as an Exception, or QuitDebugging to end the run.
+    Raise the agent's Exception as it is, RuntimeError around anything else, and QuitDebugging after
+    Ctrl-C or the debugger's "quit". A cancellation of the caller is raised as it is.
     """
     try:
         return await agent()

@@ -1,8 +1,9 @@
 """Notice that a rollout was cancelled in the store while its agent runs in this process.
 
-One wait stands for all agents of a runner. It is woken by the store, and begun again at most every
-0.4 seconds, so its cost grows neither with the history nor with the rate of rollouts. The package's
-`attempt.py` ends the agent. To end agents for another reason, resolve their future here.
+One query that waits at the store serves all agents of a runner. It returns when a rollout finishes,
+and is sent again at most every 0.4 seconds, so its cost grows neither with the store's history nor
+with the rate of rollouts. `leyden.runner.attempt` ends the agent. To end agents for another reason,
+resolve their future here.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ _REST_SECONDS = 0.4
 _AGAIN_SECONDS = 30.0
 """The longest wait for a notification of the store, in seconds."""
 _AWAY_SECONDS = 2.0
-"""Seconds between two tries while the store cannot be reached. The runner's heartbeat reports that.
+"""Seconds between two tries while the store cannot be reached. Its absence is only logged at DEBUG
+here, because the runner's heartbeat raises the error.
 """
 
 
 class CancelWatch:
-    """The agents of one runner that a cancellation would end."""
+    """Watches the store for cancellations of the rollouts that one runner works on."""
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
@@ -38,7 +40,7 @@ class CancelWatch:
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
-        """Resolve futures until the block ends."""
+        """Watch the store during the block, and resolve the futures of cancelled rollouts."""
         task = asyncio.create_task(self._run())
         try:
             yield

@@ -1,8 +1,8 @@
 """`Judge`: a hook that rewards an attempt by its record, for agents that cannot tell how well they
 did.
 
-It knows spans and a function of the user's, which may call a reward model; not the reader of the
-reward.
+It knows spans and a function of the user's, which may call a reward model. It does not know the
+algorithm that reads the reward.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Score = float | Mapping[str, float] | None
 class Judge(Hook):
     """Emit a reward when the agent has returned, before the attempt is checked for one.
 
-    An algorithm reads the last reward of an attempt, so the judge's counts and the agent's own, if
-    it gave one, stays on record. A judge that raises is logged; an attempt without a reward of its
-    own then fails with the reason `no_reward`, because it has none. A failed agent is judged too,
-    and its reward is not used.
+    An algorithm reads the last reward of an attempt. The judge's reward therefore counts, and a
+    reward of the agent stays on record. An error of the judge is logged; an attempt whose agent
+    gave no reward either then fails with the reason `no_reward` if its rollout requires one. A
+    failed attempt is judged too, and its reward is not used.
 
-    score: a function of the task and of what was recorded so far, by sequence id: the agent's spans
-        and the model calls that the gateway recorded. It may be a coroutine function, which does
-        not hold up other rollouts.
+    score: a function of the task and of the spans recorded so far, ordered by sequence id: the
+        agent's own and the gateway's model calls. A coroutine function does not hold up other
+        rollouts.
     """
 
     def __init__(self, score: Callable[[Any, Sequence[Span]], Score | Awaitable[Score]]) -> None:
@@ -44,14 +44,14 @@ class Judge(Hook):
     async def on_trace_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
-        """Score the attempt, and emit the reward."""
+        """Score the attempt, and emit the reward. Raise ConfigError for another kind of runner."""
         if not isinstance(runner, LitAgentRunner):
             raise ConfigError(
-                f"a Judge needs a LitAgentRunner, which knows what was recorded; got {type(runner).__name__}"
+                f"a Judge needs a LitAgentRunner, which can read the recorded spans; got {type(runner).__name__}"
             )
         found = self._score(rollout.input, await runner.recorded_spans(rollout))
         score = await found if inspect.isawaitable(found) else found
         if isinstance(score, Mapping):
-            emit_reward(score, primary_key=next(iter(score), None))
+            emit_reward(score, primary_key=next(iter(score), None))  # emit_reward refuses an empty mapping
         elif score is not None:
             emit_reward(score)

@@ -1,8 +1,8 @@
 """`LitAgentRunner`: hundreds of rollouts in flight on one event loop.
 
-Claims are made in batches as slots become free and wait for work by event. Each claim's resources
-are read once and pinned for its attempt. An agent whose rollout is cancelled in the store is ended
-within a second.
+The runner claims as many rollouts as it has free slots. A claim waits at the store for work, so an
+idle runner does not poll. The resources of a claimed rollout are read once, for the whole attempt.
+An agent whose rollout is cancelled in the store is ended within a second.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLAIM_WAIT_SECONDS = 30.0
+"""The longest wait of one claim for work, in seconds."""
 _FAREWELL_SECONDS = 1.0
+"""The seconds that the last heartbeat may take. Its loss costs only a needless alert."""
 
 
 class LitAgentRunner(Runner[T]):
     """Runs a LitAgent on the rollouts of the queue.
 
-    tracer: records the agent's steps; OtelTracer when None.
-    concurrency: rollouts in flight at a time.
-    max_rollouts: end after this many; None: no limit.
+    tracer: records the agent's steps; None: an OtelTracer.
+    concurrency: the most rollouts in flight at a time.
+    max_rollouts: `iter` ends after this many rollouts; None: no limit.
     heartbeat_interval: seconds between two reports of this worker's state to the store. The reply
-        says whether the worker was asked to pause (`LightningStore.pause_worker`): then it finishes
-        its rollouts, and claims no more until the pause ends.
+        says whether the worker shall pause (`LightningStore.pause_worker`): then it finishes its
+        rollouts, and claims no more until the pause ends.
     """
 
     def __init__(
@@ -80,7 +82,12 @@ class LitAgentRunner(Runner[T]):
         self.tracer.init()
 
     def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
-        """See Runner.init_worker."""
+        """Bind the store and the worker's name, and prepare the tracer.
+
+        worker_name: by default `Worker-{worker_id}`, preceded by host and process id if the store
+            is shared with other processes. If the agent uses OpenAI's SDK, import it now, so that
+            the first rollout does not wait a second for it.
+        """
         self.worker_id, self._store = worker_id, store
         shared = f"{socket.gethostname()}-{os.getpid()}-" if store.capabilities["zero_copy"] else ""
         self.worker_name = worker_name or f"{shared}Worker-{worker_id}"
@@ -99,9 +106,10 @@ class LitAgentRunner(Runner[T]):
         self._agent = None
 
     async def recorded_spans(self, rollout: AttemptedRollout) -> list[Span]:
-        """Return the spans recorded so far of an attempt under way, by sequence id.
+        """Return the spans recorded so far of an attempt under way, ordered by sequence id.
 
-        These are the spans of the open trace, and the model calls that the gateway has recorded.
+        These are the spans of the calling task's open trace, and the model calls that the gateway
+        has recorded. Wait until the gateway's are in the store.
         """
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         for recorder in self._recorders:
@@ -144,8 +152,8 @@ class LitAgentRunner(Runner[T]):
     async def _claim_unless_paused(
         self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore, pause: _Pause
     ) -> None:
-        """Claim until cancelled or until `max_rollouts` are claimed. A pause ends a claim that
-        waits, as the end of the run does.
+        """Claim until cancelled or until `max_rollouts` are claimed. A pause cancels a claim that
+        is waiting, as the end of the run does.
         """
         while True:
             await pause.over.wait()
@@ -260,9 +268,9 @@ async def _read_resources(
 
 
 class _Read:
-    """The resources of all attempts of a claim, read together.
+    """Awaitable resources of one attempt, which are ready when those of the whole claim are.
 
-    The attempts then begin in the order of the claim.
+    The attempts of a claim therefore begin in the order of the claim.
     """
 
     def __init__(self, own: asyncio.Future[NamedResources | None], all_read: asyncio.Future[Any]) -> None:
@@ -274,7 +282,7 @@ class _Read:
 
 
 class _Pause:
-    """Whether claiming is paused, as two events to wait for: the pause has begun, it is over."""
+    """Whether claiming is paused, as two events to wait for: `begun` and `over`."""
 
     def __init__(self) -> None:
         self.begun, self.over = asyncio.Event(), asyncio.Event()
@@ -282,16 +290,16 @@ class _Pause:
 
     def set(self, paused: bool) -> bool:
         """Begin or end the pause. Return False if nothing changed."""
-        here, there = (self.begun, self.over) if paused else (self.over, self.begun)
-        changed = not here.is_set()
-        there.clear()
-        here.set()
+        now, before = (self.begun, self.over) if paused else (self.over, self.begun)
+        changed = not now.is_set()
+        before.clear()
+        now.set()
         return changed
 
 
 class _RunningSet:
-    """The attempts in flight: how many more fit, when all are done, the first that failed to
-    report, and how the others ended.
+    """The attempts in flight, the counts of those that ended, and the first error that kept an
+    attempt from being reported.
     """
 
     def __init__(self, watchdog: LagWatchdog) -> None:
@@ -341,7 +349,7 @@ class _RunningSet:
         error.
         """
         self.tasks.discard(task)
-        self._changed.set()  # a waiter looks in a later turn of the loop, after the count
+        self._changed.set()  # the waiter runs in a later turn of the loop, after the count
         if task.cancelled():
             return
         if (error := task.exception()) is None:
@@ -362,7 +370,9 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _calls_openai(agent: object) -> bool:
-    """Return whether the agent's own code has `llm.openai()` or the package's name in it."""
+    """Return whether the agent's own function uses a name of OpenAI's SDK: `openai`, as in
+    `llm.openai()` and `import openai`, or `openai_sync`.
+    """
     functions = (
         getattr(agent, "__wrapped__", None),
         getattr(agent, "rollout", None),

@@ -1,4 +1,5 @@
-"""Tell why an event loop stands still: its thread runs a step, imports a module, or gets no CPU.
+"""Decide why an event loop stands still: its thread runs one step (a callback, or a task up to its
+next `await`), imports a module, gets no CPU, or waits for Python's lock.
 
 Pure apart from the clocks: `ThreadTimes` reads them, `reason` decides. It knows neither attempts
 nor stores.
@@ -27,7 +28,9 @@ _SHORTAGE_SECONDS = 2.0
 _WAKES_PER_SECOND = 25
 """A thread that wakes more often, and uses little CPU, waits for Python's lock."""
 _SHOWN_FRAMES = 20
+"""The number of frames in a logged stack."""
 _IMPORTLIB = "<frozen importlib"
+"""The beginning of the file name of Python's import machinery."""
 
 reports = Throttle()
 """Limits this process to one line a minute for each kind of stall."""
@@ -65,11 +68,11 @@ class Position:
 
     frames: Sequence[traceback.FrameSummary]
     imports: str | None
-    """The module that is being imported; the outermost one of several."""
+    """The module that is being imported, the outermost one of several; None outside an import."""
 
     @classmethod
     def of(cls, frames: Sequence[FrameType]) -> Position:
-        """Read it from a thread's frames."""
+        """Return the position of a thread, given its frames, the innermost last."""
         summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
         importing = (frame for frame in frames if frame.f_code.co_filename.startswith(_IMPORTLIB))
         names = (frame.f_locals.get("name") for frame in importing if frame.f_code.co_name == "_find_and_load")
@@ -82,10 +85,12 @@ class Position:
 
 
 def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
-    """Return why an event loop is still in the callback in which it was found before: then and now.
+    """Return why an event loop is at `now` still in the step in which it was at `then`.
 
     Time in the queue for a core does not count. A thread that waits for Python's lock uses no CPU,
-    like a sleeping one; but other threads do, and it wakes every 5 ms to ask for the lock.
+    like a sleeping one. It differs in two ways: other threads of the process use CPU, and it wakes
+    every 5 ms to request the lock. "no_lock" therefore means that this thread used less than half
+    of the time, that the others used at least half, and that it woke often.
     """
     if importing:
         return "importing"
@@ -97,7 +102,9 @@ def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
 
 
 def place(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return the user's innermost line, as `file:line in function`; without one, the innermost."""
+    """Return the innermost line of user code as `file:line in function`, with a path relative to
+    the working directory; without user code, the innermost line.
+    """
     theirs = (frame for frame in reversed(frames) if is_users_file(frame.filename))
     frame = next(theirs, frames[-1])
     path = Path(frame.filename)
@@ -106,8 +113,10 @@ def place(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def is_worth_a_warning(why: Reason, seconds: float) -> bool:
-    """Return whether to report a stall that has lasted for `seconds`. Imports are never reported,
-    other stalls rarely.
+    """Return whether to warn of a stall that has lasted for `seconds`. Count the warning if so.
+
+    Imports give none, and a shortage of CPU or of the lock only after 2 seconds. Each kind gives at
+    most one a minute, a shortage of CPU one a minute for all processes of this machine.
     """
     if why == "importing" or (why != "blocked" and seconds < _SHORTAGE_SECONDS):
         return False

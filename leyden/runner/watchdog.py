@@ -8,8 +8,8 @@ it does not, the thread
 
 - logs the reason (`stall.py`): one line with the agent and its place in the code, at most once a
   minute; the stack at DEBUG. Imports and a shortage of CPU are no agent's fault.
-- reports other attempts as interrupted (`Attempt.interrupted`) before the store ends them. They are
-  queued again, which does not count.
+- reports other attempts as interrupted (`Attempt.interrupted`) before the store ends them. Their
+  rollouts are queued again, and the attempt does not count against `max_attempts`.
 - withdraws claims that wait at a server, so that other runners get what is in the queue.
 
 It knows attempts and their store, not what an agent is. It cannot stop an agent that blocks,
@@ -44,13 +44,15 @@ logger = logging.getLogger(__name__)
 _REST_SECONDS = 0.25
 """Seconds between two checks of a loop that answers."""
 _LOOK_SECONDS = 0.25
-"""Between two looks at one that does not; who is seen at the same step twice blocks it."""
+"""Seconds to wait for an answer, and between two checks of a loop that has not answered. A step
+that two checks in a row find running blocks the loop."""
 _MARGIN_SECONDS = 0.5
 """An attempt is interrupted this long before its time is over, because the store's clock began
 earlier and a report takes a while."""
 _TELL_SECONDS = 5.0
+"""The seconds that a report to a store may take."""
 _LOOP_FRAMES = {"Handle._run", "BaseEventLoop._run_once", "BaseEventLoop.run_forever"}
-"""Frames of asyncio. A function that they call is a step."""
+"""Functions of asyncio. A function that one of them calls is a step."""
 _SHORTAGES: dict[Reason, str] = {
     "no_cpu": "this machine is short of CPU",
     "no_lock": "other threads of this process use up its CPU time",
@@ -99,8 +101,8 @@ class InFlight:
         return self.store.update_attempt(self.rollout.rollout_id, self.rollout.attempt.attempt_id, **changes)
 
     def interrupt(self, reason: str) -> Coroutine[Any, Any, Any]:
-        """Return the call that reports an end through no fault of the attempt's own, which does not
-        count.
+        """Mark the attempt as interrupted, and return the call that reports this end to the store,
+        which does not count against the rollout's attempts.
         """
         self.interrupted = True
         return self.report(status="failed", metadata={"reason_kind": "interrupted", "reason": reason})
@@ -125,7 +127,9 @@ class _WaitingClaim:
     withdrawn: bool = False
 
     def withdraw(self) -> bool:
-        """Make the claim return nothing from now on. Return False if it is over already."""
+        """Mark the claim as withdrawn, so that it returns nothing. Return False if it is over
+        already. Safe from any thread.
+        """
         with self.lock:
             self.withdrawn = not self.over
             return self.withdrawn
@@ -137,7 +141,7 @@ class _WaitingClaim:
             return self.withdrawn
 
     def cancel(self) -> None:
-        """Cancel the task that waits for the claim. It runs in the event loop."""
+        """Cancel the task that waits for the claim. Call it in the event loop's thread."""
         if not self.over and self.task is not None:
             self.task.cancel()
 
@@ -160,13 +164,16 @@ class _Stall:
     seconds: float = 0.0
     """Seconds since the check that the loop has not answered."""
     noted: bool = False
+    """Whether the attempt's record says that its agent blocks the loop."""
     warned: bool = False
-    told: str = ""
-    """The reason that was reported for the stall, repeated in the line that reports its end."""
+    description: str = ""
+    """The reason of the stall, in words, for the line that reports its end."""
 
     @property
-    def is_its_owners(self) -> bool:
-        """Whether the agent blocks the loop; a shortage of CPU is no agent's fault."""
+    def is_agents_fault(self) -> bool:
+        """Whether the step's agent blocks the loop. A shortage of CPU or of Python's lock is no
+        agent's fault.
+        """
         return self.why not in _SHORTAGES
 
     @property
@@ -176,15 +183,15 @@ class _Stall:
 
     @property
     def interruption(self) -> str:
-        """The beginning of the reason why siblings are interrupted."""
-        if self.is_its_owners:
+        """The beginning of the reason for which other attempts are interrupted."""
+        if self.is_agents_fault:
             return f"{self.owner or 'something'} has blocked the event loop"
         return f"{_SHORTAGES[self.why]}: the event loop has waited"
 
 
 class LagWatchdog:
     """A thread that watches one event loop while runners work on it. All runners of a loop share
-    it: `beside_this_loop`.
+    one watchdog, which `beside_this_loop` yields.
     """
 
     _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LagWatchdog]] = weakref.WeakKeyDictionary()
@@ -214,8 +221,9 @@ class LagWatchdog:
     @classmethod
     @contextlib.contextmanager
     def beside_this_loop(cls, *, looks: bool = True) -> Generator[LagWatchdog]:
-        """Yield the running loop's watchdog, which ends with its last user. looks: whether a new
-        one watches.
+        """Yield the running loop's watchdog. The first caller starts it, and it ends with its last.
+
+        looks: whether a new watchdog watches the loop; False under a debugger.
         """
         loop = asyncio.get_running_loop()
         watchdog = cls._by_loop.get(loop)
@@ -245,8 +253,10 @@ class LagWatchdog:
         return task
 
     async def claim(self, store: LightningStore, **options: Any) -> Sequence[AttemptedRollout]:
-        """Claim as `store.dequeue_many_rollouts` does. Return nothing if the loop was blocked
-        meanwhile, because other runners had the claim's turn.
+        """Claim rollouts by `store.dequeue_many_rollouts`, with its options.
+
+        Return nothing if the loop was blocked meanwhile, because the claim was then withdrawn for
+        the benefit of other runners.
         """
         claim = _WaitingClaim(store, asyncio.current_task())
         self._claims.add(claim)
@@ -254,6 +264,7 @@ class LagWatchdog:
         try:
             claimed = await store.dequeue_many_rollouts(claim_id=claim.claim_id, **options)
         except asyncio.CancelledError:
+            # `_WaitingClaim.cancel` counts as one cancellation; any more come from elsewhere.
             if claim.task is None or not claim.withdrawn or claim.task.uncancel():
                 raise
         finally:
@@ -265,8 +276,10 @@ class LagWatchdog:
 
     @classmethod
     def interrupt_siblings(cls, reason: str) -> None:
-        """Report all attempts except the named agents' as interrupted, because this process is
-        about to end. Safe from any thread.
+        """Report all attempts of this process as interrupted, because it is about to end, except
+        those whose agents block their loop. A loop that no agent blocks is left alone.
+
+        Safe from any thread; returns when the stores have the reports, or after 5 seconds.
         """
         for watchdog in [*cls._by_loop.values()]:
             if culprits := watchdog._culprits.copy():
@@ -275,7 +288,7 @@ class LagWatchdog:
 
     def _forget(self, in_flight: InFlight) -> None:
         self._in_flight.discard(in_flight)
-        in_flight.task = None  # by which `_owners` would keep its own key for ever
+        in_flight.task = None  # else the value in `_owners` would keep its own weak key alive for ever
         if not self._in_flight and not self._closing.is_set():
             self._wanted.clear()
 
@@ -303,10 +316,11 @@ class LagWatchdog:
     # ---- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Ask the event loop for a sign of life, again and again, and examine it when none comes in
-        time.
+        """Schedule a callback in the event loop, again and again, and examine the loop when the
+        callback does not run in time.
 
-        Runs in a thread, until `close` or the end of the loop.
+        Runs in the watchdog's thread, until `_close` or the end of the loop. Rests while no attempt
+        is in flight.
         """
         while True:
             self._wanted.wait()
@@ -323,10 +337,14 @@ class LagWatchdog:
                 self._see_through(answered, asked)
 
     def _see_through(self, answered: threading.Event, asked: ThreadTimes) -> None:
-        """Log why the loop does not respond, and protect the other attempts, until it responds."""
+        """Log why the loop does not respond, and protect the other attempts, until it responds.
+
+        answered: set by the loop when it responds. asked: the clocks when the response was
+            requested.
+        """
         stalls = dict[Any, _Stall]()
         first = self._step()
-        since = asked  # it has answered nothing from then on, whatever it was at
+        since = asked  # for the first step found: the loop has not responded since then
         while not answered.wait(_LOOK_SECONDS):
             step = self._step()
             if step is None or first is None or step.what is not first.what:
@@ -341,13 +359,13 @@ class LagWatchdog:
                 stall.why = reason(since, step.times, importing=step.position.imports is not None)
                 stall.seconds = step.times.wall - asked.wall
                 self._report(stall, step)
-                self._culprits |= {stall.owner} if stall.is_its_owners and stall.owner else set()
-                self._save(stall, {each.owner for each in stalls.values() if each.is_its_owners})
+                self._culprits |= {stall.owner} if stall.is_agents_fault and stall.owner else set()
+                self._save(stall, {each.owner for each in stalls.values() if each.is_agents_fault})
             except Exception:  # an error would end this thread without a report; the next look may succeed
                 logger.exception("the lag watchdog failed at a look")
         self._culprits.clear()
         for stall in stalls.values():
-            logger.debug("the event loop goes on after %.1f s; %s", time.monotonic() - asked.wall, stall.told)
+            logger.debug("the event loop goes on after %.1f s; %s", time.monotonic() - asked.wall, stall.description)
 
     def _step(self) -> _LoopStep | None:
         """Return the step that the loop is running; None if it waits for events."""
@@ -357,25 +375,25 @@ class LagWatchdog:
             frames.insert(0, frame)
             frame = frame.f_back
         if not frames or frames[0].f_globals.get("__name__") == "selectors":
-            return None
+            return None  # it is in `select`, where it waits for events
         what = asyncio.current_task(self._loop) or frames[0]
         return _LoopStep(what, Position.of(frames), ThreadTimes.of(self._native_id))
 
     def _report(self, stall: _Stall, step: _LoopStep) -> None:
-        """Log the stall, and note in the attempt's record that its agent blocks the loop. Once for
-        each reason.
+        """Log the stall, and note in the attempt's record that its agent blocks the loop. Both
+        happen once for each stall.
         """
         if stall.why == "importing":
-            stall.told = f"importing {step.position.imports} took {stall.seconds:.1f} s"
+            stall.description = f"importing {step.position.imports} took {stall.seconds:.1f} s"
         elif stall.why == "blocked" and not stall.noted:
             stall.noted = True
-            stall.told = f"{stall.culprit} blocked it at {place(step.position.frames)}"
+            stall.description = f"{stall.culprit} blocked it at {place(step.position.frames)}"
             logger.debug("%s blocks the event loop, at:\n%s", stall.culprit, step.position.stack)
             if stall.owner is not None:
                 blocked = {"seconds": round(stall.seconds, 1), "stack": step.position.stack}
                 _tell([stall.owner.report(metadata={"blocked_event_loop": blocked})])
         elif stall.why in _SHORTAGES:
-            stall.told = _SHORTAGES[stall.why]
+            stall.description = _SHORTAGES[stall.why]
         if not stall.warned and is_worth_a_warning(stall.why, stall.seconds):
             stall.warned = True
             self._warn(stall, step)
@@ -384,7 +402,7 @@ class LagWatchdog:
         """Log a stall once: the agent's line that blocks the loop, or the resource that the loop
         lacks.
         """
-        waiting = len(self._in_flight - ({stall.owner} if stall.is_its_owners else set()))
+        waiting = len(self._in_flight - ({stall.owner} if stall.is_agents_fault else set()))
         if stall.why == "blocked":
             logger.warning(
                 "%s blocks the event loop at %s, for %.1f s now; %d other rollouts wait for it. Let it `await`, call what "
@@ -404,20 +422,24 @@ class LagWatchdog:
             )
 
     def _withdraw_claims(self) -> None:
+        """Give back the claims that wait at a server, so that other runners get the rollouts."""
         claims = [claim for claim in self._claims.copy() if claim.withdraw()]
         _tell([claim.store.undo_claim(claim.claim_id) for claim in claims])
         for claim in claims:
             self._loop.call_soon_threadsafe(claim.cancel)
 
     def _save(self, stall: _Stall, culprits: set[InFlight | None]) -> None:
-        """Interrupt attempts whose time is about to run out, and send heartbeats for the others."""
+        """Interrupt attempts whose time is about to run out, and send heartbeats for the others.
+
+        culprits: the attempts whose agents block the loop, which get neither.
+        """
         now, seconds = time.monotonic(), stall.seconds
         siblings = [each for each in self._in_flight.copy() - culprits if not each.interrupted]
         why = f"{stall.interruption} for {seconds:.1f} s, and this attempt's time ran out"
         reports: list[Coroutine[Any, Any, Any]] = []
         for each in siblings:
             if each.can_fall_silent and (each.heard is None or each.heard < now - seconds):
-                each.heard = now
+                each.heard = now  # the report is in the store's time, which may differ from ours: start plus elapsed
                 reports.append(each.report(last_heartbeat_time=each.rollout.attempt.start_time + now - each.claimed))
             elif now >= each.time_is_over - _MARGIN_SECONDS:
                 reports.append(each.interrupt(why))
@@ -440,7 +462,7 @@ def _tell(news: Sequence[Coroutine[Any, Any, Any]]) -> None:
         except (IllegalTransition, UnknownRollout, UnknownAttempt):
             pass  # it is over already
         except (LeydenError, TimeoutError) as error:
-            logger.warning("the store was not told what an agent does to the event loop: %s", error)
+            logger.warning("a report on a blocked event loop did not reach the store: %s", error)
 
     async def tell_all() -> None:
         await asyncio.gather(*(tell(call) for call in news))

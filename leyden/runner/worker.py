@@ -1,8 +1,8 @@
 """`WorkerBundle`: the parts of a worker, as one object that threads share and that can be sent to
 another process.
 
-It knows a runner and the objects to bind it to. An execution strategy decides where it runs, and on
-which store.
+It knows a runner and what the runner is bound to. An execution strategy decides where the workers
+run, and on which store.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from leyden.utils.latch import Latch
 
 @dataclass(frozen=True, slots=True)
 class WorkerBundle:
-    """Runs an agent on a runner. In each process call `init`, the bundle once for each worker, then
-    `teardown`."""
+    """Run an agent on a runner. In each process call `init`, then the bundle itself once for each
+    worker, then `teardown`."""
 
     agent: LitAgent[Any]
     hooks: Sequence[Hook]
     recorders: Sequence[AttemptRecorder]
     runner: Runner[Any]
     worker_names: Sequence[str]
-    """Under which the store knows the workers, by worker id."""
+    """The names under which the store knows the workers, by worker id."""
 
     def init(self) -> None:
         """Bind the agent, the hooks and the recorders to the runner."""
@@ -42,7 +42,10 @@ class WorkerBundle:
     async def __call__(
         self, store: LightningStore, worker_id: int, event: Latch, *, at_most: int | None = None
     ) -> None:
-        """Run one worker: a copy of the runner, set up, run until the event, then torn down."""
+        """Run one worker: set up a copy of the runner, run it until the event is set, tear it down.
+
+        at_most: how many rollouts the worker may have in flight at first (`Runner.most_at_first`).
+        """
         runner = copy.copy(self.runner)
         runner.most_at_first = at_most
         runner.init_worker(worker_id, store, worker_name=self.worker_names[worker_id])

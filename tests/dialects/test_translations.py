@@ -454,6 +454,11 @@ def test_unknown_fields_survive_at_their_own_level() -> None:
     assert MESSAGES.request_from_chat(chat) == {**request, "top_k": 3, "system": [cached]}
 
 
+def test_a_user_message_without_parts_is_translated_like_any_other() -> None:
+    messages = [{"role": "user", "content": []}, {"role": "user", "content": "go on"}]
+    assert MESSAGES.request_from_chat({"model": "m", "messages": messages})["messages"] == messages
+
+
 def test_thinking_between_texts_stays_where_it_was() -> None:
     blocks = [
         {"type": "thinking", "thinking": "one", "signature": "s1"},

@@ -150,7 +150,7 @@ async def test_an_agent_that_ends_its_process_again_and_again_stops_the_run(clus
 
 async def test_a_runner_is_started_so_often_as_its_option_says(cluster: Any) -> None:
     strategy = RayExecutionStrategy(address=cluster.address, max_restarts=1)
-    with pytest.raises(RunnerDied, match=r"is started no more by Ray \(max_restarts=1\)"):
+    with pytest.raises(RunnerDied, match=r"is not restarted by Ray \(max_restarts=1\)"):
         await fit(agents.die, strategy, concurrency=1)
 
 

@@ -1,4 +1,4 @@
-"""Answers of Anthropic's messages API to chat and back.
+"""Translate answers of Anthropic's messages API to chat and back.
 
 The id of an answer stays the same in every dialect, so that the agent's own spans find the record.
 """
@@ -30,8 +30,10 @@ _STOP_REASONS = {
 
 
 def answer_from_chat(answer: Json, request: Json) -> Json:
-    """Convert a chat answer to a message. Raise Untranslatable. Unknown fields are kept at the top
-    level.
+    """Return a chat answer as a message of Anthropic's API. Unknown fields are kept at the top
+    level. Raise Untranslatable unless the answer has one choice.
+
+    request: the client's request, which this API's answers do not repeat.
     """
     choice = the_choice(answer)
     message = an_object(choice.get("message"), "choices[0].message")
@@ -66,13 +68,15 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
 
 
 def stop_of(choice: Json, *, calls: bool) -> tuple[str | None, str | None]:
-    """Return (stop_reason, stop_sequence) of a chat choice. vLLM puts the string that stopped it in
-    `stop_reason`.
+    """Return (stop_reason, stop_sequence) of a chat choice.
+
+    calls: whether the choice has tool calls. vLLM's field `stop_reason` holds the stop string that
+    ended the choice.
     """
     reason = choice.get("finish_reason")
     if reason is None:
         return None, None
-    if reason == "stop" and calls:  # servers say so when the call was the one that the request named
+    if reason == "stop" and calls:  # servers report "stop" if the request forced this tool call
         return "tool_use", None
     if reason == "stop" and isinstance(sequence := choice.get("stop_reason"), str):
         return "stop_sequence", sequence
@@ -80,8 +84,8 @@ def stop_of(choice: Json, *, calls: bool) -> tuple[str | None, str | None]:
 
 
 def usage_of(usage: Any) -> Json:
-    """Convert chat's usage to Anthropic's, which counts tokens read from and written to the cache
-    apart.
+    """Return chat's usage in Anthropic's form, where `input_tokens` does not include the tokens
+    that were read from the cache or written to it.
     """
     counted = an_object(usage or {}, "usage")
     prompt = an_object(counted.get("prompt_tokens_details") or {}, "usage")
@@ -116,7 +120,7 @@ def answer_to_chat(message: Json) -> Json:
                 function = {"name": block.get("name"), "arguments": arguments}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case kind:
-                raise Untranslatable(f"content[{index}].type", f"is {shown(kind)}, which chat cannot say")
+                raise Untranslatable(f"content[{index}].type", f"is {shown(kind)}, which chat cannot express")
     with_thinking(found, thinking)
     if texts:
         found["content"] = "".join(texts)
@@ -140,12 +144,14 @@ def answer_to_chat(message: Json) -> Json:
 
 
 def finish_reason(stop_reason: Any) -> Any:
-    """Return chat's finish reason for a stop reason; one without a counterpart unchanged."""
+    """Return chat's finish reason for a stop reason; an unknown one is returned as it is."""
     return _FINISH_REASONS.get(stop_reason, stop_reason)
 
 
 def chat_usage(usage: Any) -> Json:
-    """Convert Anthropic's usage to chat's."""
+    """Return Anthropic's usage in chat's form, where `prompt_tokens` includes the cache's
+    tokens.
+    """
     counted = an_object(usage or {}, "usage")
     read, written = counted.get("cache_read_input_tokens") or 0, counted.get("cache_creation_input_tokens") or 0
     n_prompt = (counted.get("input_tokens") or 0) + read + written

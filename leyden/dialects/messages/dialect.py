@@ -39,12 +39,14 @@ _FIELD_TYPES: FieldTypes = {
 
 
 def anthropic_error(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """Return Anthropic's error object as JSON. It has no code and no parameter."""
+    """Return Anthropic's error object as JSON. `code` and `param` are ignored, because the object
+    has no such fields.
+    """
     return dump(_error(status, message))
 
 
 def anthropic_error_event(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """Return Anthropic's `error` event."""
+    """Return Anthropic's `error` event. `code` and `param` are ignored."""
     return named_event(_error(status, message))
 
 

@@ -1,10 +1,11 @@
-"""Requests of Anthropic's messages API to chat and back.
+"""Translate requests of Anthropic's messages API to chat and back.
 
-A field without a counterpart raises `Untranslatable`; unknown fields stay as they are, at their
+A field without a counterpart raises `Untranslatable`. Unknown fields stay as they are, at their
 level.
 
-In chat, reasoning is `reasoning_content` (and `reasoning`, vLLM's name for it). `thinking_blocks`
-holds the blocks themselves if they are more than their text: signed, redacted or several.
+A chat message has its reasoning in `reasoning_content` (and in `reasoning`, vLLM's name for it). It
+also has the thinking blocks in `thinking_blocks` if they hold more than one text: if they are
+signed, redacted or several.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from leyden.errors import Untranslatable
 from leyden.utils.json import is_object
 
 DEFAULT_MAX_TOKENS = 8192
-"""Anthropic's API demands a limit; a chat request that has none gets this one."""
+"""The limit for a chat request without one, because Anthropic's API requires a limit."""
 
 _INVALID_JSON = "INVALID_JSON"
-"""The key in which Anthropic wants arguments wrapped that are no JSON object, so that they can be
-shown to the model again."""
+"""The key under which arguments that are no JSON object are wrapped in one, as Anthropic advises,
+so that the model can see them again."""
 
 _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
 
@@ -102,18 +103,21 @@ def _chat_turn(message: Json, field: str) -> list[Json]:
 
 
 def _chat_text(content: Any, field: str) -> str | list[Json]:
+    """Return content that holds only text blocks in chat's form. Raise Untranslatable for
+    others.
+    """
     if isinstance(content, str):
         return content
     blocks = [an_object(block, f"{field}[{index}]") for index, block in enumerate(a_list(content, field))]
     for index, block in enumerate(blocks):
         if block.get("type") != "text":
-            raise Untranslatable(f"{field}[{index}].type", f"is {shown(block.get('type'))}; only text can stand there")
+            raise Untranslatable(f"{field}[{index}].type", f"is {shown(block.get('type'))}; only text is possible here")
     return single_text(blocks)
 
 
 def _chat_user(blocks: list[Json], field: str) -> list[Json]:
-    """Convert a user's blocks. Tool results are messages of their own in chat; the blocks between
-    them stay between them.
+    """Return a user's blocks as chat messages. Each tool result is a message of its own; the other
+    blocks between two of them are one message.
     """
     turns: list[Json] = []
     parts: list[Json] = []
@@ -161,7 +165,7 @@ def _chat_part(block: Json, field: str) -> Json:
             file = {"filename": block.get("title") or "document.pdf", "file_data": _chat_url(source, field)}
             return {"type": "file", "file": file, **without(block, ("type", "source", "title"))}
         case kind:
-            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which chat cannot say")
+            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which chat cannot express")
 
 
 def _chat_url(source: Json, field: str) -> str:
@@ -170,21 +174,24 @@ def _chat_url(source: Json, field: str) -> str:
     if source.get("type") == "base64":
         media_type = a_text(source.get("media_type"), f"{field}.media_type")
         return f"data:{media_type};base64,{a_text(source.get('data'), f'{field}.data')}"
-    raise Untranslatable(f"{field}.type", f"is {shown(source.get('type'))}, which chat cannot say")
+    raise Untranslatable(f"{field}.type", f"is {shown(source.get('type'))}, which chat cannot express")
 
 
 _STAGES = {"thinking": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
-"""The order within one chat message."""
+"""The place of each kind of block in the order of a chat message: reasoning, content, tool
+calls."""
 
 
 def _chat_assistant(blocks: list[Json], field: str) -> list[Json]:
-    """Return one message, or several if a block precedes one that chat would put first."""
+    """Return the assistant's blocks as one chat message; as several if their order is not that of a
+    chat message (reasoning, content, tool calls).
+    """
     groups: list[list[tuple[Json, str]]] = [[]]
     stage = 0
     for index, block in enumerate(blocks):
         where, kind = f"{field}[{index}]", block.get("type")
         if kind not in _STAGES:
-            raise Untranslatable(f"{where}.type", f"is {shown(kind)}, which chat cannot say")
+            raise Untranslatable(f"{where}.type", f"is {shown(kind)}, which chat cannot express")
         if _STAGES[kind] < stage:
             groups.append([])
         stage = _STAGES[kind]
@@ -193,8 +200,8 @@ def _chat_assistant(blocks: list[Json], field: str) -> list[Json]:
 
 
 def _chat_assistant_message(group: list[tuple[Json, str]]) -> Json:
-    """Return blocks of the assistant, which come in chat's order (thinking, text, tool calls), as
-    one chat message.
+    """Return blocks of the assistant, which are in a chat message's order (thinking, text, tool
+    calls), as one chat message.
 
     group: each block with its place in the request, for error messages.
     """
@@ -209,7 +216,9 @@ def _chat_assistant_message(group: list[tuple[Json, str]]) -> Json:
 
 
 def with_thinking(message: Json, blocks: list[Json]) -> None:
-    """Put thinking blocks into a chat message."""
+    """Add thinking blocks to a chat message: their text as reasoning, and the blocks themselves if
+    they hold more than one text. Do nothing without blocks.
+    """
     if not blocks:
         return
     text = "".join(str(block.get("thinking") or "") for block in blocks)
@@ -229,7 +238,9 @@ def _chat_call(block: Json, field: str) -> Json:
 
 
 def arguments_of(value: Json) -> str:
-    """Return a call's input as chat's `arguments`."""
+    """Return a tool call's input as chat's `arguments`, a JSON text. Arguments that `input_of` has
+    wrapped are unwrapped.
+    """
     if value.keys() == {_INVALID_JSON}:
         return str(value[_INVALID_JSON])
     return json.dumps(value, ensure_ascii=False)
@@ -337,8 +348,8 @@ def request_from_chat(chat: Json) -> Json:
 
 
 def _conversation(messages: list[Any]) -> Json:
-    """Return `system` and `messages`. Tool results and the user's text beside them are one message
-    of the user.
+    """Return chat messages as Anthropic's `system` and `messages`. Tool results and the user's text
+    that follows them become one message of the user.
     """
     system: list[Json] = []
     turns: list[Json] = []
@@ -359,7 +370,7 @@ def _conversation(messages: list[Any]) -> Json:
             case "assistant":
                 _join(turns, _assistant(message, field), joins=bool(turns) and turns[-1]["role"] == "assistant")
             case role:
-                raise Untranslatable(f"{field}.role", f"is {shown(role)}, which Anthropic's API cannot say")
+                raise Untranslatable(f"{field}.role", f"is {shown(role)}, which Anthropic's API cannot express")
     found: Json = {"messages": turns}
     if system:
         found["system"] = single_text(system)
@@ -367,9 +378,10 @@ def _conversation(messages: list[Any]) -> Json:
 
 
 def _has_tool_results(turns: list[Json]) -> bool:
+    """Return whether the last turn is a user's that ends with a tool result."""
     if not turns or turns[-1]["role"] != "user" or isinstance(turns[-1]["content"], str):
         return False
-    return turns[-1]["content"][-1]["type"] == "tool_result"
+    return bool(turns[-1]["content"]) and turns[-1]["content"][-1]["type"] == "tool_result"
 
 
 def _join(turns: list[Json], turn: Json, *, joins: bool) -> None:
@@ -429,8 +441,8 @@ def _assistant(message: Json, field: str) -> Json:
 
 
 def thinking_blocks(message: Json) -> list[Json]:
-    """Return the thinking blocks of a chat message; a block without a signature if the server gave
-    its text alone.
+    """Return the thinking blocks of a chat message; one block without a signature if the message
+    has only the reasoning's text.
     """
     if blocks := a_list(message.get("thinking_blocks"), "thinking_blocks"):
         return [*blocks]
@@ -453,13 +465,15 @@ def _block(part: Json, field: str) -> Json:
         case "file":
             file = an_object(part.get("file"), f"{field}.file")
             if not isinstance(file.get("file_data"), str):
-                raise Untranslatable(f"{field}.file", "has no file_data; Anthropic's API knows no files of OpenAI's")
+                raise Untranslatable(
+                    f"{field}.file", "has no file_data; Anthropic's API cannot read files that OpenAI keeps"
+                )
             block = {"type": "document", "source": _source(file["file_data"]), **without(part, ("type", "file"))}
             if file.get("filename") not in (None, "document.pdf"):
                 block["title"] = file["filename"]
             return block
         case kind:
-            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which Anthropic's API cannot say")
+            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which Anthropic's API cannot express")
 
 
 def _source(url: str) -> Json:
@@ -485,8 +499,8 @@ def _tool_use(call: Json, field: str) -> Json:
 
 
 def input_of(arguments: Any) -> Json:
-    """Return chat's `arguments` as a call's input. Text that is no JSON object is wrapped, and
-    unwrapped on its way back.
+    """Return chat's `arguments` as a tool call's input. Text that is no JSON object is wrapped in
+    one, which `arguments_of` unwraps.
     """
     try:
         value: Any = json.loads(arguments or "{}")
@@ -514,8 +528,8 @@ def _tool(tool: Any, field: str) -> Json:
 
 
 def _tool_choice(chat: Json) -> Json | None:
-    """Return the chat fields `tool_choice` and `parallel_tool_calls` as Anthropic's tool choice, or
-    None if its default means the same.
+    """Return the chat fields `tool_choice` and `parallel_tool_calls` as Anthropic's tool choice;
+    None if the API's default means the same.
     """
     choice: Any = chat.get("tool_choice")
     parallel = chat.get("parallel_tool_calls")
@@ -532,7 +546,7 @@ def _tool_choice(chat: Json) -> Json | None:
         case {"type": "function", "function": {"name": name}}:
             found = {"type": "tool", "name": name}
         case _:
-            raise Untranslatable("tool_choice", f"is {shown(choice)}, which Anthropic's API cannot say")
+            raise Untranslatable("tool_choice", f"is {shown(choice)}, which Anthropic's API cannot express")
     if parallel is not None:
         found["disable_parallel_tool_use"] = not parallel
     return found

@@ -1,4 +1,4 @@
-"""Streams of Anthropic's messages API to chat's chunks and back, event by event as they arrive."""
+"""Translate streams of Anthropic's messages API to chat's chunks and back, event by event."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ class EventsFromChat:
     """
 
     def __init__(self, request: Json) -> None:
-        """request: the client's own."""
+        """request: the client's request, which this API's events do not repeat."""
         self._started = False
         self._n_blocks = 0
         self._open: str | int | None = None
-        """The kind of the block that is open; for a call, its index in chat."""
+        """The kind of the block that is open; for a tool call, its index in chat; None: no
+        block."""
         self._signature = ""
+        """The signature of the open thinking block, which is sent at the block's end."""
         self._calls = 0
+        """The number of tool calls that have begun."""
         self._choice: Json = {}
+        """The finish reason and stop reason, once they have arrived."""
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
@@ -87,7 +91,9 @@ class EventsFromChat:
         return events
 
     def _whole_thinking(self, block: Any) -> list[Json]:
-        """Return the events of a redacted block, or those that sign a block of thinking."""
+        """Return the events for a block of `thinking_blocks`: a redacted block whole, or the
+        signature of a thinking block, with its text if that has not arrived as reasoning.
+        """
         if block.get("type") == "redacted_thinking":
             return [*self._close(), self._begin("redacted", block), *self._close()]
         came_as_text = self._open == "thinking"
@@ -115,6 +121,9 @@ class EventsFromChat:
         return events
 
     def _to(self, kind: str, block: Json) -> list[Json]:
+        """Return the events that close the open block and begin `block`; none if one of this kind
+        is open already.
+        """
         return [] if self._open == kind else [*self._close(), self._begin(kind, block)]
 
     def _begin(self, kind: str | int, block: Json) -> Json:
@@ -138,13 +147,14 @@ class EventsFromChat:
 
 
 class EventsToChat:
-    """Convert an Anthropic server's events to chat's chunks."""
+    """Converts an Anthropic server's events to chat's chunks."""
 
     def __init__(self) -> None:
         self.ended = False
         """Whether the server has sent its last event."""
         self._head: Json = {}
         self._blocks: dict[int, Json] = {}
+        """The open content blocks by index, each with its parts assembled."""
         self._calls: dict[int, int] = {}
         """The index of each tool call in chat, by the index of its block."""
         self._usage: Json = {}
@@ -172,7 +182,7 @@ class EventsToChat:
             case "ping":
                 return []
             case kind:
-                raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot say")
+                raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot express")
 
     def _chunk(self, delta: Json, **fields: Any) -> Json:
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
@@ -200,7 +210,7 @@ class EventsToChat:
                 call = {"index": number, "id": block.get("id"), "type": "function", "function": function}
                 return [self._chunk({"tool_calls": [call]})]
             case kind:
-                raise Untranslatable("content_block.type", f"is {shown(kind)}, which chat cannot say")
+                raise Untranslatable("content_block.type", f"is {shown(kind)}, which chat cannot express")
 
     def _delta(self, index: int, delta: Json) -> list[Json]:
         """Return the chat chunks for one delta of a content block. A signature makes no chunk; it
@@ -221,7 +231,7 @@ class EventsToChat:
             case "citations_delta":
                 return [self._chunk({"citations": [delta.get("citation")]})]
             case kind:
-                raise Untranslatable("delta.type", f"is {shown(kind)}, which chat cannot say")
+                raise Untranslatable("delta.type", f"is {shown(kind)}, which chat cannot express")
 
     def _thinking(self, text: str) -> Json:
         return self._chunk(dict.fromkeys(REASONING, text))
@@ -231,6 +241,9 @@ class EventsToChat:
         return [self._chunk({"tool_calls": [{"index": self._calls[index], "function": {"arguments": text}}]})]
 
     def _stop_block(self, index: int) -> list[Json]:
+        """Return the chat chunks for the end of a content block: the arguments of a tool call that
+        had no deltas, or the whole block of signed or redacted thinking.
+        """
         block = self._blocks.pop(index)
         if block["type"] == "tool_use" and not block["arguments"]:
             self._blocks[index] = block

@@ -1,7 +1,7 @@
-"""Answers of the Responses API to chat and back.
+"""Translate answers of the Responses API to chat and back.
 
-The id of an answer stays the same in every dialect, so that the agent's own spans find the record;
-the ids of its items follow from it.
+The id of an answer stays the same in every dialect, so that the agent's own spans find the record.
+The ids of its items are made from the answer's id.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _ECHOED: Json = {
 
 
 def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fields: Any) -> Json:
-    """Return the response object around `output`. head: id, created and model in chat form."""
+    """Return a response object with these output items, and with the request's options, which a
+    response repeats.
+
+    head: an answer in chat form, of which id, created and model are read. fields: further fields of
+    the response, which replace the defaults.
+    """
     echoed = {name: default if (given := request.get(name)) is None else given for name, default in _ECHOED.items()}
     return {
         **echoed,
@@ -51,8 +56,8 @@ def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fi
 
 
 def answer_from_chat(answer: Json, request: Json) -> Json:
-    """Convert a chat answer to a response. Raise Untranslatable. Unknown fields are kept at the top
-    level.
+    """Return a chat answer as a response of the Responses API. Unknown fields are kept at the top
+    level. Raise Untranslatable unless the answer has one choice.
     """
     choice = the_choice(answer)
     message = an_object(choice.get("message"), "choices[0].message")
@@ -81,24 +86,27 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
 
 
 def reasoning_item(answer_id: Any, index: int) -> Json:
-    """Return a reasoning item that has just begun."""
+    """Return an empty reasoning item, as it is sent when it begins."""
     return {"type": "reasoning", "id": f"rs_{answer_id}_{index}", "summary": [], "content": [], "status": "in_progress"}
 
 
 def message_item(answer_id: Any) -> Json:
-    """Return a message item that has just begun."""
+    """Return an empty message item, as it is sent when it begins."""
     item = {"type": "message", "id": f"msg_{answer_id}", "role": "assistant", "status": "in_progress"}
     return {**item, "content": list[Any]()}
 
 
 def call_item(answer_id: Any, index: int, call_id: Any, name: Any) -> Json:
-    """Return an item of a tool call that has just begun."""
+    """Return a tool call's item without arguments, as it is sent when it begins.
+
+    index: the call's place among the answer's calls. call_id: its id in chat.
+    """
     head = {"type": "function_call", "id": f"fc_{answer_id}_{index}", "call_id": call_id, "name": name}
     return {**head, "arguments": "", "status": "in_progress"}
 
 
 def output_logprobs(logprobs: Any) -> list[Json]:
-    """Convert chat's log-probabilities, one for each token."""
+    """Return chat's log-probabilities in the form of an `output_text` part, one entry per token."""
     entries = a_list(an_object(logprobs or {}, "logprobs").get("content"), "logprobs.content")
     return [
         {
@@ -153,7 +161,7 @@ def answer_to_chat(response: Json) -> Json:
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 message.setdefault("tool_calls", []).append(call)
             case kind:
-                raise Untranslatable(f"output[{index}].type", f"is {shown(kind)}, which chat cannot say")
+                raise Untranslatable(f"output[{index}].type", f"is {shown(kind)}, which chat cannot express")
     choice = {"index": 0, "message": message, "finish_reason": finish_reason(response, bool(message.get("tool_calls")))}
     if logprobs:
         choice["logprobs"] = {"content": logprobs}
@@ -181,12 +189,13 @@ def _add_message(message: Json, logprobs: list[Any], item: Json, field: str) -> 
             case "refusal":
                 message["refusal"] = part.get("refusal")
             case kind:
-                raise Untranslatable(f"{field}.content.type", f"is {shown(kind)}, which chat cannot say")
+                raise Untranslatable(f"{field}.content.type", f"is {shown(kind)}, which chat cannot express")
 
 
 def finish_reason(response: Json, calls: bool) -> str:
-    """Return chat's finish reason of a response that has ended. Raise Untranslatable for one that
-    failed.
+    """Return chat's finish reason for a response that has ended. Raise Untranslatable if it failed.
+
+    calls: whether the response has tool calls.
     """
     if response.get("status") == "incomplete":
         details = an_object(response.get("incomplete_details") or {}, "incomplete_details")
@@ -197,7 +206,7 @@ def finish_reason(response: Json, calls: bool) -> str:
 
 
 def chat_usage(usage: Any) -> Json:
-    """Convert the usage of the Responses API to chat's."""
+    """Return the usage of the Responses API in chat's form."""
     counted = an_object(usage or {}, "usage")
     n_prompt, n_response = counted.get("input_tokens") or 0, counted.get("output_tokens") or 0
     found: Json = {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}

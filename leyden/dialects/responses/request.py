@@ -1,11 +1,11 @@
-"""Requests of the Responses API to chat and back.
+"""Translate requests of the Responses API to chat and back.
 
-A field without a counterpart raises `Untranslatable`; unknown fields stay as they are, at their
-level. Ids and states of items (`id`, `status`) name data that OpenAI's servers keep; they are left
-out.
+A field without a counterpart raises `Untranslatable`. Unknown fields stay as they are, at their
+level. Ids and states of items (`id`, `status`) are left out, because they refer to data that
+OpenAI's servers keep.
 
-Encrypted reasoning is `thinking_blocks` in chat, as Anthropic's signatures are: the signature is
-the item's `encrypted_content`.
+Encrypted reasoning becomes `thinking_blocks` in chat, like Anthropic's signed thinking: the item's
+`encrypted_content` is the block's signature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from leyden.dialects.fields import (
 from leyden.errors import Untranslatable
 
 _REDACTED = "redacted_thinking:"
-"""Begins the `encrypted_content` that holds a redacted block of Anthropic's."""
+"""The beginning of an `encrypted_content` that holds a redacted block of Anthropic's."""
 
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -83,8 +83,8 @@ def _instructions(text: Any) -> list[Json]:
 
 
 def _chat_messages(items: list[Json]) -> list[Json]:
-    """Convert items to messages, one for each, except that reasoning, answer and calls of one turn
-    are one message of the assistant.
+    """Return input items as chat messages, one for each item, except that the reasoning, answer and
+    tool calls of one turn become one message of the assistant.
     """
     messages: list[Json] = []
     for index, item in enumerate(items):
@@ -92,32 +92,32 @@ def _chat_messages(items: list[Json]) -> list[Json]:
         match item.get("type", "message"):
             case "message":
                 message = _chat_message(item, field)
-                turn = _turn(messages, before=("content", "tool_calls")) if message["role"] == "assistant" else None
+                turn = _open_turn(messages, lacks=("content", "tool_calls")) if message["role"] == "assistant" else None
                 if turn is None:
                     messages.append(message)
                 else:
                     turn |= message
             case "reasoning":
-                turn = _turn(messages, before=("content", "tool_calls")) or _new_turn(messages)
+                turn = _open_turn(messages, lacks=("content", "tool_calls")) or _new_turn(messages)
                 with_reasoning(turn, item, field)
             case "function_call":
-                turn = _turn(messages, before=()) or _new_turn(messages)
+                turn = _open_turn(messages, lacks=()) or _new_turn(messages)
                 turn.setdefault("content", None)
                 turn.setdefault("tool_calls", []).append(_chat_call(item, field))
             case "function_call_output":
                 messages.append(_chat_output(item, field))
             case kind:
-                raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which chat cannot say")
+                raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which chat cannot express")
     for message in messages:
         message.setdefault("content", "")
     return messages
 
 
-def _turn(messages: list[Json], *, before: tuple[str, ...]) -> Json | None:
-    """Return the assistant's message that a new item may join: the last message, if it is the
-    assistant's and has none of the fields `before` yet.
+def _open_turn(messages: list[Json], *, lacks: tuple[str, ...]) -> Json | None:
+    """Return the last message, to be extended by the next item, if it is the assistant's and has
+    none of the fields `lacks` yet; else None.
     """
-    if messages and messages[-1]["role"] == "assistant" and not any(name in messages[-1] for name in before):
+    if messages and messages[-1]["role"] == "assistant" and not any(name in messages[-1] for name in lacks):
         return messages[-1]
     return None
 
@@ -171,11 +171,13 @@ def _chat_part(part: Json, field: str) -> Json:
             file = {name: part[name] for name in ("filename", "file_data") if part.get(name) is not None}
             return {"type": "file", "file": file, **without(part, ("type", "file_id", *file))}
         case kind:
-            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which chat cannot say")
+            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which chat cannot express")
 
 
 def with_reasoning(message: Json, item: Json, field: str) -> None:
-    """Put a reasoning item into a chat message; a second one is added to the first."""
+    """Add a reasoning item to a chat message. The text of a second item is appended to the
+    first's.
+    """
     text = _reasoning_text(item, field)
     if text:
         message |= dict.fromkeys(REASONING, reasoning_of(message) + text)
@@ -184,9 +186,9 @@ def with_reasoning(message: Json, item: Json, field: str) -> None:
 
 
 def thinking_block(text: str, encrypted: str) -> Json:
-    """Return the encrypted content of a Responses reasoning item as a thinking block of chat.
+    """Return a reasoning item's text and encrypted content as one of chat's `thinking_blocks`.
 
-    Redacted content is marked by a prefix, and has no text.
+    Content that begins with `redacted_thinking:` is a redacted block of Anthropic's, without text.
     """
     if encrypted.startswith(_REDACTED):
         return {"type": "redacted_thinking", "data": encrypted.removeprefix(_REDACTED)}
@@ -217,8 +219,8 @@ def _chat_output(item: Json, field: str) -> Json:
 
 
 def _chat_reasoning(reasoning: Json) -> Json:
-    """Convert the reasoning options to chat's. `summary` is dropped, because chat returns reasoning
-    whole.
+    """Return the reasoning options as chat's `reasoning_effort`. The option `summary` is dropped,
+    because chat returns the whole reasoning.
     """
     if unknown := sorted(without(reasoning, ("effort", "summary", "generate_summary"))):
         raise Untranslatable(f"reasoning.{unknown[0]}", "has no counterpart in chat")
@@ -239,14 +241,17 @@ def _chat_text_config(text: Json) -> Json:
         case "json_schema":
             return {**chat, "response_format": {"type": "json_schema", "json_schema": without(wished, ("type",))}}
         case kind:
-            raise Untranslatable("text.format.type", f"is {shown(kind)}, which chat cannot say")
+            raise Untranslatable("text.format.type", f"is {shown(kind)}, which chat cannot express")
 
 
 def _chat_logprobs(request: Json) -> Json:
+    """Return the Responses fields `include` and `top_logprobs` as the chat fields for
+    log-probabilities. Encrypted reasoning needs no field in chat.
+    """
     include = a_list(request.get("include"), "include")
     for wish in include:
         if wish not in (_LOGPROBS, _ENCRYPTED):
-            raise Untranslatable("include", f"has {shown(wish)}, which chat cannot give")
+            raise Untranslatable("include", f"has {shown(wish)}, which chat does not return; leave it out")
     if request.get("top_logprobs"):
         return {"logprobs": True, "top_logprobs": request["top_logprobs"]}
     return {"logprobs": True} if _LOGPROBS in include else {}
@@ -290,9 +295,8 @@ _OF_CHAT = {
 
 
 def request_from_chat(chat: Json) -> Json:
-    """Return a chat request as one of the Responses API, which asks OpenAI to keep nothing.
-
-    Raise Untranslatable if the Responses API cannot express it.
+    """Return a chat request as one of the Responses API, with `store: false`, so that OpenAI keeps
+    nothing. Raise Untranslatable if the Responses API cannot express it.
     """
     neutral(chat, _UNKNOWN_TO_RESPONSES, "the Responses API")
     request: Json = {"store": False, **without(chat, _OF_CHAT)}
@@ -335,7 +339,7 @@ def _items(messages: list[Any]) -> list[Json]:
                 call_id = message.get("tool_call_id")
                 items.append({"type": "function_call_output", "call_id": call_id, "output": output, **rest})
             case role:
-                raise Untranslatable(f"{field}.role", f"is {shown(role)}, which the Responses API cannot say")
+                raise Untranslatable(f"{field}.role", f"is {shown(role)}, which the Responses API cannot express")
     return items
 
 
@@ -363,7 +367,7 @@ def _input_part(part: Json, field: str) -> Json:
             file = an_object(part.get("file"), f"{field}.file")
             return {"type": "input_file", **file, **without(part, ("type", "file"))}
         case kind:
-            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which the Responses API cannot say")
+            raise Untranslatable(f"{field}.type", f"is {shown(kind)}, which the Responses API cannot express")
 
 
 def _assistant_items(message: Json, number: int) -> list[Json]:
@@ -401,7 +405,9 @@ def _assistant_items(message: Json, number: int) -> list[Json]:
 
 
 def reasoning_items(message: Json, *, prefix: str) -> list[Json]:
-    """Return the reasoning of a chat message as items. prefix: the beginning of their ids."""
+    """Return the reasoning of a chat message as reasoning items of the Responses API; none without
+    reasoning. prefix: the beginning of the items' ids.
+    """
     blocks = a_list(message.get("thinking_blocks"), "thinking_blocks")
     if not blocks and (text := reasoning_of(message)):
         blocks = [{"type": "thinking", "thinking": text}]
@@ -435,7 +441,7 @@ def _tool(tool: Any, field: str) -> Json:
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; possible: function")
     function = an_object(tool.get("function"), f"{field}.function")
-    defaults = {"parameters": None, "strict": False}  # this API wants both; chat's tools are not strict by themselves
+    defaults = {"parameters": None, "strict": False}  # this API requires both; chat's tools are not strict by default
     return {"type": "function", **defaults, **function, **without(tool, ("type", "function"))}
 
 
@@ -446,4 +452,4 @@ def _tool_choice(choice: Any) -> Any:
         case {"type": "function", "function": {"name": name}}:
             return {"type": "function", "name": name}
         case _:
-            raise Untranslatable("tool_choice", f"is {shown(choice)}, which the Responses API cannot say")
+            raise Untranslatable("tool_choice", f"is {shown(choice)}, which the Responses API cannot express")

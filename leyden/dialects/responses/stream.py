@@ -1,4 +1,4 @@
-"""Streams of the Responses API to chat's chunks and back, event by event as they arrive."""
+"""Translate streams of the Responses API to chat's chunks and back, event by event."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ class EventsFromChat:
         self._head: Json = {}
         self._n_events = 0
         self._output: list[Json] = []
+        """The items so far. Only the last one may be open."""
         self._open: str | int | None = None
-        """The kind of the item that is open, the last one of the output; for a call, its index in
-        chat."""
+        """The kind of the item that is open; for a tool call, its index in chat; None: no item."""
         self._calls = 0
+        """The number of tool calls that have begun."""
         self._reasoning = 0
+        """The number of reasoning items that have begun."""
         self._finish_reason: Any = None
         self._usage: Any = None
 
@@ -82,7 +84,8 @@ class EventsFromChat:
         """Return the Responses events for one delta of a chat stream. A new kind of content closes
         the open item and begins another.
 
-        logprobs: log-probabilities of the tokens of the delta's content.
+        logprobs: the log-probabilities of the tokens of the delta's content; the API has none for
+            other kinds of content.
         """
         events: list[Json] = []
         if text := reasoning_of(delta):
@@ -103,8 +106,9 @@ class EventsFromChat:
         return events
 
     def _encrypted(self, block: Json) -> list[Json]:
-        """Return the events of a thinking block that is more than its text. It joins the open
-        reasoning item, or is an item of its own.
+        """Return the events for one of chat's `thinking_blocks`. Its encrypted content is added to
+        the open reasoning item; if there is none, or the block is redacted, it is an item of its
+        own.
         """
         events: list[Json] = []
         if self._open != "reasoning" or block.get("type") == "redacted_thinking":
@@ -136,6 +140,9 @@ class EventsFromChat:
         return events
 
     def _to(self, kind: str, item: Json, part: str, **fields: Any) -> list[Json]:
+        """Return the events that close the open item and begin `item` with an empty part; none if
+        an item of this kind is open already.
+        """
         if self._open == kind:
             return []
         return [*self._close(), self._begin(kind, item), self._part(part, **fields)]
@@ -187,7 +194,7 @@ def _copy(item: Json) -> Json:
 
 
 class EventsToChat:
-    """Convert the events of the Responses API to chat's chunks."""
+    """Converts the events of a server of the Responses API to chat's chunks."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -196,9 +203,12 @@ class EventsToChat:
         self._calls: dict[int, int] = {}
         """The index of each tool call in chat, by the index of its item."""
         self._reasoning = ""
+        """The text of the current reasoning item so far."""
 
     def feed(self, event: Json) -> list[Json]:
-        """Return the chunks of one event. Raise Untranslatable if chat cannot express them."""
+        """Return the chat chunks for one event, often none. Raise Untranslatable for an event that
+        chat cannot express.
+        """
         kind = str(event.get("type"))
         match kind:
             case "response.created":
@@ -233,9 +243,9 @@ class EventsToChat:
             case "response.in_progress" | "response.queued":
                 return []
             case _ if kind.endswith((".done", ".part.added", "_part.added")):
-                return []  # what it holds has come as deltas
+                return []  # its content has arrived in deltas
             case _:
-                raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot say")
+                raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot express")
 
     def _chunk(self, delta: Json, **fields: Any) -> Json:
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
@@ -256,9 +266,12 @@ class EventsToChat:
             case "message":
                 return []
             case kind:
-                raise Untranslatable("item.type", f"is {shown(kind)}, which chat cannot say")
+                raise Untranslatable("item.type", f"is {shown(kind)}, which chat cannot express")
 
     def _end_item(self, item: Json) -> list[Json]:
+        """Return the chat chunks for the end of an output item: only encrypted reasoning makes
+        one.
+        """
         if item.get("type") == "reasoning" and item.get("encrypted_content"):
             return [self._chunk({"thinking_blocks": [thinking_block(self._reasoning, item["encrypted_content"])]})]
         return []

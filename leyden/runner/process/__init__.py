@@ -8,8 +8,8 @@
 - `endpoint`: the loopback address for rewards and spans;
 - `reward`: how a program writes a reward.
 
-The package knows traces and resources, and no store, gateway or algorithm: it is an agent like any
-other, for any runner.
+The package knows traces and resources, and no store, gateway or algorithm: a `ProcessAgent` is an
+agent like any other, for any runner.
 """
 
 from leyden.runner.process.agent import ProcessAgent as ProcessAgent

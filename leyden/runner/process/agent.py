@@ -3,7 +3,7 @@ reward.
 
 It combines the files and variables (`environment.py`), the address for reports (`endpoint.py`) and
 the running program (`program.py`), and decides whether the end of the program is a result. To read
-a reward from somewhere else, give a function.
+a reward from somewhere else, give a function as `reward`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ from leyden.types import AttemptedRollout, Attributes, NamedResources
 from leyden.utils.text import shown
 
 RewardSource = Literal["exit_code", "last_line", "event"] | Callable[[ProcessOutput], Any]
+"""Where a program's reward is read: its exit code, the last line of its output, an event that it
+posts, or a function of its output."""
 
 _SOURCES: Final = ("exit_code", "last_line", "event")
 _GRACE_SECONDS = 0.5
-"""Between SIGTERM and SIGKILL; a runner waits for a cancelled agent for a second."""
+"""Seconds between SIGTERM and SIGKILL. They must be less than the second for which a runner waits
+for a cancelled agent."""
 _COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
 """Exit codes by which shells, `env` and similar programs report a failed start. They are no reward
 of an agent."""
 _LAST_LINES = 5
+"""The number of lines of standard error in a message."""
 _LAST_CHARACTERS = 1000
+"""The number of characters of those lines."""
 
 
 class ProcessAgent(LitAgent[Any]):
@@ -62,17 +67,18 @@ class ProcessAgent(LitAgent[Any]):
         output_bytes: int = 2**20,
     ) -> None:
         """command: the program and its arguments; a line for a shell is ["sh", "-c", line].
-        reward: "exit_code": 1.0 for 0, else 0.0. "last_line": the last line of its standard output
-            that is not empty. "event": the last reward that it posts. A function (or a coroutine
-            function) of its ProcessOutput: the returned value, as for any agent.
-        env: variables to add; None removes one.
-        cwd: the folder it runs in; None: that of the runner.
-        task_on_stdin: otherwise its standard input is empty.
-        memory_bytes: the limit of resident memory, of all its processes together; more ends it.
-            Checked ten times a second, on Linux.
-        output_bytes: how much of its standard output, and of its standard error, is kept: half of
-            it from the head.
-        Raise ConfigError.
+        reward: where the reward comes from. "exit_code": 1.0 for exit code 0, else 0.0.
+            "last_line": the last non-empty line of standard output. "event": the last reward that
+            the program posts. A function (or a coroutine function) of its ProcessOutput: the
+            returned value, which is treated like the return value of any agent.
+        env: variables to add; the value None removes a variable.
+        cwd: the folder that the program runs in; None: the runner's.
+        task_on_stdin: whether standard input holds the task; otherwise it is empty.
+        memory_bytes: the limit of resident memory of all the program's processes together; a
+            program above it is killed. Checked ten times a second, on Linux only.
+        output_bytes: how much of standard output, and of standard error, is kept: one half from
+            the head, one from the tail.
+        Raise ConfigError for an option out of its range.
         """
         self.command = _checked_command(command)
         if not callable(reward) and reward not in _SOURCES:
@@ -87,8 +93,10 @@ class ProcessAgent(LitAgent[Any]):
         self.task_on_stdin = task_on_stdin
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run the program to its end. Raise ProcessFailed if it ends without a result. Cancelling
-        the call ends the program.
+        """Run the program to its end and return its reward; None if the reward was posted already.
+
+        Raise ProcessFailed if the program ends without a result. Cancelling the call ends the
+        program. The program's private folder is deleted in any case.
         """
         folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
         try:
@@ -123,7 +131,9 @@ class ProcessAgent(LitAgent[Any]):
         )
 
     async def _result(self, output: ProcessOutput, posted: AttemptReports) -> Any:
-        """Return the attempt's reward. Raise ProcessFailed if the program's end gives none."""
+        """Return the attempt's reward; None with reward="event", which recorded it when it was
+        posted. Raise ProcessFailed if the program's end gives no reward.
+        """
         if why := self._failure(output):
             raise ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
         if callable(self.reward):
@@ -146,9 +156,12 @@ class ProcessAgent(LitAgent[Any]):
         An exit code alone is a failure only if the reward does not come from the exit code.
         """
         if output.cause == "memory":
-            return f"was ended: its processes together held more than memory_bytes={self.memory_bytes:,}"
+            return (
+                f"was ended: its processes together held more than memory_bytes={self.memory_bytes:,}; "
+                "raise the limit, or let the program hold less"
+            )
         if output.cause == "request":
-            return "was ended from outside: its supervisor was asked to stop"
+            return "was ended from outside: its supervisor received a signal to stop; run the rollout again"
         if output.signal is not None:
             return f"was killed by {output.signal}{_HINTS.get(output.signal, '')}"
         if output.exit_code in _COULD_NOT_RUN:
@@ -158,8 +171,8 @@ class ProcessAgent(LitAgent[Any]):
         return None
 
     def _from_last_line(self, output: ProcessOutput) -> Any:
-        """Return the reward in the last line of the program's output. Raise ProcessFailed if it is
-        none.
+        """Return the reward in the last line of the program's output. Raise ProcessFailed if that
+        line is no reward.
         """
         lines = output.stdout.strip().splitlines()
         if not lines:
@@ -191,7 +204,7 @@ def _checked_command(command: Sequence[str]) -> list[str]:
 
 
 async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput) -> Any:
-    """Call the function, off the event loop unless it is a coroutine function: a slow one must not
+    """Return the function's result. A plain function runs in a thread, because a slow one must not
     hold up the other attempts.
     """
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
@@ -223,7 +236,9 @@ def _shown_command(command: Sequence[str]) -> str:
 
 
 def _last_words(output: ProcessOutput) -> str:
-    """Return the end of the program's standard error, on one line."""
+    """Return the end of the program's standard error, on one line, as the end of a message; "" if
+    the program wrote none.
+    """
     lines = [line.strip() for line in output.stderr.strip().splitlines()][-_LAST_LINES:]
     if not lines:
         return ""

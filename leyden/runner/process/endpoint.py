@@ -30,16 +30,19 @@ _REWARD = "/reward"
 
 
 class AttemptReports:
-    """The address of the current attempt, and the rewards that came in there. Raise NoActiveTrace
-    outside of a trace.
+    """An address that receives the current attempt's rewards and spans, until `close`. Raise
+    NoActiveTrace outside of a trace.
     """
 
     def __init__(self) -> None:
         self.rewards = 0
+        """How many rewards were posted."""
         self._context = contextvars.copy_context()
-        """The attempt's, in which a reward is emitted; entered by the server's thread alone."""
+        """The context of the attempt, in which a reward is emitted. Only the server's thread enters
+        it."""
         self._receiver = Receiver(active_trace("reports"), {_REWARD: self._take_reward})
         self.url = self._receiver.url
+        """The base URL, to which OpenTelemetry sends its spans."""
         self.reward_url = self.url + _REWARD
         """The URL to post a reward to."""
 
@@ -48,6 +51,9 @@ class AttemptReports:
         self._receiver.close()
 
     async def _take_reward(self, body: bytes, headers: RequestHeaders) -> HttpReply:
+        """Emit the posted reward in the attempt's trace, and return the recorded rewards. Raise
+        Refusal (status 400) for a body that is no reward.
+        """
         try:
             reward = read_reward(body)
             primary = PRIMARY_REWARD if isinstance(reward, Mapping) and PRIMARY_REWARD in reward else None
@@ -55,15 +61,15 @@ class AttemptReports:
         except InvalidEmission as error:
             raise Refusal(400, "bad_reward", str(error)) from None
         except (ValueError, RecursionError) as error:
-            raise Refusal(400, "bad_reward", f"the body is no reward: {error!s:.200}; possible: {FORMS}") from None
+            raise Refusal(400, "bad_reward", f"the body is not a reward: {error!s:.200}; possible: {FORMS}") from None
         self.rewards += 1
         return HttpReply(200, json.dumps({"recorded": get_rewards_from_span(span)}).encode() + b"\n", JSON)
 
 
 @contextlib.contextmanager
 def reports() -> Generator[AttemptReports]:
-    """Serve an address for reports of the current trace's program during the block. Raise
-    NoActiveTrace outside of a trace.
+    """Yield an address that receives the current attempt's rewards and spans during the block.
+    Raise NoActiveTrace outside of a trace.
     """
     opened = AttemptReports()
     try:

@@ -1,7 +1,7 @@
 """The environment of a program: variables, and two files in a private folder.
 
-A variable is a line in `_of_the_model` or `_of_the_attempt`. The module knows resources and
-addresses, and starts nothing.
+To add a variable, add a line to `_of_the_model` or `_of_the_attempt`. The module knows resources
+and addresses, and starts no process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from leyden.runner.process.program import DIRECTORY
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
 
 _NOT_INHERITED = ("LEYDEN_STORE_TOKEN", RUNNER_MARK)
-"""Variables of the runner that the program must not have: the first would let an agent change other
-records, the second would end it before its supervisor does."""
+"""Variables of the runner that the program must not have. The first would let an agent change other
+records. By the second the runner's parent would kill the program before its supervisor can end
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Folder:
         return self.path / "resources.json"
 
     def write(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
-        """Write the program's input. Raise TypeError for a task that is no JSON value."""
+        """Write both files. Raise TypeError for a task that is no JSON value."""
         self.task.write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
         plain = {name: _own(resource, rollout).model_dump(mode="json") for name, resource in resources.items()}
         self.resources.write_text(json.dumps(plain) + "\n")
@@ -58,8 +59,8 @@ def variables(
     reports: AttemptReports,
     changes: Mapping[str, str | None],
 ) -> dict[str, str]:
-    """Return the environment: this process's own, the attempt's variables, and last the user's
-    changes (None: removes).
+    """Return the program's environment: this process's variables, then the attempt's, and last the
+    user's changes, in which None removes a variable.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     merged = {
@@ -84,8 +85,8 @@ def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[
 def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptReports) -> dict[str, str]:
     """Return the variables that tell a program its attempt, its files, and where to report.
 
-    Spans that the program sends to the OTLP endpoint become children of the span that is current
-    here.
+    TRACEPARENT makes the spans that the program sends to the OTLP endpoint children of the span
+    that is current in the caller.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     step = otel_trace.get_current_span().get_span_context()
@@ -106,8 +107,8 @@ def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptR
 
 
 def _listed(attributes: Mapping[str, str], others: str | None) -> str:
-    """Return attributes as OpenTelemetry reads them, in percent-encoding; `others` go before, so
-    that ours count.
+    """Return the value of OTEL_RESOURCE_ATTRIBUTES: `others`, then `attributes` in
+    percent-encoding, because the last of two equal names counts.
     """
     ours = ",".join(f"{name}={quote(value, safe='')}" for name, value in attributes.items())
     return f"{others},{ours}" if others else ours

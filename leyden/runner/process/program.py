@@ -25,11 +25,14 @@ from leyden.errors import ProcessFailed
 from leyden.host.orphans import RUNNER_MARK, kill_marked
 
 DIRECTORY = "LEYDEN_DIRECTORY"
-"""The variable with the program's private folder, by which its processes are known."""
+"""The environment variable that holds the program's private folder. All its processes inherit it,
+so they are recognised by it."""
 
 _SUPERVISE = "import sys; sys.path.append(sys.argv[1]); from supervisor import main; main(sys.argv[2])"
-"""The command that imports the supervisor. Python would compile a script at each start."""
+"""The command that imports the supervisor. Python would compile a script at each start, and keeps
+the compiled form of an import."""
 _SPEC = "spec"
+"""The file name, in the private folder, of the program's description for the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,15 @@ class Program:
     env: Mapping[str, str]
     cwd: str
     directory: str
-    """A folder that is private to this program; the file for its supervisor lies in it for a
-    moment."""
+    """A folder that is private to this program. The supervisor's description of the program lies in
+    it until the supervisor has read and deleted it."""
     stdin: str | None
     """The file that is the program's standard input. None: its input is empty."""
     memory_bytes: int | None
-    """The limit of resident memory, of all its processes together."""
+    """The limit of resident memory of all its processes together; None: no limit."""
     output_bytes: int
-    """How much of its standard output, and of its standard error, is kept: the head and the tail.
-    """
+    """How much of its standard output, and of its standard error, is kept: one half from the head,
+    one from the tail."""
     grace_seconds: float
     """Seconds between SIGTERM and SIGKILL."""
 
@@ -65,26 +68,31 @@ class ProcessOutput:
     signal: str | None
     """The name of the signal that ended the program, such as `SIGKILL`."""
     cause: Literal["memory", "request"] | None
-    """Why Leyden ended it: its memory limit, or the end of its time or of the run. None: it ended
-    by itself."""
+    """Why Leyden ended the program: "memory" (its limit), or "request" (the end of its time or of
+    the run). None: it ended by itself."""
     stdout: str
     """The head and the tail, with a note that counts the bytes left out in between."""
     stderr: str
+    """The head and the tail, like `stdout`."""
     stdout_bytes: int
-    """The number of bytes that the program wrote, kept or not."""
+    """The number of bytes that the program wrote to standard output, kept or not."""
     stderr_bytes: int
+    """The number of bytes that the program wrote to standard error, kept or not."""
     seconds: float
+    """Seconds from the program's start to its end."""
     cpu_seconds: float
     """Seconds of CPU time of all the program's processes."""
     memory_bytes: int
-    """The most that its processes held together, as far as it was watched; 0 without a limit."""
+    """The most resident memory that its processes held together at any of the checks; 0 without a
+    limit, because then nothing is checked."""
     left: list[int]
-    """Processes that could not be ended: they hang in the kernel, or belong to another user."""
+    """The ids of processes that could not be ended: they hang in the kernel, or belong to another
+    user."""
     pid: int
 
 
 class RunningProgram:
-    """A program from its start to its end; to be made, and used, in one event loop."""
+    """A program from its start to its end. Create and use it in one event loop."""
 
     def __init__(self, program: Program) -> None:
         """Start the program. Raise OSError if the system cannot start another process."""
@@ -92,7 +100,9 @@ class RunningProgram:
         spec = Path(program.directory) / _SPEC
         spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))
         # A session of its own: Ctrl-C in the terminal reaches only the runner, which ends the
-        # program in good order. An empty context: the supervisor belongs to no attempt.
+        # program in good order. An empty context: the supervisor belongs to no attempt. Without
+        # the runner's mark: whoever kills a runner's marked processes must spare the supervisor,
+        # which ends the program and then itself.
         self._supervisor = contextvars.Context().run(
             subprocess.Popen,
             [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(__file__).parent), str(spec)],
@@ -100,49 +110,51 @@ class RunningProgram:
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name != RUNNER_MARK},  # it ends by itself
+            env={name: value for name, value in os.environ.items() if name != RUNNER_MARK},
         )
         assert self._supervisor.stdout is not None
         self._report = asyncio.ensure_future(_read_to_end(self._supervisor.stdout))
-        self._report.add_done_callback(lambda _: self._let_go())
+        self._report.add_done_callback(lambda _: self._release_supervisor())
 
     async def output(self) -> ProcessOutput:
-        """Wait until the program ends, and return its output. Cancelling the wait leaves it
-        running.
+        """Wait until the program ends, and return its output. Cancelling the wait leaves the
+        program running.
 
         Raise ProcessFailed if the program could not be started, or its supervisor ended without a
-        report.
+        report; the program's processes are then killed.
         """
         await asyncio.wait({self._report})
         try:
             report: dict[str, Any] = marshal.loads(self._report.result())
-        except (EOFError, ValueError, TypeError):  # there is none, or it breaks off
+        except (EOFError, ValueError, TypeError):  # there is no report, or it breaks off
             status = self._supervisor.wait()
             kill_marked(DIRECTORY, self._program.directory)
             raise ProcessFailed(
-                f"{self._program.command[0]!r} was lost: its supervisor ended without a report, with the exit status {status}"
+                f"{self._program.command[0]!r} was killed, because its supervisor ended without a report, with the exit "
+                f"status {status}; did the system run out of memory, or did somebody kill it?"
             ) from None
         return _output(report, self._program)
 
     async def stop(self) -> ProcessOutput:
-        """End it, with all of its descendants. Cancelling this changes nothing: its supervisor ends
-        it.
+        """End the program with all of its descendants, and return its output.
+
+        Cancelling the call does not matter to the program: the supervisor ends it all the same.
         """
-        self._say_stop()
+        self._request_stop()
         return await self.output()
 
-    def _say_stop(self) -> None:
+    def _request_stop(self) -> None:
         control = self._supervisor.stdin
         assert control is not None
         if not control.closed:
-            with control, contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+            with control, contextlib.suppress(BrokenPipeError):  # the supervisor has ended meanwhile
                 control.write(b"stop")
 
-    def _let_go(self) -> None:
-        """Let the supervisor end, which takes a moment at most. The report is complete, or the loop
-        ends.
+    def _release_supervisor(self) -> None:
+        """Let the supervisor end, and wait for it, which takes a moment at most. Called when the
+        report is complete, or the event loop ends.
         """
-        self._say_stop()
+        self._request_stop()
         self._supervisor.wait()
 
 
@@ -184,6 +196,7 @@ def _output(report: dict[str, Any], program: Program) -> ProcessOutput:
 
 
 def _text(head: bytes, tail: bytes, total: int) -> str:
+    """Return the kept output as text, with a note between head and tail if bytes were left out."""
     left_out = total - len(head) - len(tail)
     if not left_out:
         return (head + tail).decode(errors="replace")

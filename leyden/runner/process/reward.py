@@ -16,29 +16,30 @@ from typing import Any, cast
 from leyden import semconv
 
 FORMS = 'a number, {"reward": number} or {"rewards": {name: number, ...}}'
+"""The possible forms of a reward, for messages."""
 
 Reward = Any
-"""A number, or numbers by name; whether they can be a reward is for those who record it to say."""
+"""A number, or values by name. `emit_reward` checks that the values are finite numbers."""
 
 
 def read_reward(text: str | bytes) -> Reward:
     """Return the reward in a text. Raise ValueError for a text in none of the three forms."""
     try:
-        said: object = json.loads(text)
+        value: object = json.loads(text)
     except ValueError:
-        said = float(text)  # `.5`, `+1`, which JSON does not have
-    if isinstance(said, Mapping):
-        fields = cast(Mapping[str, Any], said)
+        value = float(text)  # `.5`, `+1`, which JSON does not have
+    if isinstance(value, Mapping):
+        fields = cast(Mapping[str, Any], value)
         if len(fields) != 1 or not fields.keys() <= {"reward", "rewards"}:
             raise ValueError(f"an object with the fields {sorted(fields)}")
-        ((name, said),) = fields.items()
-        if isinstance(said, Mapping) != (name == "rewards"):
-            raise ValueError(f"{name} is {said!r:.100}")
+        ((name, value),) = fields.items()
+        if isinstance(value, Mapping) != (name == "rewards"):
+            raise ValueError(f"{name} is {value!r:.100}")
         if name == "rewards":
-            return _named(cast(Mapping[str, Any], said))
-    if isinstance(said, bool) or not isinstance(said, int | float):
-        raise ValueError(f"{said!r:.100}")
-    return said
+            return _named(cast(Mapping[str, Any], value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r:.100}")
+    return value
 
 
 def _named(rewards: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
-"""Start one program, keep the end of its output, limit it, and end it with all of its descendants.
+"""Start one program, keep the head and tail of its output, limit its memory, and end it with all of
+its descendants.
 
 It is a process of its own between the runner and the program, started by `program.py`. It imports
 only the standard library, and little of that, because each attempt pays for its start. It reads and
@@ -38,6 +39,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_SECONDS = 0.1
 """Seconds between two checks of the memory."""
 _KILL_AGAIN_SECONDS = 0.02
+"""Seconds between two SIGKILLs, because a killed process may have forked meanwhile."""
 _UNKILLABLE_SECONDS = 5.0
 """The seconds that killed processes may take to end. One that hangs in the kernel is named in the
 report and left."""
@@ -50,7 +52,9 @@ class NotStarted(Exception):
 
 
 class Kept:
-    """The head and the tail of a stream, `limit` bytes together, and how long it was."""
+    """The head and the tail of a stream, `limit` bytes together, and the stream's length in
+    bytes.
+    """
 
     def __init__(self, limit: int) -> None:
         self._half = max(1, limit // 2)
@@ -93,17 +97,22 @@ class Supervisor:
         self._status: int | None = None
         """The program's status, as `wait` gives it; None while it runs."""
         self._cause: str | None = None
-        """Why it is ended: "memory", "request"; None: it has ended by itself, or runs."""
+        """Why the supervisor ends the program: "memory" or "request"; None: it ended by itself, or
+        runs."""
         self._kill_at: float | None = None
         """The time at which SIGKILL follows SIGTERM; None if no signal was sent."""
         self._look_at = 0.0
+        """The time of the next check of the memory."""
         self._memory_bytes = 0
         """The most resident memory that all processes had together, in bytes."""
         self._cpu_seconds = 0.0
         self._childless = False
+        """Whether the program and all its descendants have ended."""
 
     def run(self) -> dict[str, Any]:
-        """Start the program, wait until nothing of it is left, and return the report's head."""
+        """Start the program, wait until all of its processes have ended, and return the report
+        without the output.
+        """
         try:
             self._start()
         except NotStarted as error:
@@ -111,12 +120,12 @@ class Supervisor:
         self._watch_runner()
         began = time.monotonic()
         seconds = None
-        while not self._childless and not self._out_of_patience():
-            self._wait_for_something()
+        while not self._childless and not self._has_waited_too_long():
+            self._handle_events()
             self._reap()
             if seconds is None and self._status is not None:
                 seconds = time.monotonic() - began
-            self._act()
+            self._take_due_steps()
         for fd in list(self._streams):
             self._read_rest(fd)
         return self._head(time.monotonic() - began if seconds is None else seconds)
@@ -130,9 +139,7 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
 
     def _head(self, seconds: float) -> dict[str, Any]:
-        """Return the report's header; the kept output follows it. seconds: how long the program
-        ran.
-        """
+        """Return the report without the kept output. seconds: how long the program ran."""
         code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
         return {
             "pid": self._pid,
@@ -181,12 +188,12 @@ class Supervisor:
         runner = self._spec["runner_pid"]
         with contextlib.suppress(OSError):  # before Linux 5.3
             self._poll.register(os.pidfd_open(runner), select.POLLIN)
-        if os.getppid() != runner:
+        if os.getppid() != runner:  # the runner died before this watch began
             self._cause = "request"
 
     # ---- while it runs ---------------------------------------------------------------------------
 
-    def _wait_for_something(self) -> None:
+    def _handle_events(self) -> None:
         """Wait for output, a signal or the runner's end, and handle it. The runner's end is a
         request to stop.
         """
@@ -224,12 +231,17 @@ class Supervisor:
         return bool(data)
 
     def _read_rest(self, fd: int) -> None:
-        """Read the rest of a pipe whose last writer is gone."""
+        """Read what is left in a pipe after the program's end.
+
+        At most 64 reads, which is more than a pipe holds: a process that could not be killed may
+        write for ever.
+        """
         for _ in range(64):
             if not self._read(fd):
                 return
 
     def _reap(self) -> None:
+        """Collect the ended children, and notice when there is no child left."""
         try:
             while True:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -241,7 +253,7 @@ class Supervisor:
         except ChildProcessError:
             self._childless = True
 
-    def _act(self) -> None:
+    def _take_due_steps(self) -> None:
         """Do what is due now: check memory, send SIGTERM to what is left of the program, later
         SIGKILL.
 
@@ -269,13 +281,16 @@ class Supervisor:
         if self._status is None and self._cause is None:
             self._cause = cause
 
-    def _out_of_patience(self) -> bool:
+    def _has_waited_too_long(self) -> bool:
         return self._kill_at is not None and time.monotonic() > self._kill_at + _UNKILLABLE_SECONDS
 
-    # ---- all that came from it -------------------------------------------------------------------
+    # ---- the program's processes -----------------------------------------------------------------
 
     def _processes(self) -> list[int]:
-        """Return every descendant. An orphan is a child of this process."""
+        """Return the ids of all descendants. An orphaned one is a child of this process.
+
+        Without Linux: the program alone, while it runs.
+        """
         if not _LINUX:
             return [self._pid] if self._status is None else []
         found: list[int] = []
@@ -294,16 +309,16 @@ class Supervisor:
 
 
 def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None:
-    """Become the program, in a session of its own. It runs in the forked child.
+    """Execute the program in the forked child, in a session of its own. Never returns.
 
-    It does not return. A failure is written to `failed`.
+    stdout, stderr, failed: descriptors to write to. A failure to execute goes to `failed`, as text.
     """
     what = f"command {spec['command'][0]!r}"
     try:
         os.setsid()
         if _LINUX:
             _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit that
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, which a program would inherit
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(spec["stdin"] or os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
@@ -343,8 +358,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _drop_mark() -> None:
-    """Remove the runner's mark (`leyden.host.orphans`), so that this process can outlive the
-    runner and end the program.
+    """Remove the runner's mark (`leyden.host.orphans`), a resource limit, from this process, so
+    that it is not killed with the runner's processes and can end the program.
     """
     import resource
 
@@ -378,9 +393,9 @@ def _forget(directory: str) -> None:
 
 
 def main(spec_path: str) -> None:
-    """Run the program that the file describes.
+    """Run the program that the file describes, and write the report to standard output.
 
-    Delete the file, because it holds the program's keys.
+    The file is deleted once it is read, because it holds the program's keys.
     """
     if _LINUX:
         _prctl(_SUBREAPER, 1)
@@ -395,8 +410,8 @@ def main(spec_path: str) -> None:
         supervisor.kill()
         raise
     if head.get("cause") == "request" or os.getppid() != spec["runner_pid"]:
-        # No caller wants the results, and the runner has gone or may be ending, too.
+        # The runner may have died, or be about to, and then would not delete the folder itself.
         _forget(spec["directory"])
     with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as report:
         marshal.dump({**head, "output": supervisor.output()}, report)
-    os._exit(0)  # the end of its output is its end: the runner then waits for it
+    os._exit(0)  # at once, because the runner waits for this process when it has read the report
