@@ -1,34 +1,34 @@
-"""The gateway: the recorded road from an agent to a model.
+"""The gateway: a proxy between agents and models that records every call.
 
 An agent calls the gateway as it would call OpenAI's or Anthropic's API. The base URL carries the
 ids of its rollout and attempt. The gateway passes the request on to the model's server, and
 translates it if the server speaks another dialect. It passes the response back as it arrives, and
 then records the call as one span, to the exact token.
 
-What lives here:
+The modules:
 
-- `proxy`: `LLMProxy`, the options and the life of the server thread;
-- `asgi`: HTTP;
-- `app`: the routes, and who may call;
+- `proxy`: `LLMProxy`, its options, and the start and stop of its server thread;
+- `asgi`: headers and error replies;
+- `app`: the routes, and the check of each caller's key;
 - `exchange`: one call under way;
-- `relay`: the way of one call to a model and back;
+- `relay`: sends a call to a model, and the response back;
 - `transport`, `litellm_transport`: how a request reaches a server;
 - `attempts`: which attempts may call;
 - `upstream`: the models behind the gateway;
-- `gate`, `limits`: what holds calls up or refuses them;
+- `gate`, `limits`: hold calls up while weights change, refuse calls beyond a limit;
 - `balance`: which server of a model takes a call;
 - `upstream_metrics`: counts and latencies of the servers;
-- `buffering`: whose streams lose token ids;
+- `buffering`: which servers lose token ids when they stream;
 - `replay`: recorded calls that answer in the model's place;
 - `retries`: calls that a client sends again;
 - `responses`: the earlier turns of the Responses API, while an attempt lasts;
-- `record`: from one call to one span, and the proof of its tokens;
+- `record`: one call as one span, and the proof of its tokens;
 - `prefixes`: which earlier call each prompt continues;
-- `recorder`: the queue between the response and the store;
+- `recorder`, `spool`, `aside`: the queue between the response and the store, and its files;
 - `workers`: the gateway in several processes;
 - `hosted`: the gateway in the process of the engine;
 - `remote`: a gateway that another process runs;
-- `refusal`: the gateway's own errors.
+- `control`: commands to a running gateway.
 
 The gateway knows neither agents nor algorithms nor engines: it is given a store and a list of
 models. The wire formats are in `leyden.dialects`; add a dialect there. To record more of a call,

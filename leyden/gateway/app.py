@@ -1,6 +1,6 @@
 """The gateway's ASGI application: its routes, and the check of each caller's key.
 
-It knows HTTP; `attempts` admits calls, and `relay` brings them to a model and back.
+It knows HTTP. `attempts` admits calls, and `relay` sends them to a model.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ from leyden.types import LIVE_KEY_PREFIX, LiveClaim, read_claim
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
-"""The seconds that the end of a stream may take after its finish reason, once its client has left.
-"""
+"""The seconds that the end of a stream may take after its finish reason if its client has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class GatewayApp:
 
     @property
     def remembers(self) -> bool:
-        """Whether `end_attempt` may have state to drop. Safe from any thread."""
+        """Whether `end_attempt` may find state to drop. Safe from any thread."""
         return self._relay.remembers or self._recorder.remembers
 
     def cancel_calls(self) -> None:
@@ -116,8 +115,8 @@ class GatewayApp:
             task.cancel()
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Cancel the calls that the agent left under way, so that the attempt's record is complete
-        when it is flushed.
+        """Drop the attempt's state, and cancel the calls that its agent left under way, so that the
+        attempt's record is complete when it is flushed.
         """
         self._relay.forget((rollout_id, attempt_id))
         self._recorder.forget((rollout_id, attempt_id))
@@ -209,7 +208,8 @@ class GatewayApp:
         return _SignedClaim(claim, text)
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
-        """Return the attempt that the client's key names; None for the token, which admits to all.
+        """Return the attempt that the client's key names; None for the gateway's token, which is
+        valid for every attempt, and for any key if the gateway has no token.
 
         Raise Refusal (401) for any other key.
         """
@@ -231,7 +231,9 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt of another process's runner (`remote.py`), and flush its record."""
+        """End an attempt at the request of a runner in another process (`remote.py`), and reply
+        when its record is in the store.
+        """
         self._check_control_key(scope)
         await self._attempts.end_if_known(rollout_id, attempt_id)
         self.end_attempt(rollout_id, attempt_id)
@@ -291,8 +293,8 @@ class GatewayApp:
             raise Refusal(
                 503,
                 "too_many_live_rollouts",
-                "this gateway has admitted as many live rollouts as it may that the store does not have yet; look at the store, "
-                "which is away or too slow, and try again",
+                "too many live rollouts of this gateway are not in the store yet, because it is away or too slow; check the "
+                "store, and try again",
             )
         try:
             live = None if claim is None else claim.claim
@@ -372,8 +374,8 @@ class GatewayApp:
 def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
     """Cancel a call whose client has left.
 
-    A call whose response is already complete continues for `_REST_SECONDS`, because the rest of its
-    stream may hold what proves its tokens.
+    A call whose response is already complete continues for up to 2 seconds, because the rest of its
+    stream may hold the token counts that prove its tokens.
     """
     if not exchange.answered:
         task.cancel()
@@ -397,6 +399,6 @@ def _no_attempt(path: str) -> Refusal:
         404,
         "attempt_missing",
         f"/{path} carries no ids, so the call could not be recorded; use the base URL of one attempt, "
-        "ProxyLLM.get_base_url(rollout_id, attempt_id), or its key, ProxyLLM.get_api_key(rollout_id, attempt_id), or say "
-        "x-leyden-rollout and x-leyden-attempt",
+        "ProxyLLM.get_base_url(rollout_id, attempt_id), or its key, ProxyLLM.get_api_key(rollout_id, attempt_id), or the "
+        "headers x-leyden-rollout and x-leyden-attempt",
     )

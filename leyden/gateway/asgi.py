@@ -1,7 +1,7 @@
 """Headers and error replies of the gateway.
 
-It decides which headers pass to the server and to the agent, and reads what a request says of its
-sender. It knows HTTP and the dialects, and no attempt, model or upstream.
+The module decides which headers pass to the server and to the agent, and reads the key, the attempt
+and the trace from a request's headers. It knows HTTP and the dialects, and no model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _ONE_HOP = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
     *("upgrade", "host", "content-length", "expect"),
 }
+"""Headers that HTTP defines for one connection only."""
 _HOP_BY_HOP = _ONE_HOP | {"content-encoding"}
-"""Headers that the gateway does not pass on when it reads the body."""
+"""Headers that the gateway does not pass on if it reads, and may change, the body."""
 _OF_THE_GATEWAY = {
     "api-key",
     "cookie",
@@ -37,9 +38,8 @@ _OF_THE_GATEWAY = {
     "x-leyden-attempt",
     "x-leyden-sent",
 }
-"""Headers for the gateway, not for the model's server.
-
-The connection to that server chooses its own compression.
+"""Headers of an agent's request that the model's server does not get. `accept-encoding` is among
+them, because the gateway's connection to the server chooses its own compression.
 """
 _KEY_HEADERS = tuple(
     dict.fromkeys((each.key_header.encode(), each.key_scheme.lower().encode()) for each in DIALECTS.values())
@@ -52,17 +52,19 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{
 
 
 def trace_parent(scope: Scope) -> tuple[str, str] | None:
-    """Return the W3C trace context, (trace id, the caller's span id), or None."""
+    """Return the request's W3C trace context as (trace id, the caller's span id); None without a
+    valid one.
+    """
     found = _TRACEPARENT.fullmatch(header(scope, b"traceparent") or b"")
     return (found[1].decode(), found[2].decode()) if found else None
 
 
 def sent_time(scope: Scope, arrived: float) -> float | None:
-    """Return when the agent's process sent the call, in Unix seconds by its clock, or None if a
-    client on another machine did not say.
+    """Return when the agent's process sent the call, in Unix seconds by that process's clock: the
+    header `x-leyden-sent`.
 
-    arrived: when the call came in, by this machine's clock. It stands for the time of a client on
-    this machine, which need not send one.
+    arrived: when the call arrived, by this machine's clock. It is returned for a client on this
+        machine that sends no header. For another client without a valid header: None.
     """
     given, client = header(scope, b"x-leyden-sent"), scope.get("client")
     if given is None and client is not None and client[0] in ("127.0.0.1", "::1"):
@@ -101,7 +103,7 @@ def given_key(scope: Scope) -> bytes:
 def upstream_headers(scope: Scope, api_key: str | None, dialect: Dialect) -> list[tuple[str, str]]:
     """Return the agent's headers as the upstream gets them, and the upstream's key.
 
-    dialect: the one in which the upstream is called.
+    dialect: the dialect in which the upstream is called.
     """
     given = cast(Iterable[tuple[bytes, bytes]], scope["headers"])
     headers = as_text((name, value) for name, value in given if name not in _NOT_UPSTREAM)
@@ -111,25 +113,30 @@ def upstream_headers(scope: Scope, api_key: str | None, dialect: Dialect) -> lis
 
 
 def client_dialect(scope: Scope) -> Dialect:
-    """Return the dialect of the client, for a reply that does not depend on the route."""
+    """Return the dialect of the client, by its headers, for a reply that does not depend on the
+    route.
+    """
     return dialect_of_client(name for name, _ in cast(Iterable[tuple[bytes, bytes]], scope["headers"]))
 
 
 def downstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the upstream's headers in the form for the agent.
-
-    The gateway frames the body itself.
+    """Return the upstream's headers for the agent, in lower case, without those that describe the
+    connection or the encoding of the body, because the gateway sends the body anew.
     """
     return [(name.lower(), value) for name, value in headers if name.decode("latin-1").lower() not in _NOT_DOWNSTREAM]
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers that may pass several hops, for a message that is passed on unchanged."""
+    """Return the headers without those that HTTP defines for one connection, for a message whose
+    body is passed on unchanged.
+    """
     return [(name, value) for name, value in headers if name.lower() not in _ONE_HOP_BYTES]
 
 
 def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Decode header bytes for aiohttp, which encodes the text as UTF-8 again."""
+    """Decode header bytes for aiohttp, which encodes the text as UTF-8 again. Bytes that are not
+    UTF-8 are read as Latin-1.
+    """
     return [(_text(name), _text(value)) for name, value in headers]
 
 
@@ -143,16 +150,18 @@ def _text(raw: bytes) -> str:
 async def read_request(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     """Return the body of the request as the client sent it, compressed or not.
 
-    Raise Refusal or ClientGone.
+    Raise Refusal (413) for a body above `max_bytes`, ClientGone if the client leaves before its
+    end.
     """
     option = "max_body_bytes (--max-body-mb)"
     return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes, option=option, unpack=False)
 
 
 async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:
-    """Reply with an error in the client's dialect.
+    """Reply with an error in the client's dialect. Do nothing if the connection is lost.
 
-    The reply tells the client not to repeat a request that cannot succeed.
+    For an error that a repetition does not cure (below 500, without Retry-After), the header
+    `x-should-retry: false` tells OpenAI's and Anthropic's clients not to retry.
     """
     body = dialect.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
     is_final = refusal.status < 500 and refusal.retry_after_seconds is None

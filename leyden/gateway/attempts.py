@@ -1,9 +1,9 @@
-"""Which attempts may call a model, and the number of each call.
+"""Decide which attempts may call a model, and number each attempt's calls.
 
-The store is asked once for each attempt, so that later calls cost no store read. Attempts also
+The store is read once for each attempt, so that later calls cost no store read. Attempts also
 follow the store's news: one whose rollout has ended is refused within a second, even if its runner
-never reported the end. An attempt that is older than this gateway (after a restart) continues with
-the numbers that its record ends with. The module knows no HTTP beyond the status of a refusal.
+never reported the end. An attempt that is older than this gateway (after a restart) continues the
+numbers of its recorded calls. The module knows no HTTP beyond the status of a refusal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ AttemptKey = tuple[str, str]
 """A rollout id and an attempt id."""
 
 _CLAIM_SECONDS = 86_400.0
-"""How long after its beginning a live rollout may make its first call here."""
+"""Seconds after its beginning within which a live rollout may make its first call to this
+gateway."""
 _RECHECK_SECONDS = 30.0
 """The seconds for which an attempt that a sweep ended can still call while its rollout continues.
 
@@ -48,7 +49,8 @@ _PATIENCE_SECONDS = 2.0
 """The seconds for which a call of a known attempt waits for the store to say whether the attempt is
 over."""
 _LIVE_KEPT = 65_536
-"""The most unfinished attempts in memory. The one that was silent longest is dropped first."""
+"""The most attempts under way that are kept in memory. The one without a call for the longest time
+is dropped first."""
 _RECORD_LOOKED_AT = 256
 """How many of an attempt's newest calls are searched for the highest number.
 
@@ -57,14 +59,14 @@ It exceeds the number of calls that one attempt has under way.
 _CLOCK_SKEW_SECONDS = 1.0
 """Seconds by which the store's clock may be ahead of this machine's."""
 _FIRST_CALL_SECONDS = 10.0
-"""Seconds after its beginning within which a rollout's first call needs no look into the store."""
+"""Seconds after its beginning within which a live rollout's first call needs no store read."""
 _ENDED_KEPT = 65_536
 """The most ended attempts in memory. Older ones are looked up in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Permission for one call, and what its attempt has so far."""
+    """Permission for one call: its number, and its attempt's state."""
 
     call_index: int
     """The number of the call within its attempt, from 0."""
@@ -82,6 +84,8 @@ class Admission:
 
 @dataclass(slots=True)
 class _Live:
+    """An attempt under way, of any kind of rollout."""
+
     trace_id: str
     calls: int = 0
     """The number of calls that this gateway has numbered."""
@@ -92,6 +96,7 @@ class _Live:
     replay: CallReplay | None = None
     spent: Spent = field(default_factory=Spent)
     check_again_at: float = 0.0
+    """The monotonic time from which the store is asked again; 0: before the first answer."""
 
 
 class Attempts:
@@ -126,9 +131,10 @@ class Attempts:
         """Admit one call, and number it.
 
         call_index: the number that the call already has, if its client sends it again.
-        claim: the claim of a live rollout that a session signed. It is admitted even if the store
-        does not know it yet. Raise Refusal: 404 for ids that the store does not know, 410 for an
-        attempt that is over, 503 if the store cannot be asked.
+        claim: the claim of a live rollout that a session signed. The rollout is admitted even if
+            the store does not know it yet.
+        Raise Refusal: 404 for ids that the store does not know, 410 for an attempt that is over,
+        503 if the store cannot be reached.
         """
         key = (rollout_id, attempt_id)
         if key in self._ended:
@@ -138,7 +144,7 @@ class Attempts:
             live = self._live[key] = _Live(trace_id=trace_id_of(key)) if claim is None else self._begin_live(key, claim)
             if len(self._live) > _LIVE_KEPT:
                 self._live.popitem(last=False)
-                self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS
+                self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS  # the dropped one may call again
         else:
             with contextlib.suppress(KeyError):  # ended this very moment
                 self._live.move_to_end(key)
@@ -177,14 +183,14 @@ class Attempts:
             )
         live = _Live(trace_id=trace_id_of(key), mode="live", sampling_key=f"{claim.rollout_id}\x1f0")
         began_now = abs(now - claim.start_time) <= _FIRST_CALL_SECONDS  # else its clock may be wrong
-        if began_now and claim.start_time > self._all_met_since:  # this gateway meets it with its first call
+        if began_now and claim.start_time > self._all_met_since:  # no other gateway has numbered its calls
             live.calls_before = 0
             live.check_again_at = time.monotonic() + _RECHECK_SECONDS
         return live
 
     async def _check_if_possible(self, key: AttemptKey, live: _Live, claim: LiveClaim | None = None) -> None:
-        """Check a known attempt. If the store is away, the attempt continues and its records
-        wait.
+        """Check a known attempt as `_check` does, but let it continue if the store is away. Its
+        records then wait.
         """
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -192,15 +198,15 @@ class Attempts:
         except TimeoutError:
             logger.debug("the store does not say whether attempt %r of rollout %r is over; it goes on", key[1], key[0])
         except Refusal as refusal:
-            if claim is not None and refusal.status == HTTPStatus.NOT_FOUND:  # reported behind its first call
+            # A session reports a live rollout to the store while its first call is under way.
+            if claim is not None and refusal.status == HTTPStatus.NOT_FOUND:
                 self._live.setdefault(key, live)
             elif refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
-        """Return whether this is the first late call of an ended attempt, and remember it.
-
-        Only the first is recorded, because an agent may repeat the call for ever.
+        """Return whether this is the first late call of an ended attempt, and remember that there
+        was one. Only the first is recorded, because an agent may repeat the call for ever.
         """
         first = not self._ended.get((rollout_id, attempt_id), False)
         self._ended[rollout_id, attempt_id] = True
@@ -215,7 +221,8 @@ class Attempts:
             self._ended.pop(next(iter(self._ended)), None)
 
     async def follow_news(self, give_up: Callable[[str, str], None]) -> None:
-        """End attempts as soon as their rollouts are over, until cancelled.
+        """Follow the store's news, and end attempts as soon as their rollouts are over. Runs until
+        cancelled.
 
         give_up: called with the ids of each such attempt, to cancel its calls under way.
         """
@@ -225,7 +232,7 @@ class Attempts:
             try:
                 news = await self._store.get_news(after=after, timeout_seconds=_NEWS_SECONDS)
                 after = news.after
-                if news.gap or missed:
+                if news.gap or missed:  # ends may have been missed
                     missed = False
                     for live in self._live.copy().values():  # each is checked before its next call
                         live.check_again_at = 0.0
@@ -239,9 +246,8 @@ class Attempts:
                 await asyncio.sleep(_AWAY_SECONDS)
 
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a caller names over HTTP.
-
-        Raise Refusal, and remember nothing, if its ids are unknown.
+        """End an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the
+        store does not know the ids.
         """
         key = (rollout_id, attempt_id)
         live = self._live.get(key)
@@ -273,7 +279,7 @@ class Attempts:
         rollout_id, attempt_id = key
         try:
             with _looking_up(key):
-                over = await self._why_over(rollout_id, attempt_id, live)
+                over = await self._read(rollout_id, attempt_id, live)
         except Refusal as refusal:
             if refusal.status == HTTPStatus.NOT_FOUND:
                 self._live.pop(key, None)
@@ -282,11 +288,10 @@ class Attempts:
             self.end(rollout_id, attempt_id)
             raise _gone(rollout_id, attempt_id, over)
 
-    async def _why_over(self, rollout_id: str, attempt_id: str, live: _Live) -> str | None:
-        """Return why the attempt may no longer call models, or None if it may.
-
-        Also fills in what `live` lacks: mode, sampling key, the number of earlier calls, and the
-        calls to replay.
+    async def _read(self, rollout_id: str, attempt_id: str, live: _Live) -> str | None:
+        """Read from the store what `live` lacks: mode, sampling key, the number of earlier calls,
+        and the calls to replay. Return why the attempt may no longer call models, or None if it
+        may.
         """
         rollout = await self._store.get_rollout_by_id(rollout_id)
         live.mode = rollout.mode
@@ -299,16 +304,15 @@ class Attempts:
         if live.calls_before is None:
             before = 0 if attempt.start_time > self._all_met_since else await self._calls_before(rollout_id, attempt_id)
             replay = await self._replay(rollout, attempt, before)
-            if live.calls_before is None:
+            if live.calls_before is None:  # else another call of the attempt has set it meanwhile
                 live.calls_before, live.replay = before, replay
         if attempt.finished:
             return f"the attempt is over: {attempt.status}"
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
 
     async def _find(self, rollout_id: str, attempt_id: str) -> Attempt:
-        """Return the attempt with this id.
-
-        "latest" is refused, because a record needs one fixed attempt.
+        """Return the attempt with this id. Raise UnknownAttempt for "latest", because a record
+        needs one fixed attempt.
         """
         attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
         if attempt.attempt_id != attempt_id:
@@ -329,9 +333,8 @@ class Attempts:
         return f"{rollout.metadata.get(semconv.SAMPLING_KEY, rollout.rollout_id)}\x1f{failures}"
 
     async def _replay(self, rollout: Rollout, attempt: Attempt, calls_before: int) -> CallReplay | None:
-        """Return the recorded calls that the attempt repeats.
-
-        Raise Refusal if the store has none.
+        """Return the recorded calls that the attempt repeats; None if its rollout repeats none.
+        Raise Refusal if the store has no record to repeat.
         """
         try:
             source = read_replay_from(rollout.metadata)

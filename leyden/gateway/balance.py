@@ -1,4 +1,4 @@
-"""Which server of a model takes a call: the attempt's own if healthy, else the least busy one.
+"""Choose the server that takes a call: the attempt's own if healthy, else the least busy one.
 
 An attempt stays with one server because that server has the earlier turns in its prefix cache. A
 server that fails is avoided for a while, longer each time. Then one call probes it, and the others
@@ -20,8 +20,10 @@ from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.upstream import UpstreamModel
 
 FIRST_PAUSE_SECONDS = 1.0
+"""How long a server is avoided after its first failure. Each further failure doubles the pause."""
 LONGEST_PAUSE_SECONDS = 30.0
 _STICKY_KEPT = 65_536
+"""The most attempts whose servers are remembered. The oldest are dropped."""
 
 _Server = tuple[str, str]
 """A server, by model name and address."""
@@ -36,6 +38,7 @@ class _Health:
     failures: int = 0
     """The number of failures in a row."""
     left_until: float = 0.0
+    """The time until which the server is avoided, by the balancer's clock."""
     probing: bool = False
     """Whether a call under way tests if the server has recovered."""
 
@@ -55,7 +58,8 @@ class Balancer:
     def choose(
         self, servers: Sequence[UpstreamModel], key: AttemptKey, *, but: Collection[UpstreamModel] = ()
     ) -> UpstreamModel:
-        """Return the server for a call of this attempt.
+        """Return the server for a call of this attempt. A newly chosen one becomes the attempt's
+        own.
 
         but: servers to avoid, unless there is no other.
         """
@@ -80,9 +84,9 @@ class Balancer:
         health.probing = health.failures > 0
 
     def end(self, server: UpstreamModel, *, healthy: bool | None) -> None:
-        """Count the end of a call.
+        """Count the end of a call, and record the server's health.
 
-        healthy: None if the call says nothing about the server, as when its client left.
+        healthy: None if the call's end does not depend on the server, as when its client left.
         """
         health = self._of(server)
         health.calls -= 1
@@ -90,7 +94,7 @@ class Balancer:
         if healthy:
             health.failures, health.left_until = 0, 0.0
         elif healthy is False:
-            pause = FIRST_PAUSE_SECONDS * 2 ** min(health.failures, 10)
+            pause = FIRST_PAUSE_SECONDS * 2 ** min(health.failures, 10)  # 10: beyond the longest pause already
             health.failures += 1
             health.left_until = self._clock() + min(pause, LONGEST_PAUSE_SECONDS)
 
@@ -107,6 +111,7 @@ class Balancer:
         return self._health.setdefault(_name(server), _Health())
 
     def _stay(self, key: AttemptKey, server: UpstreamModel) -> None:
+        """Make this server the attempt's own for its model."""
         places = self._sticky.setdefault(key, {})
         if before := places.get(server.model_name):
             self._health[before].attempts -= 1

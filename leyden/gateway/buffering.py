@@ -1,10 +1,10 @@
-"""Choose whole answers for a while from servers that lose token ids when they stream.
+"""Request whole answers from servers that lose token ids when they stream.
 
-The gateway learns this from the answers, for each server of each model. One lossy stream may be an
-accident, so one call tries streaming again after a pause. If the server loses ids again, the pause
-doubles, up to an hour.
+The gateway learns from the answers which server of which model does. A loss may be an accident, so
+one call tries streaming again after a pause. If the server loses ids again, the pause doubles, up
+to an hour.
 
-Everything runs in the gateway's event loop. It knows answers in chat, and no HTTP.
+Everything runs in the gateway's event loop. The module knows answers in chat form, and no HTTP.
 """
 
 from __future__ import annotations
@@ -29,34 +29,46 @@ class _Lossy:
     """A server whose last stream lost ids."""
 
     losses: int = 0
-    """Streams in a row that lost ids. Streams that were under way together count once."""
+    """The number of streams in a row that lost ids. Streams that were under way together count
+    once."""
     stream_again_at: float = 0.0
+    """The time from which one call tries streaming again, by the clock of `Buffering`."""
     probing: bool = False
     """Whether a call under way tests if streams keep their ids again."""
     whole_has_ids: bool = True
-    """Whether whole answers have ids. If not, streams pass as they come."""
+    """Whether whole answers have ids. If not, buffering gains nothing, and streams pass as they
+    come."""
 
 
 class Buffering:
-    """Decide whether a server sends a stream or a whole answer. The agent always gets a stream."""
+    """Decides whether a server is asked for a stream or for a whole answer. The agent gets a stream
+    in either case.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lossy: dict[tuple[str, str], _Lossy] = {}
 
     def wanted(self, model: UpstreamModel) -> bool:
-        """Return whether to make this stream from a whole answer. Call it once for each call."""
+        """Return whether to request a whole answer for a call whose agent wants a stream.
+
+        Ask once for each call, because it may turn the call into the probe of a server.
+        """
         server = self._lossy.get((model.model_name, model.address))
         if server is None:
             return False
         if self._clock() >= server.stream_again_at:
             server.probing = True
-            server.stream_again_at = self._clock() + _pause_seconds(server.losses)  # if the probe finds nothing out
+            # For a probe without a result, as when its client leaves: another one follows later.
+            server.stream_again_at = self._clock() + _pause_seconds(server.losses)
             return False
         return server.whole_has_ids
 
     def learn(self, model: UpstreamModel, answer: Json, *, streamed: bool) -> None:
-        """Record whether a finished answer, in chat, has kept its ids."""
+        """Learn from a finished answer, in chat form, whether its server keeps token ids.
+
+        streamed: whether the server sent it as a stream.
+        """
         key = (model.model_name, model.address)
         server = self._lossy.get(key)
         if not _can_be_judged(answer):
@@ -76,7 +88,7 @@ class Buffering:
                     model.model_name,
                     loss,
                 )
-        elif server.probing:  # others were under way before the pause and say nothing new
+        elif server.probing:  # streams that began before the pause tell nothing new
             server.probing = False
             if loss is not None:
                 self._pause(server)
@@ -108,6 +120,7 @@ def lost_ids(answer: Json) -> str | None:
 
 
 def _can_be_judged(answer: Json) -> bool:
+    """Return whether `lost_ids` applies: the answer has one choice and a usage."""
     choices = answer.get("choices")
     return isinstance(choices, list) and len(cast(list[Any], choices)) == 1 and isinstance(answer.get("usage"), dict)
 

@@ -8,8 +8,8 @@ Each request carries the gateway's control key.
 - `POST /control/models` replaces the models;
 - `POST /control/policy_version` sets the version of a model's weights.
 
-Every command returns the state after it. `RemoteGateway` is the client. A gateway in several
-processes passes a request to each, and joins their replies. To add a command, add a line to
+Every POST command returns the gateway's state after it. `RemoteGateway` is the client. A gateway in
+several processes sends a request to each, and joins their replies. To add a command, add a line to
 `_COMMANDS` and a method to `RemoteGateway`.
 """
 
@@ -39,9 +39,7 @@ _SECONDS = 600.0
 
 
 class ModelState(TypedDict):
-    """A model server of the gateway and the version of its weights, as the control commands report
-    it.
-    """
+    """A model's server, and the version of the model's weights, in a `GatewayState`."""
 
     model_name: str
     endpoint: str
@@ -112,7 +110,9 @@ class Control:
         self._upstreams = upstreams
 
     def state(self) -> GatewayState:
-        """Return what the gateway is doing now. Keys and passwords are left out."""
+        """Return the gateway's calls, records and models at this moment, without keys and
+        passwords.
+        """
         return GatewayState(
             paused=self.gate.closed,
             calls_waiting=self.gate.waiting,
@@ -197,10 +197,9 @@ class RemoteGateway:
     """
 
     def __init__(self, url: str, secret: str | None = None) -> None:
-        """Connect to nothing yet; the first command does.
+        """Open no connection yet; the first command does.
 
-        url: the gateway's address, such as `http://127.0.0.1:8000`. A base URL that ends in `/v1`
-            will do.
+        url: the gateway's address, such as `http://127.0.0.1:8000`, with or without `/v1`.
         secret: the LEYDEN_STORE_TOKEN that the gateway was started with, or else its token. None if
             it has neither.
         """
@@ -209,7 +208,7 @@ class RemoteGateway:
         self._sessions = PerLoop(partial(client_session, total_seconds=_SECONDS))
 
     async def state(self) -> GatewayState:
-        """Return what the gateway is doing."""
+        """Return the gateway's calls, records and models at this moment."""
         return await self._ask("GET", "state")
 
     async def pause(self) -> GatewayState:
@@ -225,14 +224,15 @@ class RemoteGateway:
         return await self._ask("POST", "resume")
 
     async def update_model_list(self, models: Sequence[Mapping[str, Any]]) -> GatewayState:
-        """Replace the models from the next call on.
-
-        Each is given by the fields of `UpstreamModel`.
+        """Replace the models from the next call on. models: the fields of an `UpstreamModel` for
+        each.
         """
         return await self._ask("POST", "models", list(models))
 
     async def set_policy_version(self, model_name: str, version: int | None) -> GatewayState:
-        """Set the version of a model's weights. See `LLMProxy.set_policy_version`."""
+        """Set the version of a model's weights, which is recorded with each call, or None for no
+        version.
+        """
         return await self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
 
     async def _ask(self, verb: str, command: str, body: Any = None) -> GatewayState:
@@ -247,7 +247,7 @@ class RemoteGateway:
                 answer = await reply.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise GatewayError(
-                f"the gateway at {self._root} cannot be reached: {error or type(error).__name__}"
+                f"the gateway at {self._root} cannot be reached: {error or type(error).__name__}; is it running there?"
             ) from error
         if reply.status != 200:
             raise GatewayError(f"the gateway at {self._root} refused {command}: {_message(answer)}")

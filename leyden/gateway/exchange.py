@@ -1,6 +1,6 @@
-"""One call under way: its request, its record, and how far its response has come.
+"""`Exchange`: one call under way, with its request, its record and the state of its response.
 
-It knows how to reply to the agent that waits, and no model.
+It knows how to reply to the waiting agent, and no model.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ class Exchange:
     """The ASGI scope of the agent's request."""
     send: Send
     raw: bytes
-    """The body of the request.
-
-    Overrides of the rollout's mode are part of it once they are known.
-    """
+    """The body of the request, with the `sampling_overrides` of the rollout's mode once they are
+    applied."""
     mode: str | None = None
     """The mode of the rollout."""
     sampling_key: str = ""
@@ -46,26 +44,30 @@ class Exchange:
     request: dict[str, Any] = field(default_factory=dict[str, Any])
     """The parsed request."""
     keep: dict[str, Any] | None = None
-    """The request whose response is to be kept, because its client may refer to it later."""
+    """The whole request, if its response is to be kept because the client may continue it by its
+    id."""
     price_per_million: tuple[float, float] | None = None
+    """The price of the called server, as in `UpstreamModel`; None if it has none."""
     model_name: str | None = None
-    """The model whose server was called; None if none was."""
+    """The model whose server was called; None before a server was called."""
     status: int | None = None
     """The HTTP status of the upstream's response."""
     answered: bool = False
     """Whether the response is complete, or an error takes its place."""
     recorded: bool = False
+    """Whether the call's record has been handed to the recorder."""
     streaming: bool = False
-    """Whether the head of a streamed response has been sent.
-
-    An error can then only be one more event.
-    """
+    """Whether the head of a streamed response has been sent. An error can then only be sent as an
+    event."""
     disconnected: bool = False
     """Whether the agent has disconnected."""
     attempt_over: bool = False
+    """Whether the attempt ended while the call was under way."""
     said_at: float = 0.0
-    """The time at which something was last sent to the agent, in the event loop's time."""
+    """The event loop's time at which data was last sent to the agent."""
     _saying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a message is sent, because the response and the keep-alive comments share the
+    connection."""
 
     @property
     def key(self) -> AttemptKey:
@@ -80,7 +82,9 @@ class Exchange:
                 await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def say(self, part: bytes, *, more: bool = True) -> None:
-        """Send a part of a streamed response: whole events, or a comment."""
+        """Send a part of a streamed response: whole events, or a comment. more: False for the
+        last.
+        """
         async with self._saying:
             self.said_at = asyncio.get_running_loop().time()
             await self.send({"type": "http.response.body", "body": part, "more_body": more})

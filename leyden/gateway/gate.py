@@ -1,6 +1,6 @@
 """A gate that holds calls up while a model's weights change.
 
-Everything runs in the gateway's event loop. The gate counts calls and knows nothing else of them.
+Everything runs in the gateway's event loop. The gate counts calls, and does not know what they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ class Gate:
     """A gate that is open, or closed with calls waiting before it."""
 
     def __init__(self, wait_seconds: float, *, closed: bool = False) -> None:
-        """wait_seconds: the longest time that a call waits."""
+        """wait_seconds: the longest time that a call waits before the closed gate. closed: whether
+        the gate is closed at first.
+        """
         self._wait_seconds = wait_seconds
         self._open, self._empty = asyncio.Event(), asyncio.Event()
         if not closed:

@@ -1,4 +1,4 @@
-"""The gateway in the process of the run's engine, which it calls as a function, without HTTP.
+"""Run the gateway in the process of the run's engine, which it then calls without HTTP.
 
 The main process opens the port and serves its store to the engine's process (`Reservation`). The
 engine's process runs the gateway there (`serve`), and the main process controls it
@@ -51,26 +51,28 @@ class Settings:
     """The argument of `serve`, which is pickled for the engine's process."""
 
     store: Any
-    """A client of the run's store, once it has been pickled."""
+    """The run's store or a server of it, which is unpickled as a client of the store."""
     options: Mapping[str, Any]
     """Options of `LLMProxy`."""
     models: Sequence[UpstreamModel]
     policy_versions: Mapping[str, int]
+    """The version of the weights by model name."""
     control_key: str
+    """The secret under which the main process controls the gateway."""
 
 
 class Reservation:
     """The port and the store of a gateway that another process will run."""
 
     def __init__(self, listener: socket.socket, store: LightningStore) -> None:
-        """listener: accepts connections on behalf of the process that runs the gateway."""
+        """listener: the listening socket, which this object closes."""
         self.listener = listener
         self._store = store
         self._folder: Path | None = None
         self._server: LightningStoreServer | None = None
 
     async def open(self) -> None:
-        """Serve the store on a Unix socket, unless other processes reach it by themselves."""
+        """Serve the store on a Unix socket, unless other processes can open it by its URL."""
         if not isinstance(self._store, LightningStoreClient | PostgresLightningStore):
             self._folder = Path(tempfile.mkdtemp(prefix="leyden-"))  # only this user can enter it
             self._server = LightningStoreServer(self._store, socket_path=self._folder / "store.sock")
@@ -119,7 +121,8 @@ class HostedGateway(RunningGateway):
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """End the attempt, and wait until its calls are in the store.
 
-        Raise StoreError or GatewayError.
+        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be
+        reached.
         """
         await self._recorder.flush(rollout_id, attempt_id)
 
@@ -137,9 +140,9 @@ class HostedGateway(RunningGateway):
         await self._recorder.close()
 
     def _ask(self, verb: str, command: str, body: Any = None) -> bytes:
-        """Make a control request, blocking.
+        """Send a control request and return the reply's body. Blocks the calling thread.
 
-        Raise GatewayError if the gateway is away or refuses.
+        Raise GatewayError if the gateway cannot be reached or refuses.
         """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
         try:
@@ -148,7 +151,7 @@ class HostedGateway(RunningGateway):
             answer = reply.read()
         except (OSError, http.client.HTTPException) as error:
             raise GatewayError(
-                f"the gateway in the engine's process cannot be reached for {command}: {error}"
+                f"the gateway in the engine's process cannot be reached for {command}: {error}; has the engine died?"
             ) from error
         finally:
             connection.close()
@@ -160,7 +163,7 @@ class HostedGateway(RunningGateway):
 
 
 def _written(server: UpstreamModel) -> dict[str, Any]:
-    """Return the fields of a server for `UpstreamModel`, with the login in the endpoint."""
+    """Return a server's fields as JSON for the command `models`, with the login in the endpoint."""
     written = {each.name: getattr(server, each.name) for each in fields(server) if each.init}
     if server.login is not None:
         parts = urlsplit(server.endpoint)
@@ -191,8 +194,8 @@ async def serve(settings: Settings, descriptor: int, app: Any, url: str) -> Asyn
 class _HostedProxy(LLMProxy):
     """A gateway in the running event loop, on a socket that is open already.
 
-    Calls wait until the main process has set the models: before, the policy is missing, or has the
-    address that it had in an earlier process.
+    Calls wait until the main process has set the models, because until then the policy is missing,
+    or has the address that it had in an earlier process.
     """
 
     def __init__(self, listener: socket.socket, transports: Mapping[str, Transport], settings: Settings) -> None:
@@ -218,14 +221,14 @@ class _HostedProxy(LLMProxy):
         return self._listener
 
     async def start(self) -> None:
-        """Start to serve in the event loop that calls, and wait until the gateway is ready."""
+        """Start the gateway in the running event loop, and return when it takes calls."""
         assert self._store is not None
         ready: Future[RunningGateway] = Future()
         self._serving = asyncio.create_task(self._serve(self._store, self._listen(), ready, Future()))
         started = asyncio.ensure_future(asyncio.wrap_future(ready))
         await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
-            await self._serving  # raises
+            await self._serving  # raises its error
         self._running = await started
 
     async def stop(self) -> None:

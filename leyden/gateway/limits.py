@@ -1,6 +1,6 @@
-"""What one attempt may spend, and what it has spent.
+"""Limit the calls, tokens and cost of one attempt.
 
-Pure values: it knows no store and no HTTP beyond the status of a refusal.
+Pure values: the module knows no store, and no HTTP beyond the status of a refusal.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class AttemptLimits:
             check_number(f"attempt_limits: {name}", limit, above=0, whole=name != "cost", or_none="no limit")
 
     def check(self, call_index: int, spent: Spent) -> None:
-        """Raise Refusal (429) for a call of an attempt that has spent its share.
+        """Raise Refusal (429) if the attempt has reached a limit. The reply tells the client not to
+        retry.
 
-        The reply tells the client not to retry.
+        call_index: the number of the call in its attempt, from 0.
         """
         if self.calls is not None and call_index >= self.calls:
             raise _refusal("calls", self.calls, call_index)
@@ -52,16 +53,16 @@ class Spent:
     cost: float = 0.0
 
     def add(self, usage: Any, cost: float | None) -> None:
-        """Add what one call used.
+        """Add the tokens and the cost of one call.
 
-        usage: of a response in chat form; anything else counts no tokens.
+        usage: the usage of a response in chat form; anything else counts no tokens.
         """
         self.tokens += sum(_tokens(usage))
         self.cost += cost or 0.0
 
 
 def cost_of(usage: Any, price_per_million: tuple[float, float] | None) -> float | None:
-    """Return what a call with this usage cost, in the unit of the price; None without a price.
+    """Return the cost of a call with this usage, in the unit of the price; None without a price.
 
     price_per_million: the price of a million tokens of prompts and of responses.
     """
@@ -72,7 +73,7 @@ def cost_of(usage: Any, price_per_million: tuple[float, float] | None) -> float 
 
 
 def _tokens(usage: Any) -> tuple[int, int]:
-    """Return the tokens of prompt and response; anything but a usage has none."""
+    """Return the tokens of prompt and response; 0 for each that the usage does not have."""
     if not isinstance(usage, dict):
         return 0, 0
     counted = cast(dict[str, Any], usage)

@@ -1,9 +1,8 @@
-"""Servers that are called through LiteLLM, for providers with an API of their own.
+"""Call models through LiteLLM, for providers with an API of their own.
 
 This is the only module that imports LiteLLM, and it does so at the first call, because the import
-takes seconds and 180 MB. Everything that LiteLLM does beyond translating (retries, logging, a
-price list from the network) stays off. Calls are recorded as text, because providers return no
-token ids.
+takes seconds and 180 MB. LiteLLM only translates: its retries, its logging and its price list from
+the network are switched off. Calls are recorded as text, because providers return no token ids.
 """
 
 from __future__ import annotations
@@ -22,18 +21,20 @@ from leyden.gateway.asgi import Headers, Scope
 from leyden.gateway.transport import ServerGone, UpstreamResponse
 from leyden.gateway.upstream import UpstreamModel
 
-_OPENAIS = (
+_FIELDS_OF_OPENAI = (
     "messages prompt suffix input encoding_format dimensions stream stream_options n best_of echo seed stop max_tokens "
     "max_completion_tokens temperature top_p presence_penalty frequency_penalty logit_bias logprobs top_logprobs tools tool_choice "
     "parallel_tool_calls functions function_call response_format web_search_options reasoning_effort verbosity modalities audio "
     "prediction model user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
 )
-_OTHERS = "top_k min_p min_tokens repetition_penalty stop_token_ids thinking chat_template_kwargs return_token_ids"
-_ASKABLE = {*_OPENAIS.split(), *_OTHERS.split()}
+_OTHER_FIELDS = (
+    "top_k min_p min_tokens repetition_penalty stop_token_ids thinking chat_template_kwargs return_token_ids"
+)
+_ALLOWED = {*_FIELDS_OF_OPENAI.split(), *_OTHER_FIELDS.split()}
 """The fields that an agent may set in its request.
 
-LiteLLM gives other names another meaning. `api_base`, for instance, would send the operator's key
-to an address of the agent's choice. Only `litellm_params` may set those.
+Others are LiteLLM's own options: `api_base`, for instance, would send the operator's key to an
+address of the agent's choice. Only `litellm_params` may set those.
 """
 _FUNCTIONS = {"chat": "acompletion", "completions": "atext_completion", "embeddings": "aembedding"}
 """LiteLLM's function for each dialect."""
@@ -42,7 +43,7 @@ _SERVER_ERROR = 500
 
 
 class LitellmTransport:
-    """Each call is one of `litellm.acompletion`, `atext_completion` or `aembedding`."""
+    """A `Transport` that calls `litellm.acompletion`, `atext_completion` or `aembedding`."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -67,12 +68,16 @@ class LitellmTransport:
     async def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
-        """Send the request through LiteLLM. See `Transport.ask`."""
+        """Send the request through LiteLLM, and yield the response. A request with a field that
+        agents may not set gets an error (status 400) without a call.
+
+        Raise ServerGone or TimeoutError, also while the response is read.
+        """
         asked: dict[str, Any] = json.loads(body)
-        if unaskable := sorted(asked.keys() - _ASKABLE):
-            yield _not_askable(unaskable[0])
+        if refused := sorted(asked.keys() - _ALLOWED):
+            yield _not_allowed(refused[0])
             return
-        self._litellm, openai = await asyncio.to_thread(_imported)  # its errors are OpenAI's
+        self._litellm, openai = await asyncio.to_thread(_imported)  # LiteLLM's errors derive from OpenAI's
         given: dict[str, Any] = {**(model.litellm_params or {}), **asked, "model": model.name_there}
         function = getattr(self._litellm, _FUNCTIONS[passage.upstream.name])
         began = False
@@ -131,7 +136,7 @@ class _Streamed:
         yield sse_event(DONE)
 
 
-def _not_askable(name: str) -> _Whole:
+def _not_allowed(name: str) -> _Whole:
     message = (
         f"an agent may not set {name} for LiteLLM; the gateway's operator can set it in the model's litellm_params"
     )
@@ -140,13 +145,13 @@ def _not_askable(name: str) -> _Whole:
 
 
 def _imported() -> tuple[Any, Any]:
-    """Return `litellm`, set up to use the network only for calls, and `openai`."""
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read when it is imported
+    """Import and return `litellm`, set up to use the network only for calls, and `openai`."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read when litellm is imported
     litellm: Any = importlib.import_module("litellm")
     litellm.telemetry = False
-    litellm.suppress_debug_info = True  # it prints to standard output otherwise
+    litellm.suppress_debug_info = True  # else it prints hints to standard output
     return litellm, importlib.import_module("openai")
 
 
-def _json(told: Any) -> bytes:
-    return told.model_dump_json(exclude_none=True, exclude_unset=True).encode()
+def _json(model: Any) -> bytes:
+    return model.model_dump_json(exclude_none=True, exclude_unset=True).encode()

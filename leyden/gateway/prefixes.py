@@ -1,12 +1,12 @@
-"""Which earlier call of its attempt each prompt continues, and for how many ids.
+"""Find which earlier call of its attempt each prompt continues, and how many ids they share.
 
-No other module searches for this. The store leaves the known ids out, and the token graph
-starts from them; each compares them first. An engine's prefix cache can hold the same ids.
+No other module searches for this. The store leaves the shared ids out, and the token graph starts
+from them; each compares them first.
 
-A turn that continues the last one knows nearly all of its prompt. A rewritten context knows only
-its beginning. Until an attempt ends, the last call of each of its conversations is kept, at four
-bytes a token and `LIMIT_BYTES` in all. Beyond that the attempt that was silent longest is dropped,
-and its later calls are stored whole.
+A turn that continues a conversation shares nearly all of its prompt with the last turn; a rewritten
+context shares only its beginning. Until an attempt ends, the last call of each of its conversations
+is kept, at four bytes a token and `LIMIT_BYTES` in all. Beyond that, the attempt without a call for
+the longest time is dropped, and its later calls are stored whole.
 
 The module knows ids, never text, and runs in the gateway's event loop.
 """
@@ -21,12 +21,13 @@ from leyden.gateway.attempts import AttemptKey
 from leyden.types.tokens import common_prefix
 
 LIMIT_BYTES = 256 * 2**20
+"""The most bytes of ids that one gateway process keeps."""
 _ENDS_KEPT = 32
 """The number of conversations of one attempt that are kept. The oldest are dropped."""
 
 
 class Prefixes:
-    """The conversations of the attempts under way."""
+    """The last call of each conversation of the attempts under way."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -40,10 +41,10 @@ class Prefixes:
     def add(
         self, key: AttemptKey, span_id: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
     ) -> tuple[int, str | None]:
-        """Add a call. Return how many first ids of its prompt an earlier call has, and which call.
+        """Add a call. Return the number of first ids of its prompt that an earlier call has, too,
+        and that call's span id; (0, None) if no call shares any.
 
-        Of the earlier calls, the one with the most ids in common is chosen, and of several the
-        newest. The result is its number of common ids and its span id, or (0, None).
+        Of the earlier calls, the one with the most shared ids is chosen, and of several the newest.
         prompt_ids, response_ids: shapes (P,) and (R,).
         """
         prompt = array("i", prompt_ids)
@@ -53,9 +54,9 @@ class Prefixes:
         for name in reversed(ends):
             if (n_ids := common_prefix(ends[name], prompt)) > known:
                 known, earlier = n_ids, name
-                if known == len(prompt_ids):  # no other call can know more
+                if known == len(prompt_ids):  # no other call can share more
                     break
-        if earlier is not None and known == len(ends[earlier]):  # it replaces the call that it continues
+        if earlier is not None and known == len(ends[earlier]):  # the call replaces the one that it continues
             self._n_bytes -= _size(ends.pop(earlier))
         ends[span_id] = prompt + array("i", response_ids)
         self._n_bytes += _size(ends[span_id])

@@ -1,8 +1,7 @@
-"""`LLMProxy`: the gateway's options and the life of its server.
+"""`LLMProxy`: the gateway's options, and the start and stop of its server.
 
 The server runs in a daemon thread with an event loop of its own, so a busy agent or algorithm
-never holds up a model call. The routes are in `app`, which is also the place to change what a call
-may do on its way.
+never holds up a model call. The routes are in `app`; what happens to a call is in `relay`.
 """
 
 from __future__ import annotations
@@ -61,16 +60,17 @@ _STOP_GRACE_SECONDS = 1.0
 _CLIENT_KEEP_ALIVE_SECONDS = 75
 """The seconds for which the gateway keeps a client's idle connection.
 
-It is longer than clients keep one (OpenAI's: 5 s). If both ends waited equally long, the gateway
+It is longer than clients keep theirs (OpenAI's: 5 s). If both ends waited equally long, the gateway
 could close a connection on which a client is just sending.
 """
 _UPSTREAM_KEEP_ALIVE_SECONDS = 3.0
 """The seconds for which the gateway keeps an idle connection to a server.
 
-It is shorter than servers keep one (uvicorn and vLLM: 5 s), so that a server never closes a
+It is shorter than servers keep theirs (uvicorn and vLLM: 5 s), so that a server never closes a
 connection on which the gateway is just sending.
 """
 _CONNECT_SECONDS = 10.0
+"""The seconds that a connection to a server may take to open."""
 _MODES: tuple[str, ...] = get_args(RolloutMode)
 
 
@@ -79,7 +79,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     Call `start` before use and `stop` after it, or use `async with`. Both may be repeated, and a
     restart keeps the address. All methods may be called from any thread and any event loop, but
-    `start` and `stop` from one at a time.
+    `start` and `stop` only from one at a time.
     """
 
     def __init__(
@@ -223,7 +223,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await asyncio.shield(self.stop())
 
     def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
-        """Pickle the gateway as a recorder, which reports the attempts of another process to it."""
+        """Pickle the gateway as a `RemoteRecorder`, by which another process reports its attempts
+        to this gateway.
+        """
         return RemoteRecorder, (self._root, self._control_key)
 
     # ---- options ---------------------------------------------------------------------------------
@@ -291,12 +293,11 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that know `secret` end attempts, even if they were started elsewhere.
+        """Let runners that know `secret` end attempts, even if they were started elsewhere (with
+        `FoundGateways` as their recorder).
 
-        Such runners use `FoundGateways`.
-
-        Without a secret the gateway's token takes its place, which such runners find in their
-        resources. Without a token either, every program on this machine may end attempts.
+        secret: None: the gateway's token takes its place, which such runners find in their
+            resources. Without a token either, every program on this machine may end attempts.
         """
         self._control_key = control_key_of(secret or self._token)
 
@@ -377,7 +378,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
     # ---- attempts --------------------------------------------------------------------------------
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
-        """Do nothing: the gateway meets an attempt at its first call."""
+        """Do nothing: the gateway learns of an attempt by its first call."""
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Refuse all later calls of this attempt with 410, and cancel those under way.
@@ -391,7 +392,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         """Wait until every call of this attempt is in the store.
 
         Call `end_attempt` first; otherwise this waits for the calls under way.
-        Raise StoreError, once, if a call could not be written.
+        Raise StoreError if the store stays away for 30 seconds (the calls stay queued; flush
+        again), or once if a call is lost for good.
         """
         if self._running is not None:
             await self._running.flush(rollout_id, attempt_id)
@@ -423,6 +425,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await self._at_the_gate("resume")
 
     async def _at_the_gate(self, command: str) -> None:
+        """Carry out "pause", "drain" or "resume"."""
         if self._running is None:
             raise GatewayError("the gateway is not running, so it holds no calls: start it first")
         await self._running.gate(command)
@@ -430,7 +433,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
     # ---- the server ------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
-        """Return whether the gateway takes calls."""
+        """Return whether the gateway has been started and its server still runs."""
         return self._running is not None and self._running.is_alive()
 
     async def start(self) -> None:
@@ -477,13 +480,14 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await self.stop()
         await self.start()
 
-    # ---- in the process of an engine (see `hosted`) ----------------------------------------------
+    # ---- in the process of an engine (`leyden.gateway.hosted`) -----------------------------------
 
     async def reserve(self) -> None:
         """Open the port for a gateway that another process will run (`run_by`). `stop` closes it.
 
-        Calls wait on the open port until then, or until `start` runs the gateway in this process
-        after all. Raise ConfigError and GatewayError as `start` does.
+        Calls wait on the open port until that process serves them, or until `start` runs the
+        gateway in this process after all. Raise ConfigError without a store, GatewayError if the
+        port cannot be opened.
         """
         from leyden.gateway.hosted import Reservation
 
@@ -497,7 +501,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._reservation is not None
 
     def for_process(self) -> tuple[Settings, socket.socket]:
-        """Return the argument of `hosted.serve` and the listening socket, for the other process."""
+        """Return the first argument of `hosted.serve` and the listening socket, for the process
+        that will run the gateway. Call `reserve` first.
+        """
         from leyden.gateway.hosted import Settings
 
         assert self._reservation is not None, "call reserve() first"
@@ -509,7 +515,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return settings, self._reservation.listener
 
     def run_by(self, end: Callable[[], Awaitable[None]]) -> None:
-        """Control the gateway that runs in a child process from now on.
+        """Treat the gateway as running in another process from now on, and control it there.
 
         end: ends that process. `stop` and `leave` call it.
         """
@@ -525,6 +531,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     @property
     def _root(self) -> str:
+        """The gateway's address for this machine's processes, without a path."""
         return f"http://{netloc(reachable(self._access_host), self._listening_port())}"
 
     def _given_store(self) -> LightningStore:
@@ -552,7 +559,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     @asynccontextmanager
     async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
-        """Yield each application to serve with its listening socket."""
+        """Yield the applications to serve, each with its listening socket. A gateway in several
+        processes overrides this, because it serves two.
+        """
         yield [(app, listener)]
 
     def _new_gate(self) -> Gate:
@@ -565,7 +574,11 @@ class LLMProxy(NamedOptions, KeepsArguments):
         ready: concurrent.futures.Future[RunningGateway],
         stopped: concurrent.futures.Future[None],
     ) -> None:
-        """Run the gateway in the running loop, until the `RunningGateway` in `ready` is stopped."""
+        """Run the gateway in the running loop until it is stopped.
+
+        ready: gets the running gateway once its port takes calls. stopped: handed to that gateway,
+        whose `end` waits for it; the caller resolves it.
+        """
         attempts = Attempts(store)
         gate = self._new_gate()
         async with _upstream_session(self._relay_options.timeout_seconds) as session, AsyncExitStack() as stack:
@@ -650,9 +663,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
 
 class RunningGateway(ABC):
-    """A started gateway, in this process or in another.
-
-    Its methods may be called from any thread.
+    """A started gateway, in this process or in another. `LLMProxy` describes the methods of the
+    same names. All may be called from any thread.
     """
 
     @abstractmethod
@@ -677,14 +689,14 @@ class RunningGateway(ABC):
 
     @abstractmethod
     async def gate(self, command: str) -> None:
-        """Carry out "pause", "drain" or "resume"."""
+        """Carry out the command "pause", "drain" or "resume"."""
 
     @abstractmethod
     async def end(self) -> None:
         """Refuse further calls, and return when every record is written."""
 
     def close(self) -> None:
-        """Begin to end, without waiting for it."""
+        """Request the end, without waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -739,7 +751,9 @@ class _GatewayHere(RunningGateway):
 
 
 def _checked_store(store: Any) -> LightningStore:
-    """Return the store itself, also of a server of this process, so that calls bypass HTTP."""
+    """Return the store; of a server in this process, the store that it serves, so that records
+    bypass HTTP. Raise ConfigError for anything else.
+    """
     store = store.store if isinstance(store, LightningStoreServer) else store
     if not isinstance(store, LightningStore):
         raise ConfigError(

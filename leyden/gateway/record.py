@@ -1,8 +1,8 @@
-"""From one call to one span, and the proof of its tokens.
+"""Make one span of one call, and prove its tokens.
 
 Pure functions. Tokens are recorded only if ids, log-probabilities and the upstream's own count
-agree. A call that cannot be proven keeps its text, and its span says why its tokens were refused.
-Shapes: P prompt tokens, R response tokens.
+agree. A call that cannot be proven keeps its text, and its span has the reason why its tokens were
+refused. Shapes: P prompt tokens, R response tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from leyden.utils import ids
 Json = dict[str, Any]
 
 _REQUEST_SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed")
+"""Numbers of a request that become attributes of its span."""
 _LARGEST_ID = 2**31 - 1
+"""The largest token id that is recorded, because ids are kept as 32-bit integers."""
 _OF_ANSWER = (
     semconv.GEN_AI_RESPONSE_ID,
     semconv.GEN_AI_RESPONSE_MODEL,
@@ -65,6 +67,7 @@ class ModelCall:
     policy_version: int | None = None
     """The version of the weights when the server was called (`LLMProxy.set_policy_version`)."""
     policy_version_at_end: int | None = None
+    """The version of the weights when the call had ended."""
     fields: Json = field(default_factory=dict[str, Any])
     """The fields of the agent's own request that a replay compares (`replay.compared_fields`)."""
     replayed: Span | None = None
@@ -134,7 +137,9 @@ def span_of(call: ModelCall) -> Span:
 
 
 def _attributes_of_replay(recorded: Span) -> Attributes:
-    """Return what a replayed call takes from the recorded one, such as answer and usage."""
+    """Return the attributes that a replayed call copies from the recorded one, such as answer and
+    usage, and the recorded call's span id.
+    """
     copied = {name: recorded.attributes[name] for name in _OF_ANSWER if name in recorded.attributes}
     return {**copied, semconv.REPLAYED: True, semconv.REPLAY_OF: recorded.span_id}
 
@@ -142,13 +147,13 @@ def _attributes_of_replay(recorded: Span) -> Attributes:
 def token_record(call: ModelCall) -> TokenRecord:
     """Return the exact tokens of a call.
 
-    `logprobs` is None if the upstream gave none at all. Raise Unproven for any other gap, and if
-    ids, log-probabilities and usage disagree.
+    `logprobs` is None if the upstream returned none at all. Raise Unproven if anything else is
+    missing, or if ids, log-probabilities and usage disagree.
     """
     if call.error is not None:
         raise Unproven(f"the call failed: {call.error}")
     if echoes(call.request):
-        raise Unproven("the completion echoes its prompt, which answers with token ids leave out; ask without `echo`")
+        raise Unproven("the completion echoes its prompt, which answers with token ids leave out; call without `echo`")
     response = call.response or {}
     choice = _only_choice(response)
     prompt_ids = _ids("prompt_token_ids", choice.get("prompt_token_ids") or response.get("prompt_token_ids"))
@@ -177,7 +182,7 @@ def _only_choice(response: Json) -> Json:
     found = cast(list[Any], choices)
     if len(found) != 1:
         raise Unproven(
-            f"the answer has {len(found)} choices; a record holds one response (ask with n=1, once for each)"
+            f"the answer has {len(found)} choices; a record holds one response (call with n=1, once for each)"
         )
     if not isinstance(found[0], dict):
         raise Unproven(f"the choice is a {type(found[0]).__name__}, not an object")
@@ -185,11 +190,14 @@ def _only_choice(response: Json) -> Json:
 
 
 def _ids(name: str, value: Any) -> list[int]:
+    """Return the value if it is a list of token ids. Raise Unproven, which names the field, if
+    not.
+    """
     if not isinstance(value, list):
         raise Unproven(f"the upstream gave no {name}; it must honour return_token_ids (vLLM 0.10.2 and later do)")
     ids_ = cast(list[Any], value)
     if ids_ and not ({*map(type, ids_)} == {int} and 0 <= min(ids_) <= max(ids_) <= _LARGEST_ID):
-        raise Unproven(f"{name} holds something that is no token id")
+        raise Unproven(f"{name} holds a value that is no token id")
     return ids_
 
 
@@ -203,7 +211,10 @@ def _check_usage(usage: Any, n_prompt: int, n_response: int) -> None:
 
 
 def _logprobs(value: Any, n_response: int) -> list[float] | None:
-    """Read R log-probabilities: `content[i].logprob` (chat), `token_logprobs[i]` (completions)."""
+    """Return R log-probabilities, from `content[i].logprob` (chat) or `token_logprobs[i]`
+    (completions); None if there are none. Raise Unproven if they cannot be read or are not R finite
+    numbers.
+    """
     if value is None:
         return None
     try:
@@ -236,7 +247,8 @@ def _describe_request(request: Json, attributes: Attributes) -> None:
 def input_messages(request: Json) -> Any:
     """Return the messages of a request in chat form, or None if it has none.
 
-    The `prompt` of a completion and the `input` of embeddings become one user message.
+    The `prompt` of a completion and the `input` of embeddings, or of a Responses request that could
+    not be translated, become one user message.
     """
     messages = request.get("messages")
     for name in ("prompt", "input"):
@@ -260,7 +272,7 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
         ):
             if isinstance(count := counted.get(name), int):
                 attributes[key] = count
-    for name in ("content", "output"):  # an answer that chat cannot express is kept as it came
+    for name in ("content", "output"):  # of an Anthropic or Responses answer that chat cannot express
         if name in response:
             attributes[semconv.GEN_AI_OUTPUT_MESSAGES] = _text([{"role": "assistant", "content": response[name]}])
     choices = response.get("choices")

@@ -1,7 +1,7 @@
-"""The way of one call to a model and back.
+"""Relay one call to a model, and the response back to the agent.
 
-It knows dialects only through `Passage` and servers only through `Transport`. Routes and admission
-are in `app`; what is recorded is in `record`.
+The module knows dialects only through `Passage` and servers only through `Transport`. Routes and
+admission are in `app`; the form of a call's record is in `record`.
 """
 
 from __future__ import annotations
@@ -46,26 +46,32 @@ from leyden.host.http import Refusal, send_reply
 logger = logging.getLogger(__name__)
 
 _ERROR_TEXT_LIMIT = 2000
+"""The most bytes of a server's body that a message shows."""
 _JSON_TYPE = (b"content-type", b"application/json")
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _RETRY_SECONDS = 0.05
+"""The base of the pause before a call is sent again, which doubles each time."""
 _TOO_BUSY = {429, 502, 503, 504}
+"""Statuses of a server that cannot take the call now."""
 _OF_THE_SERVER = {
     *("upstream_unreachable", "upstream_incomplete", "upstream_timeout", "upstream_garbage", "upstream_failed")
 }
-"""Codes of refusals that say something about the server's health."""
+"""Codes of refusals for which the server is to blame."""
 _COMMENT = b": keep-alive\n\n"
+"""A comment of server-sent events, which clients skip."""
 
 
 def seed_for(deterministic_seed: int, sampling_key: str, call_index: int) -> int:
-    """Derive the sampling seed of a call (31 bits) from its attempt's key and its number there."""
+    """Return the sampling seed of a call (31 bits), derived from the run's seed, the attempt's
+    sampling key and the call's number in its attempt.
+    """
     digest = sha256(f"{deterministic_seed}\x1f{sampling_key}\x1f{call_index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """The options of `LLMProxy` that the relay reads, each as `LLMProxy` describes it."""
+    """The options of `LLMProxy` that the relay reads. `LLMProxy` describes each."""
 
     deterministic_seed: int | None
     timeout_seconds: float
@@ -78,18 +84,17 @@ class RelayOptions:
 
 @dataclass(frozen=True, slots=True)
 class _RetryOptions:
-    """Whether a failed call may be sent again."""
+    """Whether a call may be sent again if the server that is tried now fails it."""
 
     again: bool
-    """Whether the call may be sent once more if no server has begun to answer."""
+    """Whether the call may be sent once more if the server has not begun to answer."""
     elsewhere: bool
-    """Whether another server may take the call if this one is too busy."""
+    """Whether there is another server to take the call, also if this one is too busy."""
 
 
 class Relay:
-    """Take calls to the models and their responses back.
-
-    Everything runs in the gateway's event loop.
+    """Sends calls to the models, and their responses to the agents. Everything runs in the
+    gateway's event loop.
     """
 
     def __init__(
@@ -116,7 +121,7 @@ class Relay:
 
     @property
     def remembers(self) -> bool:
-        """Whether `forget` may have state to drop. Any thread may ask."""
+        """Whether `forget` may find state to drop. Safe from any thread."""
         return bool(self.kept) or bool(self.retries) or bool(self._balancer)
 
     def forget(self, key: AttemptKey) -> None:
@@ -126,9 +131,8 @@ class Relay:
         self._balancer.end_attempt(key)
 
     async def take(self, exchange: Exchange) -> None:
-        """Reply to a call and record it, whatever happens.
-
-        A cancelled task replies that it was cancelled.
+        """Reply to a call and record it. Every error becomes a reply, also the cancellation of the
+        running task, which this method undoes.
         """
         call = exchange.call
         try:
@@ -143,7 +147,8 @@ class Relay:
             await self._fail(exchange, refusal)
         except Exception as error:
             logger.exception("call %d of rollout %r, attempt %r", call.call_index, call.rollout_id, call.attempt_id)
-            await self._fail(exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}"))
+            message = f"the gateway failed with {type(error).__name__}; its log has the traceback"
+            await self._fail(exchange, Refusal(500, "gateway_error", message))
 
     async def _take(self, exchange: Exchange) -> None:
         """Validate a call's body, then respond with a replayed response or relay the call to a
@@ -187,11 +192,12 @@ class Relay:
         whole = exchange.request
         try:
             if client.conversations is not None:
-                with contextlib.suppress(Refusal):  # the model's server may keep what the gateway does not
+                with contextlib.suppress(Refusal):  # the model's server may keep a response that the gateway does not
                     whole = self.kept.whole(exchange.key, whole, client.conversations)
             passage = replay_passage(client, exchange.raw, exchange.request, whole=whole)
             requests = [compared_request(call.operation, passage.chat, call.fields)]
-            if whole is not exchange.request:  # a server that keeps responses got the new turn alone, as it came
+            # To a server that keeps responses only the new turn was sent, and so recorded.
+            if whole is not exchange.request:
                 requests.append(compared_request(call.operation, exchange.request, call.fields))
             model = exchange.request.get("model")
             recorded = exchange.replay.take(*requests, model=model if isinstance(model, str) else None)
@@ -315,7 +321,7 @@ class Relay:
     async def _keep_alive(self, exchange: Exchange, *, early: bool) -> None:
         """Send a comment whenever a stream has been silent for a while, so that no proxy closes it.
 
-        early: begin the stream for it, even before the upstream has begun to answer.
+        early: send it even before the upstream has begun to answer, and begin the stream for it.
         """
         loop, longest = asyncio.get_running_loop(), self._options.keep_alive_seconds
         exchange.said_at = loop.time()
@@ -414,8 +420,8 @@ class Relay:
         """Relay a streamed response event by event, and record the whole of it before the client
         sees its end.
 
-        pieces: bytes as they arrive, split anywhere. Raise Refusal if the stream ends before the
-            response does.
+        pieces: bytes as they arrive, split anywhere.
+        Raise Refusal if the stream ends before the response does.
         """
         call = exchange.call
         stream = passage.stream()
@@ -454,7 +460,9 @@ class Relay:
         await exchange.say(last, more=False)
 
     def _keep(self, exchange: Exchange, passage: Passage) -> None:
-        """Keep a response to which its client may refer later."""
+        """Keep a complete response for a later request that continues it. Do nothing for a call
+        whose response is not to be kept.
+        """
         call, request = exchange.call, exchange.keep
         exchange.keep = None
         conversations = passage.client.conversations
@@ -467,7 +475,12 @@ class Relay:
     # ---- how a call ends -------------------------------------------------------------------------
 
     async def _record(self, exchange: Exchange) -> None:
-        """Queue the record, once, before the agent can see that the answer is whole."""
+        """Complete the call's record and queue it, once, before the agent sees the end of the
+        answer.
+
+        A durable gateway waits until the record is in the store, and raises StoreError if it is
+        not.
+        """
         exchange.answered = True
         if not exchange.recorded:
             exchange.recorded = True
@@ -489,7 +502,7 @@ class Relay:
             exchange.call.error = refusal.message
         if exchange.tried is not None:
             exchange.tried.state = "failed"
-        # The agent gets an error already, and `flush` reports a durable record that failed.
+        # The agent gets an error anyway, and `flush` reports a durable record that failed.
         with contextlib.suppress(StoreError):
             await self._record(exchange)
         if exchange.disconnected:
@@ -524,7 +537,9 @@ def _failure(refusal: Refusal) -> UpstreamFailure:
 
 
 def _is_healthy(exchange: Exchange) -> bool | None:
-    """Return whether a response shows a healthy server; None if it does not tell."""
+    """Return whether a response shows a healthy server: a status below 500. None without a status,
+    or if the server only limits the rate of calls (429).
+    """
     if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
         return None
     return exchange.status < 500
@@ -535,13 +550,14 @@ async def _one(piece: bytes) -> AsyncIterator[bytes]:
 
 
 def _cancelled(exchange: Exchange) -> Refusal:
+    """Return the reason for which a call was cancelled."""
     if exchange.attempt_over:
         return Refusal(
             410, "attempt_ended", "the attempt ended before the answer was whole: the agent did not wait for it"
         )
     if exchange.disconnected:
         return Refusal(499, "client_disconnected", "the client disconnected before the answer was whole")
-    return Refusal(503, "gateway_stopped", "the gateway was stopped before the answer was whole")
+    return Refusal(503, "gateway_stopped", "the gateway was stopped before the answer was whole; send the call again")
 
 
 def _unreachable(model: UpstreamModel, gone: ServerGone) -> Refusal:
@@ -587,7 +603,9 @@ def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise Refusal(
-            502, "upstream_garbage", f"the upstream answered 200 with something that is no JSON object: {_excerpt(raw)}"
+            502,
+            "upstream_garbage",
+            f"the upstream answered 200 without a JSON object (is the model's endpoint right?): {_excerpt(raw)}",
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""A gateway seen from another process, which reports to it over HTTP that an attempt is over.
+"""Report the end of an attempt to a gateway in another process, over HTTP.
 
-`RemoteRecorder` is what a gateway becomes when it is pickled, for runners that the gateway's own
-process starts. `FoundGateways` is for runners that were started elsewhere, by hand: it finds the
+`RemoteRecorder` is for runners that the gateway's own process starts: a pickled `LLMProxy` is
+unpickled as one. `FoundGateways` is for runners that were started elsewhere, by hand: it finds the
 gateway in each attempt's resources. Both send the gateway's control key, which agents do not get.
 """
 
@@ -24,20 +24,19 @@ _SECONDS = 60.0
 
 
 def end_path(rollout_id: str, attempt_id: str) -> str:
-    """Return the path that ends an attempt.
-
-    The gateway replies when the attempt's record is complete.
+    """Return the URL path whose POST ends an attempt. The gateway replies when the attempt's record
+    is in the store.
     """
     return f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/end"
 
 
 def control_key_of(secret: str | None) -> str:
-    """Return the control key that gateway and runners derive from their shared secret, which is
-    never sent.
+    """Return the control key, which gateway and runners derive from a secret that they share. The
+    secret itself is never sent.
 
-    secret: the store's token, else the gateway's. None gives a key that any program can make.
-        Neither server has a token then, so every program on this machine may also end an attempt in
-        the store.
+    secret: the store's token, else the gateway's. None gives a key that any program can derive.
+        Neither server has a token then, so every program on this machine may end an attempt in the
+        store anyway.
     """
     return hmac.digest((secret or "").encode(), b"leyden gateway control", "sha256").hex()
 
@@ -53,11 +52,11 @@ class RemoteRecorder:
         return RemoteRecorder, (self._url, self._control_key)
 
     async def close(self) -> None:
-        """Close the connections; a later `flush` opens others."""
+        """Close the connections. A later `flush` opens new ones."""
         await self._sessions.close()
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
-        """Do nothing: there is one gateway for all attempts."""
+        """Do nothing: the gateway learns of an attempt by its first call."""
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Do nothing: `flush`, which follows at once, ends the attempt, too."""
@@ -100,7 +99,11 @@ class FoundGateways:
         """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """End the attempt at each of its gateways. See `RemoteRecorder.flush`."""
+        """End the attempt at each of its gateways, and wait until every call of it is in the store.
+
+        Raise StoreError if a call could not be written, GatewayError if a gateway cannot be
+        reached.
+        """
         for root, control_key in self._found.pop((rollout_id, attempt_id), {}).items():
             await _end(await self._sessions.get(), root, control_key, rollout_id, attempt_id)
 
@@ -123,7 +126,8 @@ async def _end(session: aiohttp.ClientSession, root: str, control_key: str, roll
                 text = await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise GatewayError(
-            f"the gateway at {root} cannot be notified that attempt {attempt_id!r} is over: {error or type(error).__name__}"
+            f"the gateway at {root} cannot be notified that attempt {attempt_id!r} is over: {error or type(error).__name__}; "
+            "is it running, and can this machine reach it there?"
         ) from error
     if response.status != 200:
         raise StoreError(text)

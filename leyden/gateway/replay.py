@@ -8,9 +8,9 @@ both have the same
 - other fields, such as `temperature`, `stop` or `response_format`, except `_NOT_COMPARED`.
 
 If several recorded calls equal a request, the one with its model's name is preferred. Otherwise
-the model's name is not compared, nor whether the response is streamed, nor what the gateway adds
-(seeds, overrides). The first request that differs ends the replay. Failed calls and embeddings are
-left out: the former had no answer, and the latter go to the model.
+the model's name is not compared, nor whether the response is streamed, nor the fields that the
+gateway adds (seeds, overrides). The first request that differs ends the replay. Failed calls are
+left out, because they have no answer. Embeddings always go to the model.
 
 The module knows spans and requests; `relay` sends the answers. All functions but `load` are pure.
 """
@@ -49,7 +49,7 @@ _NOT_COMPARED: Final = frozenset(
         *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
     }
 )
-"""Fields that do not change what the model says, and fields that are compared in chat form."""
+"""Fields that do not change the model's answer, and fields that are compared in chat form."""
 _SHOWN = 60
 """The number of a value's characters that the message about a difference shows."""
 
@@ -75,22 +75,22 @@ def compared_fields(request: Json) -> Json:
 
 
 def compared_request(operation: str, chat: Json, fields: Json) -> ComparedRequest:
-    """Return the part of a call that is compared. chat: its request in chat form."""
+    """Return the part of a call that is compared.
+
+    chat: the request in chat form. fields: `compared_fields` of the agent's own request.
+    """
     return ComparedRequest(operation, input_messages(chat), chat.get("tools"), fields)
 
 
 class CallReplay:
-    """The recorded calls that one attempt has yet to repeat.
-
-    It runs in the gateway's event loop.
-    """
+    """The recorded calls that one attempt has yet to repeat. Use it in the gateway's event loop."""
 
     def __init__(self, calls: Sequence[Span], *, later: Sequence[Span] = ()) -> None:
-        """Begin before the first call.
+        """Begin a replay.
 
-        calls: answered model calls, in order.
-        later: calls after the last of them, which the model answers again. Some may have been under
-            way at the same time.
+        calls: the answered model calls to repeat, in order.
+        later: recorded calls after those, which the model answers again. Some may have been under
+            way together with the last of `calls`.
         """
         self._left = list(calls)
         self._later = list(later)
@@ -101,13 +101,14 @@ class CallReplay:
         return not self._left
 
     def take(self, *requests: ComparedRequest, model: str | None = None) -> Span | None:
-        """Return the recorded call that a request repeats, once; None if the model is to answer it.
+        """Return the recorded call that a request repeats, and remove it; None if the model is to
+        answer the request.
 
-        A request repeats the next recorded call, or any that was under way together with that one,
-        because an agent does not decide the order of simultaneous calls.
+        A request may repeat the next recorded call, or any call that was under way together with
+        that one, because an agent does not decide the order of simultaneous calls.
         requests: the forms in which the request may have been recorded.
         model: the model that the request names.
-        Raise Diverged if no recorded call equals the request.
+        Raise Diverged if no such call equals the request.
         """
         first = self._left[0]
         end = first.end_time or 0.0
@@ -128,9 +129,10 @@ class CallReplay:
 
 
 async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = ()) -> CallReplay:
-    """Return the calls that are left to repeat.
+    """Return the recorded calls that an attempt has yet to repeat.
 
-    own: the calls that the new attempt has made already.
+    own: the calls that the new attempt has made already. If one of them was answered by the model,
+        the replay is over.
     Raise Refusal (404) if the store has no record to repeat.
     """
     spans: Sequence[Span] = ()
@@ -199,7 +201,7 @@ def _first_difference(where: str, mine: Any, theirs: Any) -> str | None:
         return f"{where or 'the request'}: a field is null in one of them"
     if isinstance(mine, list) and isinstance(theirs, list):
         one, other = cast("list[Any]", mine), cast("list[Any]", theirs)
-        pairs = enumerate(zip(one, other, strict=False))
+        pairs = enumerate(zip(one, other, strict=False))  # a difference in length comes last
         found = next((each for n, (a, b) in pairs if (each := _first_difference(f"{where}[{n}]", a, b))), None)
         return found or f"{where} has {len(one)} items, the record has {len(other)}"
     start = _first_unequal(mine, theirs) if isinstance(mine, str) and isinstance(theirs, str) else 0
@@ -211,13 +213,16 @@ def _canonical(value: Any) -> str:
 
 
 def _first_unequal(mine: str, theirs: str) -> int:
-    """Return where to begin the excerpts of two texts: shortly before their first difference."""
+    """Return the index at which to begin the excerpts of two texts: shortly before their first
+    difference; 0 if that is near the beginning.
+    """
     pairs = zip(mine, theirs, strict=False)
     start = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(mine), len(theirs)))
     return max(0, start - _SHOWN // 3) if start > _SHOWN // 2 else 0
 
 
 def _excerpt(value: Any, start: int) -> str:
+    """Return a value from `start` on as JSON, cut to `_SHOWN` characters."""
     text = json.dumps(value[start:] if start else value, ensure_ascii=False)
     return "..." * bool(start) + (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
@@ -245,14 +250,15 @@ class RecordedAnswer:
 
 
 def replay_passage(client: Dialect, raw: bytes, request: Json, *, whole: Json) -> Passage:
-    """Return the translation between the client's API and the recorded answer, which is in chat.
+    """Return the translation between the client's API and a recorded answer, which is in chat form,
+    or a completion.
 
-    whole: the request with its earlier turns.
+    raw, request: the agent's body, as bytes and parsed. whole: the request with its earlier turns.
     Raise Untranslatable or WrongType.
     """
-    told_in = DIALECTS["chat"] if client.translates else client
+    recorded_in = DIALECTS["chat"] if client.translates else client
     model = str(request.get("model"))
-    return Passage(client, told_in, raw, request, whole=whole, model=model, record_tokens=False)
+    return Passage(client, recorded_in, raw, request, whole=whole, model=model, record_tokens=False)
 
 
 def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
@@ -260,7 +266,7 @@ def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
 
     The tokens' texts, a server's fingerprint and the details of usage are not recorded, so they are
     left out.
-    with_token_ids: add the ids of prompt and response, for an agent that asked for them.
+    with_token_ids: add the ids of prompt and response, for an agent that requested them.
     """
     said, is_completion = recorded.attributes, recorded.attributes.get(semconv.GEN_AI_OPERATION) == "text_completion"
     messages: list[Json] = _recorded(recorded, semconv.GEN_AI_OUTPUT_MESSAGES)
@@ -274,7 +280,7 @@ def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
             {
                 "index": index,
                 **({"text": message.get("content")} if is_completion else {"message": message}),
-                "finish_reason": None if reason in (None, "None") else reason,
+                "finish_reason": None if reason in (None, "None") else reason,  # spans have "None" for none
                 "logprobs": None,
             }
             for index, (message, reason) in enumerate(zip(messages, _padded(reasons, len(messages)), strict=True))

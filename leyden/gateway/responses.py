@@ -1,4 +1,4 @@
-"""Responses that a client may continue by id, for models whose servers do not keep them.
+"""Keep responses that a client may continue by id, for models whose servers do not keep them.
 
 A client of OpenAI's Responses API may send only its new turn, with the id of the response before
 it. If the gateway translates such a request, it keeps the conversation in memory while the attempt
@@ -19,13 +19,15 @@ from leyden.host.http import Refusal
 from leyden.utils.json import Json
 
 LIMIT_BYTES = 256 * 2**20
+"""The most bytes of conversations that one gateway process keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class _KeptResponse:
     items: list[Json]
-    """The conversation, from its first turn to this response."""
+    """The items of the conversation, from its first turn to this response."""
     response: Json
+    """The response as the client received it."""
     n_bytes: int
 
 
@@ -42,16 +44,17 @@ class KeptResponses:
         return len(self._kept)
 
     def whole(self, key: AttemptKey, request: Json, conversations: Conversations) -> Json:
-        """Return the request with the earlier turns in place of their id.
+        """Return the request with the earlier turns in place of the id of the response that it
+        continues; the request itself if it continues none.
 
-        Raise Refusal (404) if the response with that id is not kept, Untranslatable if the request
-        cannot be put together.
+        Raise Refusal (404) if that response is not kept, Untranslatable if the request's own items
+        cannot be read.
         """
         before = conversations.previous(request)
         return request if before is None else conversations.with_history(request, self.get(key, before).items)
 
     def get(self, key: AttemptKey, response_id: str) -> _KeptResponse:
-        """Return a kept response. Raise Refusal if there is none with this id."""
+        """Return a kept response. Raise Refusal (404) if none with this id is kept."""
         found = self._kept.get((key, response_id))
         if found is None:
             raise Refusal(
@@ -66,10 +69,11 @@ class KeptResponses:
     def keep(
         self, key: AttemptKey, request: Json, response: Json, conversations: Conversations, *, n_bytes: int
     ) -> None:
-        """Keep a response unless the client asked not to.
+        """Keep a response unless the client asked not to. The oldest responses are dropped if the
+        limit is exceeded.
 
         request: the request with its earlier turns.
-        n_bytes: the size of the conversation in memory.
+        n_bytes: the approximate size of the conversation in memory.
         """
         items = conversations.items(request, response)
         if items is None:

@@ -1,8 +1,8 @@
 """A bounded file in which records wait while the store is away, first in, first out.
 
 The module knows the type of the items and a file, and no store: `recorder` and serving sessions
-fill and empty a spool. A spool with a name outlives its process: the next process delivers what it
-finds there. Delivering twice does no harm, because a store keeps each item once.
+fill and empty a spool. A spool with a name outlives its process: the next process delivers the
+items that it finds there. Delivering twice does no harm, because a store keeps each item once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from leyden.types import Span
 T = TypeVar("T")
 
 SPANS: TypeAdapter[Span] = TypeAdapter(Span)
+"""The type of the items of a gateway's spool."""
 _COMPACT_BYTES = 4 * 2**20
 """How many delivered bytes a file keeps before it is rewritten without them."""
 
@@ -41,7 +42,7 @@ class Spool(Generic[T]):
         path: None for a file without a name, which ends with this process.
         max_bytes: the largest size of the file.
         items: the type of the items, as JSON.
-        Raise ConfigError for a file that another gateway uses, or that cannot be opened.
+        Raise ConfigError for a file that another process uses, or that cannot be opened.
         """
         self.path = path
         self._items = items
@@ -66,9 +67,8 @@ class Spool(Generic[T]):
             self._claim(path)
 
     def _claim(self, path: Path) -> None:
-        """Lock the file, and find the lines that an earlier process left.
-
-        A last line that a crash cut off is dropped.
+        """Lock the file, and count the lines that an earlier process left. Remove a last line that
+        a crash cut off.
         """
         try:
             _lock(self._file)
@@ -94,7 +94,7 @@ class Spool(Generic[T]):
         return len(self._lengths)
 
     def append(self, items: list[T], *, bounded: bool = True) -> int:
-        """Add items at the end, and return how many fit.
+        """Add items at the end, and return how many of the first ones fit.
 
         bounded: False adds all of them, even beyond `max_bytes`.
         Raise ConfigError for an item that is not JSON, GatewayError for a file that cannot be
@@ -109,19 +109,23 @@ class Spool(Generic[T]):
             free -= len(line)
             lines.append(line)
         try:
-            self._file.seek(0, os.SEEK_END)
+            self._file.truncate(self._end)  # bytes of an earlier call that failed
+            self._file.seek(self._end)
             _write(self._file, b"".join(lines))
         except OSError as error:
-            self._file.truncate(self._end)  # a part may be there
-            raise GatewayError(f"records cannot wait in {self.path or 'a temporary file'}: {error.strerror}") from error
+            with contextlib.suppress(OSError):  # else the next call removes the part that was written
+                self._file.truncate(self._end)
+            raise GatewayError(
+                f"records cannot wait in {self.path or 'a temporary file'}: {error.strerror}; make room there, or let them "
+                "wait in another file"
+            ) from error
         self._lengths.extend(map(len, lines))
         self._end += sum(map(len, lines))
         return len(lines)
 
     def first(self, n: int) -> list[T]:
-        """Return up to `n` items from the front, and keep them.
-
-        An unreadable line there is dropped.
+        """Return up to `n` items from the front, and keep them. Unreadable lines at the front are
+        dropped.
         """
         items: list[T] = []
         while not items and self._lengths:
@@ -138,16 +142,25 @@ class Spool(Generic[T]):
         return items
 
     def drop(self, n: int) -> None:
-        """Remove `n` items from the front."""
+        """Remove `n` items from the front.
+
+        A file that cannot be changed keeps them, and a later process delivers them again.
+        """
         self._start += sum(self._lengths.popleft() for _ in range(n))
-        if not self._lengths:
-            self._start = self._end = 0
-            self._file.truncate(0)
-        elif self._start > max(_COMPACT_BYTES, self._end // 2):
-            self._compact()
+        with contextlib.suppress(OSError):  # a full or read-only disk: the file stays as it is
+            if not self._lengths:
+                self._file.truncate(0)
+                self._start = self._end = 0
+            elif self._start > max(_COMPACT_BYTES, self._end // 2):
+                self._compact()
 
     def _compact(self) -> None:
-        """Move the waiting lines to a new file, so that a busy spool does not grow for ever."""
+        """Rewrite the file without the delivered lines, so that a busy spool does not grow for
+        ever.
+
+        A file with a name is replaced by a new one, so that a crash loses nothing. In a file
+        without one the waiting lines move to the front, which they do not overlap.
+        """
         self._file.seek(self._start)
         waiting = self._file.read(self._end - self._start)
         if self.path is None:
@@ -156,15 +169,16 @@ class Spool(Generic[T]):
             self._file.truncate(len(waiting))
         else:
             aside = self.path.with_name(f"{self.path.name}.new")
-            with contextlib.suppress(OSError):  # a full disk: the old file stays
-                file = _opened(aside, os.O_TRUNC)
+            file = _opened(aside, os.O_TRUNC)
+            try:
                 _write(file, waiting)
                 _lock(file)
                 aside.replace(self.path)
-                self._file.close()
-                self._file = file
-                self._start, self._end = 0, len(waiting)
-            return
+            except OSError:
+                file.close()
+                raise
+            self._file.close()
+            self._file = file
         self._start, self._end = 0, len(waiting)
 
     def close(self) -> None:

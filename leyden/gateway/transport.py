@@ -1,4 +1,4 @@
-"""How a request reaches a model's server, and what `relay` sees of the response.
+"""Send a request to a model's server, and return the response in one form (`UpstreamResponse`).
 
 To reach servers in another way, write a `Transport`. The module knows neither attempts nor records.
 """
@@ -18,6 +18,7 @@ from leyden.gateway.upstream import UpstreamModel
 from leyden.host.http import Message, Scope
 
 _IS_UP_SECONDS = 5.0
+"""The seconds after which a server that does not reply to `is_up` counts as busy."""
 
 
 class UpstreamResponse(Protocol):
@@ -47,8 +48,10 @@ class Transport(Protocol):
     def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
     ) -> AbstractAsyncContextManager[UpstreamResponse]:
-        """Send `body` to the server of `model`. scope: the agent's request.
+        """Send `body` to the server of `model`, and yield its response once the head has arrived.
 
+        passage: the call's translation, which names the route. scope: the ASGI scope of the agent's
+            request, whose headers are passed on.
         Raise ServerGone or TimeoutError, also while the response is read.
         """
         ...
@@ -81,7 +84,11 @@ class HttpTransport:
     async def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
-        """Send the request over HTTP. See `Transport.ask`."""
+        """Send the request over HTTP, and yield the response once its head has arrived.
+
+        Redirects are not followed. Raise ServerGone or TimeoutError, also while the response is
+        read.
+        """
         began = False
         try:
             async with self._session.post(
@@ -126,9 +133,8 @@ class _HttpResponse:
         return downstream(self._response.raw_headers)
 
     async def read(self) -> bytes:
-        """Return the body.
-
-        A quoted key of the server is removed from an error, because agents read errors.
+        """Return the body. In an error body the server's key is replaced by `***`, because agents
+        read errors, and some servers quote the key.
         """
         body = await self._response.read()
         return body if self.status < 300 else self._model.without_key(body)
@@ -165,7 +171,7 @@ class AppTransport:
         async def receive() -> Message:
             if parts:
                 return {"type": "http.request", "body": parts.pop(), "more_body": False}
-            await asyncio.get_running_loop().create_future()  # this client leaves by cancelling the call
+            await asyncio.get_running_loop().create_future()  # waits for ever: this client never disconnects
             raise AssertionError
 
         call = asyncio.create_task(self._app(request, receive, answer.send))
@@ -195,7 +201,9 @@ class _AppResponse:
         self._messages.put_nowait(None)
 
     async def begin(self) -> None:
-        """Wait for the head. Raise ServerGone if the application ends without one."""
+        """Wait for the head of the response. Raise ServerGone if the application ends without
+        one.
+        """
         message = await self._messages.get()
         if message is None:
             raise ServerGone(RuntimeError("the server ended the call without an answer"), began=False)

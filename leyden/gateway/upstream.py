@@ -1,6 +1,6 @@
-"""The models behind the gateway, by the name that agents use.
+"""`UpstreamModel`: a model behind the gateway, its server's address and the server's dialects.
 
-The module knows where a model is and what its server understands. It opens no connection.
+The module opens no connection.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
 
 _OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")
+"""The dialects in which LiteLLM can be called."""
 _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
 """LiteLLM's names for servers that speak OpenAI's API."""
 _SECRETS = ("key", "token", "secret", "password", "credentials")
@@ -27,7 +28,7 @@ _SECRETS = ("key", "token", "secret", "password", "credentials")
 @named_options
 @dataclass(frozen=True, slots=True)
 class UpstreamModel:
-    """One model that agents may name, and the server that answers for it."""
+    """One model that agents may name, and one server of it."""
 
     model_name: str
     """The name that agents use."""
@@ -37,12 +38,15 @@ class UpstreamModel:
     A user and a password in it (`http://user:password@host/v1`) move to `login`.
     """
     api_key: str | None = field(default=None, repr=False)
+    """The key for the server; None: it needs none."""
     upstream_model: str | None = None
     """The server's own name for the model; None if it is `model_name`."""
     sampling_parameters: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Suggested to agents by `LLMProxy.as_resource`. Requests pass as agents send them."""
+    """Parameters that `LLMProxy.as_resource` suggests to agents. The gateway does not add them to
+    requests."""
     record_tokens: bool | None = None
-    """Whether to ask the server for token ids and log-probabilities (vLLM's `return_token_ids`).
+    """Whether to request token ids and log-probabilities from the server (vLLM's
+    `return_token_ids`).
 
     Switch it off for a server that refuses unknown fields, such as api.openai.com; its calls are
     then recorded as text only. None: True, but False with `litellm_params`.
@@ -65,7 +69,7 @@ class UpstreamModel:
     litellm_params: Mapping[str, Any] | None = field(default=None, repr=False)
     """Arguments of `litellm.acompletion`, "model" among them, to call the server through LiteLLM.
 
-    They take the place of `endpoint`, for providers without an API of OpenAI's or Anthropic's form.
+    Give them instead of `endpoint`, for providers whose API is neither OpenAI's nor Anthropic's.
     """
     login: tuple[str, str] | None = field(default=None, init=False, repr=False)
     """User and password for HTTP basic authentication at the server, from `endpoint`."""
@@ -138,7 +142,9 @@ class UpstreamModel:
 
     @property
     def content(self) -> list[Any]:
-        """What the model's responses depend on: names, address and parameters, without keys."""
+        """The fields that the model's responses depend on: names, address and parameters, without
+        keys.
+        """
         params = {name: each for name, each in (self.litellm_params or {}).items() if not name.endswith(_SECRETS)}
         return [self.model_name, self.address, self.name_there, self.sampling_parameters, params]
 
@@ -168,8 +174,8 @@ def upstream_models(
 ) -> dict[str, tuple[UpstreamModel, ...]]:
     """Return the servers of each model of `model_list`, by the model's name.
 
-    Raise ConfigError for an entry that is no model, for an unknown key, and for a model that is
-    named twice with one endpoint.
+    Raise ConfigError for an invalid entry, for an unknown key, and for a model that is named twice
+    with one endpoint.
     """
     models: dict[str, tuple[UpstreamModel, ...]] = {}
     for entry in model_list:
@@ -207,14 +213,15 @@ def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamM
         raise ConfigError(f"model_list: an entry has no 'model_name'; it has {', '.join(sorted(entry)) or 'nothing'}")
     if "endpoint" not in entry and "litellm_params" not in entry:
         raise ConfigError(f"model_list: {entry['model_name']!r} has no 'endpoint'; it has {', '.join(sorted(entry))}")
-    return UpstreamModel(**(_own(entry) or entry))
+    return UpstreamModel(**(_without_litellm(entry) or entry))
 
 
-def _own(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the fields of an OpenAI-compatible server that an entry gives to LiteLLM, or None.
+def _without_litellm(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the fields of an entry whose `litellm_params` name an OpenAI-compatible server, with
+    an endpoint instead; None for any other entry.
 
     Agent Lightning's model_list has such entries: "openai/NAME" or "hosted_vllm/NAME" at an
-    `api_base`. They are called without LiteLLM, so that their tokens are recorded.
+    `api_base`. Their servers are called without LiteLLM, so that tokens are recorded.
     """
     params: Any = entry.get("litellm_params")
     if not isinstance(params, Mapping):

@@ -1,7 +1,7 @@
 """Measure the servers behind the gateway: their requests, failures and latencies.
 
-The numbers are counted in memory and reported to the store as samples every few seconds. This
-module judges no server: `balance` chooses the server of a call. Count in the gateway's event loop
+The numbers are counted in memory and reported to the store as samples every few seconds. They do
+not influence which server takes a call; `balance` decides that. Count in the gateway's event loop
 only; `statuses` may be called from any thread.
 """
 
@@ -25,7 +25,9 @@ from leyden.types import Sample
 logger = logging.getLogger(__name__)
 
 _RECENT_SECONDS = 60.0
+"""The seconds whose answers count for the latencies."""
 _MOST_RECENT = 4096
+"""The most answers of one server that count for its latencies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +41,26 @@ class UpstreamFailure:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
-    """One server of one model, as its gateway knows it."""
+    """The requests, failures and latencies of one server of one model."""
 
     model_name: str
     address: str
+    """The server's address, without passwords."""
     healthy: bool
-    """Whether the last answer was good.
-
-    If not, other servers of the model are preferred for a while.
-    """
+    """Whether the last request succeeded. If not, other servers of the model are preferred for a
+    while."""
     problem: str | None
-    """The last failure of a server that is not healthy."""
+    """The last failure; None for a healthy server."""
     requests: int
     """Requests sent to the server since the gateway began."""
     errors: dict[str, int]
     """The number of failed requests, by reason."""
     in_flight: int
+    """Requests under way."""
     latency_p50_seconds: float | None
     """The median time to the end of an answer in the last minute; None without an answer."""
     latency_p95_seconds: float | None
+    """The 95th percentile of that time; None without an answer."""
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class _Server:
 
 
 class UpstreamMetrics:
-    """Count the requests to each server and their outcomes."""
+    """Counts the requests to each server, their outcomes and their durations."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -110,10 +113,10 @@ class UpstreamMetrics:
             server.problem = failure.message
 
     def keep(self, models: Iterable[UpstreamModel]) -> None:
-        """Drop all servers but these. One with a request in flight is dropped after that request.
+        """Drop all servers but these; a server with a request in flight after that request.
 
-        Otherwise the gateway would report the last failure of a server for ever that it no longer
-        uses.
+        Otherwise the gateway would report the last failure of a server that it no longer uses for
+        ever.
         """
         keys = {(model.model_name, redact(model.address)) for model in models}
         for key, server in list(self._servers.items()):
@@ -128,10 +131,10 @@ class UpstreamMetrics:
         return [_status(*key, server, self._clock()) for key, server in list(self._servers.items())]
 
     async def report(self, store: LightningStore, gateway: str, connections: Callable[[], int]) -> None:
-        """Write samples until cancelled, whenever a number has changed.
+        """Write samples to the store every few seconds, until cancelled.
 
         gateway: the gateway's name in the samples.
-        connections: returns how many connections are open.
+        connections: returns how many connections of clients are open.
         """
         while True:
             await asyncio.sleep(REPORT_SECONDS)

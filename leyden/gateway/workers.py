@@ -1,10 +1,10 @@
-"""The gateway in several processes, behind one port.
+"""Run the gateway in several processes behind one port.
 
-Each attempt belongs to one worker, which its ids determine. That worker holds everything that the
-gateway remembers of the attempt: the numbers of its calls, its server, its limits, its retries.
-All workers accept on the same socket. A worker that gets a call of another's attempt passes it on
-over a Unix socket, and the response back as it arrives. The module knows processes, sockets and
-which attempt a request names; the rest is `LLMProxy`.
+Each attempt belongs to one worker, which the attempt's ids determine. That worker holds the whole
+state of the attempt: the numbers of its calls, its server, its limits, its retries. All workers
+accept connections on the same socket. A worker that receives a call of another worker's attempt
+forwards it over a Unix socket, and returns the response as it arrives. The module knows processes,
+sockets and which attempt a request names; the rest is `LLMProxy`.
 """
 
 from __future__ import annotations
@@ -58,13 +58,17 @@ _SHARED = ("http://", "https://", f"{UNIX_SCHEME}://", "postgresql://", "postgre
 _AWAY_SECONDS = 15.0
 """Seconds that a call waits for a worker that is being restarted."""
 _RECONNECT_SECONDS = 0.05
+"""The pause between two tries to reach such a worker."""
 _READY_SECONDS = 60.0
+"""The seconds within which all workers must take calls after `start`."""
 _STOP_SECONDS = 10.0
+"""The seconds that a worker may take to write its records at the end, before it is killed."""
 _RESTART_SECONDS = 1.0
+"""The pause before a worker that died at once is started again the first time."""
 
 
 class GatewayWorkers:
-    """Several processes that are one gateway, between `start` and `stop` (or in `async with`)."""
+    """A gateway of several processes, which run from `start` to `stop` (or in `async with`)."""
 
     def __init__(
         self, n_workers: int, *, store_url: str, control_secret: str | None, host: str, port: int, **options: Any
@@ -83,7 +87,7 @@ class GatewayWorkers:
                 f"{store_url!r} belongs to one process, and {n_workers} workers need a store that each can open: start "
                 "`leyden store` and give its URL (http://127.0.0.1:4747), or give a postgresql://... URL"
             )
-        LLMProxy(host=host, **options)  # says now what is wrong with them
+        LLMProxy(host=host, **options)  # only to raise ConfigError now, not in a worker
         self._n_workers = n_workers
         self._host, self._port = host, port
         self._given = {"store_url": store_url, "control_secret": control_secret, "options": {**options, "host": host}}
@@ -102,15 +106,16 @@ class GatewayWorkers:
         return f"http://{netloc(reachable(self._host), self._port)}/v1"
 
     async def start(self) -> None:
-        """Open the port, and return when every worker takes calls.
+        """Open the port, start the workers, and return when all of them take calls.
 
-        Raise GatewayError if one cannot.
+        Raise GatewayError if a worker cannot start, or if the port is taken.
         """
         try:
             self._listener = listen(self._host, self._port)
         except OSError as error:
             raise GatewayError(
-                f"the gateway cannot listen on {self._host}, port {self._port}: {error.strerror or error}"
+                f"the gateway cannot listen on {self._host}, port {self._port}: {error.strerror or error}; give another port, or "
+                "0 for a free one"
             ) from error
         self._port = self._listener.getsockname()[1]
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-gateway-"))  # only this user can enter it
@@ -118,8 +123,8 @@ class GatewayWorkers:
         self._workers = [asyncio.create_task(self._keep(index, ready[index])) for index in range(self._n_workers)]
         try:
             async with asyncio.timeout(_READY_SECONDS):
-                told = await asyncio.gather(*ready, return_exceptions=True)
-            for failure in filter(None, told):
+                results = await asyncio.gather(*ready, return_exceptions=True)
+            for failure in filter(None, results):
                 raise failure
         except BaseException as error:
             await self.stop()
@@ -141,7 +146,10 @@ class GatewayWorkers:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _keep(self, index: int, ready: asyncio.Future[None]) -> None:
-        """Run one worker, and start another one when it dies."""
+        """Run one worker, and start another one when it dies, until cancelled.
+
+        ready: done when the first process takes calls, or has failed to start.
+        """
         backoff, loop = Backoff(first_seconds=_RESTART_SECONDS), asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -158,7 +166,7 @@ class GatewayWorkers:
             if ready.exception() is not None:
                 return
             logger.warning(
-                "worker %d of the gateway %s; calls under way there are lost, unless they are sent again. Starting another",
+                "worker %d of the gateway %s; its calls under way are lost unless their clients retry them. Starting another",
                 index,
                 describe_exit(code),
             )
@@ -166,7 +174,7 @@ class GatewayWorkers:
 
 
 def _settle(ready: asyncio.Future[None], message: ChildFailure | None) -> None:
-    """Take a worker's only message: None when it takes calls, or why it cannot."""
+    """Handle a worker's only message: None when it takes calls, else why it cannot."""
     if not ready.done():
         ready.set_result(None) if message is None else ready.set_exception(GatewayError(message.headline))
 
@@ -182,7 +190,9 @@ def _work(
     n_workers: int,
     given: Mapping[str, Any],
 ) -> None:
-    """Run a gateway until the parent hangs up or ends. This is the function of a worker process."""
+    """Run a gateway until the parent closes the pipe or ends. The entry point of a worker
+    process.
+    """
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
@@ -218,10 +228,8 @@ async def _serve(
 
 
 class _WorkerGateway(LLMProxy):
-    """The gateway of one worker.
-
-    It takes its own attempts' calls at the common socket, and at its own socket the calls that
-    other workers pass on.
+    """The gateway of one worker. It serves the common socket, and a Unix socket of its own for
+    calls that other workers forward.
     """
 
     def __init__(self, listener: socket.socket, paths: list[Path], index: int, **options: Any) -> None:
@@ -248,15 +256,14 @@ class _WorkerGateway(LLMProxy):
 
 
 class _Dispatch:
-    """The ASGI application at the common socket.
-
-    It serves its worker's attempts and passes on the rest.
+    """The ASGI application at the common socket. It serves the calls of its worker's attempts, and
+    forwards all others to their workers.
     """
 
     def __init__(
         self, app: GatewayApp, sessions: Sequence[aiohttp.ClientSession], index: int, max_body_bytes: int
     ) -> None:
-        """sessions: one to each worker, by index."""
+        """sessions: an HTTP session to each worker, by index. index: this worker's own."""
         self._app = app
         self._sessions = sessions
         self._index = index
@@ -273,16 +280,15 @@ class _Dispatch:
         if owner == self._index:
             return await self._app(scope, receive, send)
         try:
-            await self._hand_on(owner, scope, receive, send)
+            await self._forward(owner, scope, receive, send)
         except ClientGone:
             return
         except Refusal as refusal:
             await send_refusal(send, refusal, client_dialect(scope))
 
     async def _control_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a control request to every worker.
-
-        Reply with their joint state, or with the first refusal.
+        """Send a control request to every worker. Reply with their joint state, or with the first
+        refusal.
         """
         body = await read_request(scope, receive, self._max_body_bytes)
         try:
@@ -293,11 +299,12 @@ class _Dispatch:
         refused = next((reply for reply in replies if reply[0] != 200), None)
         if refused is not None:
             return await send_reply(send, refused[1], status=refused[0])
-        told: list[Any] = [json.loads(reply) for _, reply in replies]
-        joint = [status for statuses in told for status in statuses] if isinstance(told[0], list) else join_states(told)
+        # A list holds the servers' statuses (`upstreams`), an object the worker's state.
+        parsed: list[Any] = [json.loads(reply) for _, reply in replies]
+        joint = [each for one in parsed for each in one] if isinstance(parsed[0], list) else join_states(parsed)
         await send_reply(send, dump(joint))
 
-    async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request to the worker that owns the attempt, and pass its response on.
 
         If the client leaves, the connection to that worker is closed, too.
@@ -315,22 +322,23 @@ class _Dispatch:
                     async for piece in response.content.iter_any():
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
-            except aiohttp.ClientError:  # the client's reply breaks off, as from a gateway that dies
+            except aiohttp.ClientError:  # the client's reply breaks off, as when a single gateway dies
                 logger.warning("worker %d of the gateway ended in the middle of a reply", owner)
             except asyncio.CancelledError:
                 if not watcher.done():
                     raise  # the gateway stops
-                task.uncancel()
+                task.uncancel()  # the client has left
 
     async def _ask(self, owner: int, scope: Scope, body: bytes) -> aiohttp.ClientResponse:
-        """Send a request to another process of the gateway and return its response. Retry while
-        that process restarts.
+        """Send a request to another worker and return its response. Retry while that worker
+        restarts.
 
-        Raise Refusal if the process stays away (503) or ends during the call (502).
+        Raise Refusal if the worker stays away (503) or ends during the call (502).
         """
         query = scope["query_string"].decode("latin-1")
         url = yarl.URL(f"http://worker{raw_path(scope)}" + (f"?{query}" if query else ""), encoded=True)
-        hosts = [(name, value) for name, value in scope["headers"] if name == b"host"]  # the other worker checks it
+        # `end_to_end` drops the host, which the other worker checks.
+        hosts = [(name, value) for name, value in scope["headers"] if name == b"host"]
         headers = as_text([*hosts, *end_to_end(scope["headers"])])
         if header(scope, b"x-leyden-sent") is None and (sent := sent_time(scope, time.time())) is not None:
             headers.append(("x-leyden-sent", repr(sent)))  # the other worker does not see the client's address
@@ -344,16 +352,24 @@ class _Dispatch:
                     headers=headers,
                     allow_redirects=False,
                 )
-            except aiohttp.ClientConnectorError as error:  # it is being restarted; nothing of the call has reached it
+            except aiohttp.ClientConnectorError as error:  # the worker restarts, and has not seen the call
                 if time.monotonic() > deadline:
-                    raise Refusal(503, "worker_away", f"worker {owner} of the gateway cannot be reached") from error
+                    raise Refusal(
+                        503,
+                        "worker_away",
+                        f"worker {owner} of the gateway has been away for {_AWAY_SECONDS:g} s; try again, and see its log",
+                    ) from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
             except aiohttp.ClientError as error:
-                raise Refusal(502, "worker_lost", f"worker {owner} of the gateway ended during the call") from error
+                raise Refusal(
+                    502, "worker_lost", f"worker {owner} of the gateway ended during the call; send the call again"
+                ) from error
 
 
 def _session(path: Path) -> aiohttp.ClientSession:
-    """Return a session to the worker at this socket, which passes headers and bodies unchanged."""
+    """Return a session to the worker at this socket. It neither adds headers nor decompresses
+    bodies.
+    """
     return aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(path), limit=0),
         timeout=aiohttp.ClientTimeout(total=None),
@@ -364,7 +380,10 @@ def _session(path: Path) -> aiohttp.ClientSession:
 
 
 def _attempt_of(scope: Scope) -> AttemptKey | None:
-    """Return the attempt that a request names. The attempt's worker checks the claim."""
+    """Return the attempt that a request names by its URL, its key or its headers; None without one.
+
+    Nothing is verified: the attempt's worker checks the key.
+    """
     match raw_path(scope).strip("/").split("/", 4):
         case ["rollout", rollout_id, "attempt", attempt_id, _]:
             return unquote(rollout_id), unquote(attempt_id)
@@ -382,4 +401,5 @@ def _named_by_claim(text: str) -> AttemptKey | None:
 
 
 def _owner(key: AttemptKey, n_workers: int) -> int:
+    """Return the index of the worker that an attempt belongs to, the same in every process."""
     return zlib.crc32("\x1f".join(key).encode("utf-8", "surrogatepass")) % n_workers

@@ -3,10 +3,11 @@
 - `session`: `OnlineSession` serves requests with released resources; `assignment` chooses the
   version, `released` follows the labels, `addresses` the gateway, `outbox` delivers records.
 - `blocking`: a store and an algorithm without `await`, for plain loops.
+- `app`: the session over HTTP.
 - `continual`: learning while serving: a canary, promotion and rollback.
 
-It knows stores, gateways and algorithms by their interfaces. To add a way to choose a version, add
-a field to `AssignmentRule`.
+The package uses stores, gateways and algorithms through their public interfaces. To add a way to
+choose a version, add a field to `AssignmentRule`.
 """
 
 from leyden.serving.assignment import CONTROL, Assigned, Assignment, AssignmentRule, place_of

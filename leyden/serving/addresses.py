@@ -1,6 +1,6 @@
-"""Addresses of a request's models: the gateway's, or the models' own while the gateway is away.
+"""Give a request's models the gateway's address, or their own while the gateway is away.
 
-It knows resources and an HTTP address, no store and no assignment.
+The module knows resources and an HTTP address, and neither stores nor assignments.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ class ModelAddresses:
     """
 
     def __init__(self, gateway: str, own: Mapping[str, LLM] | None, *, claim: str) -> None:
-        """own: the models' own addresses by their names, for the time without the gateway; None:
-        requests fail then.
-        claim: any claim that the session has signed. Checks carry it, because a gateway with
-            another live key refuses every call of the session.
+        """gateway: its address, with or without `/v1`.
+        own: the models' own addresses by model name, for the time without the gateway; None: while
+            the gateway is away, requests fail.
+        claim: any claim that the session has signed. Checks send it, because a gateway with another
+            live key refuses every call of the session.
         """
         self._gateway = gateway.rstrip("/").removesuffix("/v1")
         self._own = own
         self._check_url = f"{self._gateway}/live/{claim}/v1/models"
         self._why: str | None = None
+        """Why the gateway cannot be used, as a phrase after "the gateway"; None if it can."""
 
     @property
     def gateway_is_away(self) -> bool:
-        """Return whether the gateway did not answer the last check, or refused its claim."""
+        """Whether the gateway did not answer the last check, or refused its claim."""
         return self._why is not None
 
     def resources(self, resources: NamedResources, version: VersionKey, claim: str) -> tuple[NamedResources, bool]:
-        """Return a copy of the resources with the models' addresses, and whether their calls are
-        recorded.
+        """Return a copy of the resources with addresses for their models, and whether the calls
+        will be recorded (by the gateway).
 
-        claim: the signed claim of the rollout. Raise GatewayError if the gateway is away and the
-        models have no addresses of their own, ConfigError if one of them has none.
+        claim: the signed claim of the rollout.
+        Raise GatewayError if the gateway is away and no own addresses were given, ConfigError if
+        they lack one of the models.
         """
         if self._why is None:
             return {name: self._at_gateway(resource, claim) for name, resource in resources.items()}, True

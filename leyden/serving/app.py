@@ -1,6 +1,7 @@
-"""The serving session over HTTP, for applications in any language: begin, end, feedback, status.
+"""`ServingApp`: an `OnlineSession` over HTTP, for applications in any language.
 
-It knows requests and replies; `session` knows everything else. A reply never holds a traceback.
+The routes are begin, end, feedback and status. The module knows requests and replies; the session
+does all of the work. A reply never holds a traceback.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from leyden.utils.text import fault_reason
 logger = logging.getLogger(__name__)
 
 PREFIX = "/v1/serving"
+"""The beginning of every route."""
 _STATUS: dict[type[LeydenError], int] = {ConfigError: 400, GatewayError: 503, StoreError: 503}
+"""The HTTP status of each kind of error; 500 for others."""
 
 
 class BeginRequest(BaseModel):
@@ -76,13 +79,15 @@ class FeedbackRequest(BaseModel):
 
 
 class ServingApp:
-    """An ASGI application over a running session."""
+    """An ASGI application that offers a running session over HTTP."""
 
     def __init__(
         self, session: OnlineSession, *, token: str | None, guard: SiteGuard, max_body_bytes: int = 2**24
     ) -> None:
-        """token: what clients must send as `Authorization: Bearer`; None admits every
-        client on this machine.
+        """session: must be started, and is not closed here.
+        token: the secret that clients must send as `Authorization: Bearer`; None admits every
+            client that `guard` admits.
+        guard: checks where a request comes from.
         """
         self._session = session
         self._token = None if token is None else token.encode()

@@ -1,6 +1,7 @@
-"""Which version a request runs with: pure functions of the request, the rules and the labels.
+"""Choose the version that a request runs with: pure functions of the request, the rules and the
+labels.
 
-It knows labels by name and no store. A user's place between 0 and 100 follows from a keyed hash, so
+The module knows labels by name, and no store. A user's place between 0 and 100 is a keyed hash, so
 a user stays in one arm, in every process that has the key, and no user can choose the arm.
 """
 
@@ -16,41 +17,42 @@ from leyden.options import check_number
 from leyden.types import VersionKey
 
 CONTROL = "control"
-"""The arm of requests that run with what is in production."""
+"""The arm of requests that run with the version in production."""
 
 
 @dataclass(frozen=True)
 class AssignmentRule:
-    """Versions and policies for requests of one kind.
-
-    The first rule that fits a request applies.
+    """The labels and the policy for requests of one kind. Of several rules the first that fits a
+    request applies.
     """
 
     task_type: str | None = None
     """The task type that the rule is for; None for any."""
     min_quality: float | None = None
-    """The lowest required quality that the rule is for; None for any."""
+    """The rule is for requests that require at least this quality; None for any request."""
     label: str = "production"
     """The label of the version in production for such requests."""
     canary: str = "canary"
-    """The label of the version that is tried on a share of them."""
+    """The label of the version that a share of the users gets."""
     policy: str | None = None
-    """The optimisation policy that learns from them, by a name of the user's choice."""
+    """A name, of your choice, of the optimisation policy that learns from such requests. It is
+    recorded with each rollout."""
 
     def fits(self, task_type: str | None, quality: float | None) -> bool:
-        """Return whether the rule is for a request."""
+        """Return whether the rule is for a request with this task type and required quality."""
         of_type = self.task_type is None or self.task_type == task_type
         return of_type and (self.min_quality is None or (quality is not None and quality >= self.min_quality))
 
 
 @dataclass(frozen=True)
 class CanaryShare:
-    """How a release gives its canary to users, the same in every session."""
+    """The share of users that a release gives its canary to, the same in every session."""
 
     share: float
     """The share of the users who get the version, in (0, 1)."""
     salt: str
-    """Part of the hash that decides which users get it; another salt gives it to other users."""
+    """Part of the hash that decides which users get the version. Another salt chooses other
+    users."""
     until: float | None = None
     """The release's deadline, in Unix seconds. From then on all users get the version in
     production, even if no controller runs that could end the release."""
@@ -63,8 +65,10 @@ class Assigned:
     arm: str
     """`control`, or the label of the canary."""
     label: str
+    """The label of the version."""
     version: VersionKey
     policy: str | None
+    """The policy of the rule that applied."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,14 @@ class Assignment:
     """The share of users, from 0 to 100, who get a canary that belongs to no release. A release has
     its own share and salt."""
     min_control_percent: float = 1.0
-    """The share that always stays with the control, above 0, so that there is
-    something to compare with."""
+    """The share of users, in percent, that always stays with the control, so that there is a group
+    to compare with. Above 0."""
     rules: Sequence[AssignmentRule] = field(default_factory=lambda: (AssignmentRule(),))
+    """The rules, of which the first that fits a request applies."""
     salt: str = ""
-    """Users change places with it: give each experiment its own, or none to keep the same early
-    users. A release has its own."""
+    """Part of the hash that decides which users get a canary. Give each experiment its own salt to
+    draw other users; with the same salt the same users get every canary first. A release has a salt
+    of its own."""
 
     def __post_init__(self) -> None:
         check_number("min_control_percent", self.min_control_percent, above=0, at_most=100)
@@ -111,10 +117,11 @@ class Assignment:
         """Return the arm, the version and the policy for a request of `user`.
 
         key: the secret of the hash.
-        labels: where each label is now.
-        shares: percentages of users for the versions of a release. At least `min_control_percent`
-            stay with the control.
+        labels: the version of each label.
+        shares: the shares of users for the canaries of releases, by version. At least
+            `min_control_percent` stay with the control.
         now: in Unix seconds; None: the present time.
+        task_type, quality: the request's, by which the rule is chosen.
         Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
         """
         rule = next((rule for rule in self.rules if rule.fits(task_type, quality)), None)
@@ -133,6 +140,9 @@ class Assignment:
         return Assigned(CONTROL, rule.label, labels[rule.label], rule.policy)
 
     def _has_canary(self, key: str, user: str, given: CanaryShare | None, now: float | None) -> bool:
+        """Return whether a user gets the canary. given: its release's share; None: it has no
+        release.
+        """
         if given is None:
             return place_of(key, user, self.salt) < self.canary_percent
         if given.until is not None and (time.time() if now is None else now) >= given.until:
@@ -152,4 +162,5 @@ def place_of(key: str, user: str, salt: str = "") -> float:
     (HMAC-SHA256, 53 bits).
     """
     digest = hmac.digest(key.encode(), f"{salt}\x1f{user}".encode(), "sha256")
+    # 53 of the 64 bits, because a float holds no more.
     return 100.0 * (int.from_bytes(digest[:8], "big") >> 11) / 2**53

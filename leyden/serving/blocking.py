@@ -4,9 +4,9 @@
     for rollout in store.dequeue_rollout():
         ...
 
-`BlockingStore` passes every method on to the store that it was given. It adds no behaviour but that
-of the few methods below, whose forms suit a loop. `BlockingAlgorithm.optimize` trains on what was
-recorded. It knows no gateway and no session.
+`BlockingStore` runs every method of the store that it was given, and waits for the result. Only the
+few methods below differ, in forms that suit a loop. `BlockingAlgorithm.optimize` trains on recorded
+spans. The module knows no gateway and no session.
 """
 
 from __future__ import annotations
@@ -43,23 +43,21 @@ class QueuedRollout(AttemptedRollout):
 
     @property
     def id(self) -> str:
-        """Return the rollout's id, `rollout_id`."""
+        """The rollout's id, `rollout_id`."""
         return self.rollout_id
 
     @property
     def group(self) -> str | None:
-        """Return `arm`: the side of the experiment that the rollout belongs to, such as
-        `control`.
-        """
+        """The side of the experiment that the rollout belongs to (`arm`), such as `control`."""
         return self.arm
 
 
 class BlockingStore:
-    """A store whose methods block until they are done, in any thread, also under a running event
-    loop.
+    """A store whose methods block until they are done. They may be called from any thread, also
+    under a running event loop.
 
     Methods that are not listed here have the arguments and the results of `LightningStore`, without
-    `await`. Close it, or use `with`: that closes the store.
+    `await`. `close`, or the end of `with`, closes the store that was given.
     """
 
     def __init__(self, store: LightningStore) -> None:
@@ -88,9 +86,9 @@ class BlockingStore:
     ) -> Generator[QueuedRollout, None, None]:
         """Claim rollouts one after the other, until the queue has had none for `timeout_seconds`.
 
-        A rollout succeeds when the loop asks for the next one, unless `update_attempt` has
-        ended its attempt. If the loop is left by `break` or an error, the current rollout
-        returns to the queue.
+        A rollout succeeds when the loop requests the next one, unless `update_attempt` has ended
+        its attempt. If the loop is left by `break` or an error, the current rollout returns to the
+        queue.
         """
         while (claimed := self._call("dequeue_rollout", worker_id, timeout_seconds=timeout_seconds)) is not None:
             attempt = cast(AttemptedRollout, claimed).attempt
@@ -111,7 +109,7 @@ class BlockingStore:
         """Add spans to the latest attempt of a rollout, and return the new ones.
 
         The spans get the ids of the rollout and the attempt.
-        metadata: attributes of each of the spans; what is None is left out.
+        metadata: attributes that each of the spans gets; a value of None is left out.
         Raise UnknownRollout, or UnknownAttempt if the rollout was not claimed yet.
         """
         attempt: Attempt | None = self._call("get_latest_attempt", rollout_id)
@@ -126,10 +124,10 @@ class BlockingStore:
         )
 
     def poll_new_spans(self, *, timeout_seconds: float = 0.0) -> list[Span]:
-        """Return the spans that are new since the last call, in order of arrival.
+        """Return all spans that are new since the last call, in order of arrival.
 
-        Waits up to `timeout_seconds` for the first one. The position is kept by the store object
-        that was given (`LightningStore.poll_new_spans`), in memory.
+        Waits up to `timeout_seconds` for the first one. The store object that was given keeps the
+        position, in memory, so a second `BlockingStore` of it continues there.
         """
         found: list[Span] = []
         while page := self._call("poll_new_spans", timeout_seconds=0.0 if found else timeout_seconds).spans:
@@ -137,7 +135,9 @@ class BlockingStore:
         return found
 
     def get_latest_resources(self) -> NamedResources | None:
-        """Return the latest resources by name, as an agent takes them; None if there are none."""
+        """Return the latest resources by name, as an agent receives them; None if there are
+        none.
+        """
         return _named(self._call("get_latest_resources"))
 
     def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> NamedResources:
@@ -148,10 +148,10 @@ class BlockingStore:
         return self._call("get_resources_by_id", resources_id, version=version).resources
 
     def get_optimized_resources(self, group: str | None = None) -> NamedResources:
-        """Return the released resources of a group, as an agent takes them.
+        """Return the released resources of a group by name, as an agent receives them.
 
-        group: a label, such as an arm. None: `canary`. `control`: `production`. If no
-            version has the label, as after the end of a canary, the one with the label
+        group: a label, such as an arm. None means `canary`, and `control` means `production`. If no
+            version has the label, as after the end of a canary, the version with the label
             `production` is returned.
         Raise UnknownResources if no version has the label `production` either.
         """
@@ -165,7 +165,7 @@ class BlockingStore:
         return found.resources
 
     def watch_spans(self, **options: Any) -> Generator[Span, None, None]:
-        """Yield spans as they arrive, for ever; see `LightningStore.watch_spans`."""
+        """Yield spans as they arrive, for ever. options: those of `LightningStore.watch_spans`."""
         spans: AsyncGenerator[Span] = self._store.watch_spans(**options)
         try:
             while True:
@@ -198,29 +198,30 @@ class BlockingStore:
 
 
 class BlockingAlgorithm:
-    """An algorithm that learns from recorded spans each time it is called.
+    """An algorithm that learns from recorded spans each time `optimize` is called.
 
-    It trains in a store of its own, in memory, so that nothing that serves claims its rollouts.
+    It trains in a store of its own, in memory, so that no process that serves users claims its
+    rollouts.
     """
 
     def __init__(self, algorithm: Any, agent: LitAgent[Any], store: BlockingStore, **options: Any) -> None:
-        """
-        algorithm: as `Trainer` takes it.
-        agent: runs the rollouts of algorithms that need some.
-        store: where the spans and their rollouts are; it is only read.
+        """algorithm: in any form that `Trainer` accepts.
+        agent: runs the rollouts that the algorithm enqueues, if any.
+        store: holds the spans and their rollouts; it is only read.
         options: options of the `Trainer`. `initial_resources` are by default those of
-            `get_optimized_resources("control")`, or the latest.
+            `get_optimized_resources("control")`, or else the latest.
         """
         self._algorithm, self._agent, self._recorded, self._options = algorithm, agent, store, options
 
     def optimize(self, new_data: Sequence[Span]) -> NamedResources:
-        """Train on recorded spans until the algorithm has ended, and return the resources
-        that it has found.
+        """Train on recorded spans until the algorithm has ended, and return the resources that it
+        has found.
 
-        The tasks of their rollouts, each once, are both data sets. The training store has the
-        rollouts with these spans, so an algorithm can read recorded rewards and calls from it. An
-        `@algo` function returns the resources; the other algorithms' results name them. Raise
-        ConfigError for an algorithm whose result has no resources, and what the algorithm raises.
+        The tasks of the spans' rollouts, each once, are both the training and the validation data
+        set. The training store gets the rollouts with these spans, so that an algorithm can read
+        recorded rewards and calls from it. An `@algo` function returns the resources; the other
+        algorithms' results name them. Raise the algorithm's error, or ConfigError if its result
+        has no resources.
         """
         spans: dict[str, list[Span]] = {}
         for span in new_data:
@@ -237,7 +238,9 @@ class BlockingAlgorithm:
             return self._resources_of(fit.result, training)
 
     def _datasets(self) -> list[str]:
-        """Return the data sets that the algorithm takes; a function must name them."""
+        """Return the names of the data sets that the algorithm takes; of a function, those that are
+        among its parameters.
+        """
         names = ["train_dataset", "val_dataset"]
         if not isinstance(self._algorithm, FunctionalAlgorithm):
             return names
@@ -250,8 +253,8 @@ class BlockingAlgorithm:
             return self._recorded.get_latest_resources()
 
     def _resources_of(self, result: Any, training: BlockingStore) -> NamedResources:
-        """Return the resources of an algorithm's result: a dict of resources, or those with the id
-        and version that it names.
+        """Return the resources of an algorithm's result: the result itself if it is a mapping, else
+        the stored ones with the result's `resources_id` and `version`.
         """
         if isinstance(result, Mapping):
             return dict(cast(NamedResources, result))

@@ -1,4 +1,5 @@
-"""An event loop in a thread of its own, for objects whose methods are called without `await`."""
+"""`LoopThread`: an event loop in a thread of its own, for objects whose methods do not use
+`await`."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ class LoopThread:
     """Runs coroutines for callers in any other thread, until `stop`."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread under a name."""
+        """Start the thread. name: the thread's name."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result, or raise its error.
+        """Run a coroutine in the thread. Block until it ends, and return its result or raise its
+        error.
 
-        An interrupted caller (Ctrl-C) cancels it.
+        Ctrl-C in the calling thread cancels the coroutine.
         """
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:

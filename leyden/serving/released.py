@@ -1,7 +1,7 @@
-"""The released versions: labels, the resources of their versions and the shares of canaries.
+"""Keep the released versions: labels, the resources of their versions and the shares of canaries.
 
-They are in memory, follow the store by its news, and are in a file for a start without the store.
-It knows no requests and moves no label.
+They are kept in memory, follow the store's news, and are written to a file for a start without the
+store. The module knows no requests, and moves no label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 _CANARY_STATE = "canary"
 """The state of releases whose candidate serves users."""
 _NEWS_SECONDS = 2.0
-"""The seconds that one wait for news lasts. A store that is cut off is noticed after at
+"""Seconds that one request for the store's news waits. A store that is cut off is noticed after at
 most twice that time."""
 
 
@@ -37,38 +37,41 @@ class Released:
     """One state of the labels. It is replaced as a whole, so that a request sees one state."""
 
     labels: Mapping[str, VersionKey] = field(default_factory=dict[str, VersionKey])
+    """The version of each label."""
     resources: Mapping[VersionKey, NamedResources] = field(default_factory=dict[VersionKey, NamedResources])
+    """The resources of each version that has a label."""
     shares: Mapping[VersionKey, CanaryShare] = field(default_factory=dict[VersionKey, CanaryShare])
-    """How a release gives its version to users; versions without a release are not here."""
+    """The share of users of each canary that belongs to a release."""
 
 
 class ReleasedVersions:
     """Keeps the released versions of the store's resources in memory, up to date.
 
-    `now` may be read from any thread; the rest runs in one event loop.
+    `current` may be read from any thread; everything else runs in one event loop.
     """
 
     def __init__(self, store: LightningStore, path: Path | None) -> None:
         """path: the file that keeps the last state; None keeps nothing."""
         self._store = store
         self._file = _ReleasedFile(path)
-        self.now = Released()
+        self.current = Released()
+        """The state that the store had when it last answered."""
         self.store_error: str | None = None
-        """Why the store could not be asked the last time; None if it could."""
+        """Why the last request to the store failed; None if it succeeded."""
         self._heard = time.monotonic()
-        """When the store last answered."""
+        """When the store last answered, by the monotonic clock."""
 
     @property
     def are_old(self) -> bool:
-        """Return whether the store could not be asked the last time, or has not been asked for long
-        because this process did not run.
+        """Whether the last request to the store failed, or the store has not answered for long, as
+        when this process was stopped.
         """
         return self.store_error is not None or time.monotonic() - self._heard > 2 * _NEWS_SECONDS
 
     async def begin(self, within_seconds: float) -> None:
-        """Read what is released, or take what the file has if the store is away.
+        """Read the released versions from the store, or from the file if the store is away.
 
-        Raise StoreError if it has nothing.
+        Raise StoreError if the file has none.
         """
         try:
             async with asyncio.timeout(within_seconds):
@@ -77,33 +80,37 @@ class ReleasedVersions:
             found = self._file.read()
             if found is None:
                 raise StoreError(
-                    f"{self._store.url} is away and this session has no folder with versions from before, so nothing can be served"
+                    f"{self._store.url} is away and this session has no folder with versions from before, so nothing can be served; "
+                    "start the store, or give the session the folder of an earlier one"
                 ) from error
-            self.now, self.store_error = found, self._words(error)
+            self.current, self.store_error = found, self._words(error)
             logger.warning("%s is away; serving the versions released last: %s", self._store.url, dict(found.labels))
 
     async def read(self) -> None:
-        """Read what is released now. Raise StoreError if the store is away."""
+        """Read the released versions from the store, and write a changed state to the file. Raise
+        StoreError if the store is away.
+        """
         labels = await self._labels()
         while True:
             shares = await self._shares(set(labels.values()))
-            if (again := await self._labels()) == labels:  # labels and shares are of one moment
+            if (again := await self._labels()) == labels:  # unchanged, so labels and shares belong together
                 break
             labels = again
-        known = self.now.resources
+        known = self.current.resources
         resources = {
             key: known.get(key) or (await self._store.get_resources_by_id(key[0], version=key[1])).resources
             for key in set(labels.values())
         }
-        if (labels, shares) != (self.now.labels, self.now.shares):
-            self.now = Released(labels, resources, shares)  # one assignment, so that no request mixes two versions
-            self._file.write(self.now)
+        if (labels, shares) != (self.current.labels, self.current.shares):
+            self.current = Released(labels, resources, shares)  # one assignment, so that no request mixes two versions
+            self._file.write(self.current)
         self.store_error, self._heard = None, time.monotonic()
 
     async def follow(self, pause_seconds: float) -> None:
-        """Read the released versions each time the store reports a change of them, until cancelled.
+        """Read the released versions each time the store's news report a change of the labels. Runs
+        until cancelled.
 
-        pause_seconds: between two tries to reach a store that is away.
+        pause_seconds: the pause between two tries to reach a store that is away.
         """
         after: str | None = None
         while True:
@@ -115,10 +122,12 @@ class ReleasedVersions:
                     async with asyncio.timeout(2 * _NEWS_SECONDS):
                         await self.read()
                 after, self._heard = news.after, time.monotonic()
-            except Exception as error:  # noqa: BLE001 -- serving goes on with what was released last
+            except Exception as error:  # noqa: BLE001 -- serving goes on with the last state
                 words = self._words(error)
                 if self.store_error is None:
-                    logger.warning("labels cannot be read, serving goes on with %s: %s", dict(self.now.labels), words)
+                    logger.warning(
+                        "labels cannot be read, serving goes on with %s: %s", dict(self.current.labels), words
+                    )
                 self.store_error, after = words, None
                 await asyncio.sleep(pause_seconds)
 
@@ -129,16 +138,16 @@ class ReleasedVersions:
         return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
 
     async def _shares(self, versions: set[VersionKey]) -> dict[VersionKey, CanaryShare]:
-        """Return the shares of these versions that the releases under way have set, by
-        `start_canary`.
-        """
+        """Return the shares of users that releases under way have set for these versions."""
         releases = await self._store.query_releases(state_in=[_CANARY_STATE])
         given = {each.canary_version: _share_of(each) for each in releases if each.canary_version in versions}
         return {version: share for version, share in given.items() if share is not None}
 
 
 class _ReleasedFile:
-    """The last state, in a file that only this user can read, because resources may hold keys."""
+    """Keeps the last state in a file that only this user can read, because resources may hold
+    keys.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -157,10 +166,10 @@ class _ReleasedFile:
             aside.write_text(json.dumps({"labels": released.labels, "versions": versions, "shares": shares}))
             aside.replace(self._path)
         except OSError as error:
-            logger.warning("what is released cannot be kept in %s: %s", self._path, error)
+            logger.warning("the released versions cannot be kept in %s: %s", self._path, error)
 
     def read(self) -> Released | None:
-        """Return the state of the last `write`, None if there is none that can be read."""
+        """Return the state of the last `write`; None if there is none, or it cannot be read."""
         if self._path is None:
             return None
         try:
@@ -179,6 +188,7 @@ def _version(key: Any) -> VersionKey:
 
 
 def _share_of(release: Release) -> CanaryShare | None:
+    """Return the share that `start_canary` has written into a release; None without a valid one."""
     share, salt = release.details.get("share"), release.details.get("salt", "")
     if not isinstance(share, int | float) or not isinstance(salt, str):
         return None

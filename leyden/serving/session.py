@@ -1,9 +1,9 @@
-"""`OnlineSession`: what a web application uses to serve users with released resources.
+"""`OnlineSession`: serves the users of a web application with released resources.
 
-No method waits for the network. What is released is in memory and follows the store behind the
-requests (`released`), as does whether the gateway is there (`addresses`); ids are made and
-signed here; records leave through the `outbox`. It knows no HTTP server (`app`) and does not
-decide on releases.
+No request waits for the network. The released versions are in memory, and follow the store in the
+background (`released`); so does the state of the gateway (`addresses`). Ids are made and signed
+here, and records are sent to the store by the `outbox`. The module knows no HTTP server (`app`
+does), and does not decide on releases.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 5.0
-"""The seconds that `start` waits for the store before it begins with what was released last."""
+"""The seconds that `start` waits for the store before it uses the versions in the session's
+folder."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,19 @@ class Served:
     rollout_id: str
     attempt_id: str
     arm: str
+    """`control`, or the label of the canary that serves the request."""
     version: VersionKey
     policy: str | None
-    """The optimisation policy that the rule named."""
+    """The optimisation policy of the rule that applied."""
     resources: NamedResources
-    """The resources of the version. Models have the gateway's address and a key for
-    this rollout alone."""
+    """The resources of the version. Models have the gateway's address and a key for this rollout
+    alone."""
     claim: str
-    """The signed claim of the rollout. It ends the rollout in another process, too."""
+    """The signed claim of the rollout, by which another process can end the rollout, too."""
     recorded: bool = True
     """False if the gateway is away and the models' own addresses are used."""
     began: float = field(default_factory=time.monotonic, repr=False)
+    """When the request began, by this process's monotonic clock."""
 
     def llm(self) -> LLM:
         """Return the only model among the resources.
@@ -83,13 +86,16 @@ class Served:
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """Status of a session: what it serves, and what is away, waiting or lost."""
+    """Status of a session: the versions that it serves, and whether the store, the gateway or
+    records are missing.
+    """
 
     labels: Mapping[str, VersionKey]
+    """The version of each label, as the session serves it."""
     store_is_away: bool
     """Whether the store is away or full, so that labels are not read or records not written."""
     store_error: str | None
-    """The reason why the store takes nothing, such as a full disk; None if it takes records."""
+    """Why labels are not read or records not written, such as a full disk; None if they are."""
     gateway_is_away: bool
     """Whether the gateway does not answer, or has another live key."""
     waiting: int
@@ -107,10 +113,11 @@ class SessionStatus:
 
 
 class OnlineSession:
-    """Serve requests with released resources, between `start` and `close` (or in `with` or
-    `async with`).
+    """Serves requests with released resources, between `start` and `close` (or in `with` or `async
+    with`).
 
-    All methods may be called from any thread and from coroutines: none waits for the network.
+    All methods may be called from any thread. Those that serve requests may be called from
+    coroutines, too, because they do not wait for the network; `start`, `close` and `refresh` do.
     """
 
     def __init__(
@@ -127,20 +134,21 @@ class OnlineSession:
         models: Mapping[str, LLM] | None = None,
         timeout_seconds: float = LIVE_TIMEOUT_SECONDS,
     ) -> None:
-        """
+        """store: where rollouts and feedback are recorded, and whose labels are served.
         gateway: the address of a gateway that has the same `live_key`, such as
             http://127.0.0.1:4748.
         live_key: the secret that signs rollouts, and the key of the hash that assigns users.
-        assignment: shares and rules; None: every user gets the label `production`.
+        assignment: the share of users for a canary without a release, and the rules; None: the
+            label `production`, and the canaries of releases.
         folder: where records wait while the store is away, and where the last released versions are
             kept for a start without the store. One process uses a folder at a time. None: both are
             lost with this process.
-        spool_bytes: the largest size of the waiting records.
-        refresh_seconds: how often the session checks whether the gateway answers, and whether a
-            store that was away is back. Promotions and rollbacks are heard of by the store's news.
-        fallback: while the gateway is away, give requests the models' own addresses (`models`),
-            unrecorded and counted.
-        models: the own address and key of each model by its name, for `fallback`.
+        spool_bytes: the largest size of the file of waiting records.
+        refresh_seconds: seconds between two checks whether the gateway answers, and whether a store
+            that was away is back. Promotions and rollbacks arrive by the store's news.
+        fallback: whether requests get the models' own addresses (`models`) while the gateway is
+            away. Their calls are not recorded; `status` counts the requests.
+        models: each model's own address and key, by the model's name, for `fallback`.
         timeout_seconds: how long the store waits for the end of a rollout before it counts as
             `timeout`. Choose more than the time for which the store may be away, because ends
             wait for it.
@@ -151,7 +159,7 @@ class OnlineSession:
         if fallback and not models:
             raise ConfigError("fallback=True needs models=: the models' own addresses, by their names")
         if models and not fallback:
-            raise ConfigError("models= is for fallback=True alone: give both, or leave models out")
+            raise ConfigError("models= is only used with fallback=True; give both, or leave models out")
         if not gateway.startswith(("http://", "https://")):
             raise ConfigError(f"gateway is {gateway!r}; give its address, such as http://127.0.0.1:4748")
         check_number("spool_bytes", spool_bytes, at_least=0, whole=True)
@@ -192,10 +200,9 @@ class OnlineSession:
     def start(self) -> None:
         """Load the released versions, and start to send records to the store.
 
-        Calling it again does nothing.
-
-        If the store is away, the session begins with the versions that its folder has.
-        Raise StoreError if there are none, ConfigError for a folder that another process uses.
+        Calling it again does nothing. Blocks for up to some seconds. If the store is away, the
+        session begins with the versions in its folder. Raise StoreError if there are none,
+        ConfigError for a folder that another process uses.
         """
         if self._thread is not None:
             return
@@ -209,9 +216,9 @@ class OnlineSession:
             raise
 
     def close(self, *, within_seconds: float = 5.0) -> None:
-        """Deliver what waits, for at most `within_seconds`, and stop.
+        """Wait at most `within_seconds` until all records are delivered, and stop.
 
-        Records that are left stay in the folder.
+        Records that are left stay in the folder; without a folder they are lost, which is logged.
         """
         if self._thread is None or self._outbox is None:
             return
@@ -235,17 +242,20 @@ class OnlineSession:
         quality: float | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Served:
-        """Return what to serve one request with, and record that it began.
+        """Assign one request to a version, record that the request began, and return the resources
+        to serve it with.
 
-        input: the request, as JSON.
-        user: the key that decides on the arm; a user keeps the arm. Only its keyed hash is
-            recorded, as `metadata["user_hash"]`.
-        task_type, quality: chosen by rules (`Assignment.rules`).
-        Raise ConfigError if nothing is released for the request, GatewayError if the gateway is
+        input: the request, a JSON value.
+        user: any id of the user, which decides on the arm; a user keeps the arm. Only its keyed
+            hash is recorded, as `metadata["user_hash"]`.
+        task_type, quality: the kind of the request and the quality that it requires, by which
+            `Assignment.rules` choose.
+        metadata: recorded with the rollout.
+        Raise ConfigError if no version is released for the request, GatewayError if the gateway is
         away and `fallback` is not set.
         """
         outbox = self._running()
-        released, now = self._released.now, time.time()
+        released, now = self._released.current, time.time()
         chosen = self._assignment.assign(
             self._key, user, released.labels, shares=released.shares, now=now, task_type=task_type, quality=quality
         )
@@ -275,8 +285,8 @@ class OnlineSession:
     def end(self, served: Served | str, status: LiveStatus = "succeeded", *, reason: str | None = None) -> None:
         """Record the end of a rollout. A second end changes nothing.
 
-        served: what `begin` returned, or its `claim`.
-        reason: why the rollout failed.
+        served: the result of `begin`, or its `claim`, also from another process.
+        reason: why the rollout failed; None if it did not.
         Raise ConfigError for a claim that was not signed with this key.
         """
         claim = read_claim(self._key, served if isinstance(served, str) else served.claim)
@@ -293,8 +303,8 @@ class OnlineSession:
 
     @contextmanager
     def serve(self, input: Any, *, user: str, **options: Any) -> Generator[Served]:
-        """Call `begin` before the block and `end` after it. If the block raises, the rollout has
-        failed, with the error as its reason.
+        """Yield the result of `begin`, and call `end` after the block. If the block raises, the
+        rollout has failed, with the error as its reason. options: further arguments of `begin`.
         """
         served = self.begin(input, user=user, **options)
         try:
@@ -318,10 +328,14 @@ class OnlineSession:
 
         If the session has a folder, the feedback is on the disk when this returns.
 
-        rollout: what `begin` returned, its claim or the rollout's id, at any later time.
-        reward, label, correction: exactly one of them.
-        feedback_id: an id that the caller chooses, so that a repeated call is counted once.
-        Raise ConfigError for an invalid value, StoreError if the spool is full.
+        rollout: the result of `begin`, its claim, or the rollout's id. The rollout may have ended
+            long ago.
+        source: who gives the feedback, such as "user". The last one of each source and kind counts.
+        reward, label, correction: exactly one of them: a number, a word such as "thumbs_up", or a
+            better answer as JSON.
+        feedback_id: an id of the caller's choice, so that a repeated call is counted once.
+        Raise ConfigError for an invalid value, StoreError if the feedback cannot wait for the
+        store, because the spool or the disk is full.
         """
         given: dict[FeedbackKind, Any] = {"reward": reward, "label": label, "correction": correction}
         values: list[tuple[FeedbackKind, Any]] = [(kind, value) for kind, value in given.items() if value is not None]
@@ -331,22 +345,32 @@ class OnlineSession:
         fields: dict[str, Any] = {"rollout_id": rollout if isinstance(rollout, str) else rollout.rollout_id}
         text = rollout if isinstance(rollout, str) else rollout.claim
         if (claim := read_claim(self._key, text)) is not None:
-            fields = dict(zip(("rollout_id", "resources_id", "version", "arm"), (claim[0], *claim[2:5]), strict=True))
+            fields = {
+                "rollout_id": claim.rollout_id,
+                "resources_id": claim.resources_id,
+                "version": claim.version,
+                "arm": claim.arm,
+            }
         if feedback_id is not None:
             fields["feedback_id"] = feedback_id
         try:
             feedback = Feedback(source=source, kind=kind, value=value, given_time=time.time(), **fields)
         except ValueError as error:
             raise ConfigError(f"feedback about rollout {fields['rollout_id']!r}: {error}") from error
-        self._running().put(feedback)
+        try:
+            self._running().put(feedback)
+        except GatewayError as error:
+            raise StoreError(f"feedback about rollout {feedback.rollout_id!r} is not recorded: {error}") from error
         return feedback
 
     def status(self) -> SessionStatus:
-        """Return the session's status."""
+        """Return the versions that the session serves, and whether the store, the gateway or
+        records are missing.
+        """
         outbox = self._outbox
         store_error = (None if outbox is None else outbox.store_error) or self._released.store_error
         return SessionStatus(
-            labels=dict(self._released.now.labels),
+            labels=dict(self._released.current.labels),
             store_is_away=store_error is not None,
             store_error=store_error,
             gateway_is_away=self._addresses.gateway_is_away,
@@ -359,9 +383,8 @@ class OnlineSession:
         )
 
     def refresh(self) -> None:
-        """Read what is released now, without waiting for news.
-
-        Raise StoreError if the store is away.
+        """Read the released versions from the store now, without waiting for its news. Blocks until
+        the store answers. Raise StoreError if the store is away.
         """
         self._running()
         assert self._thread is not None
@@ -377,14 +400,16 @@ class OnlineSession:
         await self._addresses.check()
         pause_seconds = self._refresh_seconds
         background = (
-            *(outbox.deliver(), outbox.aside.run()),
-            *(self._released.follow(pause_seconds), self._addresses.watch(pause_seconds)),
+            outbox.deliver(),
+            outbox.aside.run(),
+            self._released.follow(pause_seconds),
+            self._addresses.watch(pause_seconds),
         )
         self._tasks = [asyncio.create_task(work) for work in background]
 
     def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
-        """Keep the beginning or the end of a rollout; a full spool loses it rather than the
-        request.
+        """Put the beginning or the end of a rollout into the outbox. If the outbox is full, only
+        the record is lost and counted, because the user's request must not fail.
         """
         try:
             outbox.put(rollout)

@@ -58,10 +58,10 @@ async def test_a_client_that_tries_again_is_recorded_each_time(caller: Caller, u
 @pytest.mark.parametrize("body", [b"<html>bad gateway</html>", b"", b'{"id": "x"', b"[1, 2]", b"\xff"])
 async def test_garbage_is_a_502_that_shows_it(caller: Caller, upstream: FakeUpstream, body: bytes) -> None:
     upstream.misbehave(Misbehaviour(body=body, content_type="text/html"))
-    with pytest.raises(openai.InternalServerError, match="no JSON object") as caught:
+    with pytest.raises(openai.InternalServerError, match="without a JSON object") as caught:
         await caller.client.chat.completions.create(model="fake", messages=say("hello"))
     assert caught.value.status_code == 502
-    assert "no JSON object" in await recorded_error(caller)
+    assert "without a JSON object" in await recorded_error(caller)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import resource
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -299,3 +301,15 @@ def test_what_a_full_disk_refuses_is_never_written_and_later_records_are_whole(t
     spool.close()
     if path is not None:
         assert path.read_text() == '"first"\n"second"\n'
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_ADD_SEALS"), reason="only Linux can forbid that a file shrinks")
+def test_a_file_that_cannot_shrink_keeps_what_was_delivered_and_later_records_are_whole() -> None:
+    descriptor = os.memfd_create("spool", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    spool: Spool[str] = Spool(Path(f"/proc/self/fd/{descriptor}"), max_bytes=MANY, items=TypeAdapter(str))
+    assert spool.append(["first"]) == 1
+    spool.drop(1)
+    assert (len(spool), spool.append(["second"]), spool.first(5)) == (0, 1, ["second"])
+    spool.close()
+    os.close(descriptor)

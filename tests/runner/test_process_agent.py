@@ -390,7 +390,7 @@ async def test_a_program_that_leaks_memory_is_ended_with_its_children_and_named(
         """
     ran = await run_one(store, python(leak), memory_bytes=150_000_000, timeout_seconds=30)
     assert ran.attempt.status == "failed"
-    assert ran.reason.endswith("was ended: its processes together held more than memory_bytes=150,000,000")
+    assert "was ended: its processes together held more than memory_bytes=150,000,000; raise the limit" in ran.reason
     assert int(str(ran.process.attributes[semconv.PROCESS_MEMORY_BYTES])) > 150_000_000
     assert processes_of(ran.attempt.rollout_id) == []
 
@@ -503,7 +503,7 @@ async def test_what_a_program_leaves_behind_ends_with_it(store: InMemoryLightnin
 async def test_a_program_that_kills_its_supervisor_ends_with_it(store: InMemoryLightningStore) -> None:
     ran = await run_one(store, sh("sleep 300 & setsid sleep 300 & kill -9 $PPID; sleep 300"), timeout_seconds=30)
     assert ran.attempt.status == "failed"
-    assert ran.reason.endswith("its supervisor ended without a report, with the exit status -9")
+    assert "its supervisor ended without a report, with the exit status -9" in ran.reason
     assert processes_of(ran.attempt.rollout_id) == []
 
 

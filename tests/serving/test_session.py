@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -269,7 +270,7 @@ async def test_the_gateway_admits_a_bounded_number_of_rollouts_that_the_store_do
             await server.stop()
             for n in (1, 2, 0, 1):  # of what the store has, and of what was admitted, more calls may come
                 await ask(llms[n])
-            with pytest.raises(openai.InternalServerError, match="as many live rollouts as it may"):
+            with pytest.raises(openai.InternalServerError, match="too many live rollouts of this gateway"):
                 await ask(llms[3])
             await server.start()
             await until(lambda: _n_rollouts(file, 3), 30.0)
@@ -440,6 +441,20 @@ async def test_a_full_spool_refuses_feedback_and_counts_rollouts(
             session.feedback(served, source="user", reward=1.0)
 
 
+async def test_feedback_is_refused_by_a_full_disk_as_by_a_full_spool(
+    gateway: LLMProxy, store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY, folder=tmp_path) as session:
+        served = session.begin("q", user="ada")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            with pytest.raises(StoreError, match=f"{served.rollout_id!r} is not recorded: records cannot wait in "):
+                session.feedback(served, source="user", reward=1.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 async def test_feedback_that_waits_for_its_rollout_outlives_a_full_spool(
     store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,7 +486,7 @@ async def test_a_session_needs_a_store_or_what_was_released_before(tmp_path: Pat
             OnlineSession(nowhere, gateway=gateway.endpoint, live_key=KEY, folder=tmp_path).start()
     with pytest.raises(ConfigError, match="models="):
         OnlineSession(nowhere, gateway=gateway.endpoint, live_key=KEY, fallback=True)
-    with pytest.raises(ConfigError, match="fallback=True alone"):
+    with pytest.raises(ConfigError, match="only used with fallback=True"):
         OnlineSession(
             nowhere, gateway=gateway.endpoint, live_key=KEY, models={"m": LLM(endpoint="http://m", model="m")}
         )

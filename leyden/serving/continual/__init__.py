@@ -1,11 +1,12 @@
-"""Learn in production: train on what was served, check, give to a canary, and promote or roll back.
+"""Learn in production: train on recorded requests, check the candidate, serve it to a share of the
+users (a canary), and promote it or roll it back.
 
-- `metrics`: what a canary is judged by.
-- `order`: requests in the order in which they were assigned.
+- `metrics`: the metrics by which a canary is judged.
+- `order`: puts requests into the order in which they were assigned.
 - `guard`: the verdict on a canary, a pure function of its requests' outcomes.
-- `release`: states of a release and their transitions, as a table.
-- `trigger`: when to learn.
-- `watch`: a canary's traffic as the store has it, and the step that acts on the verdict.
+- `release`: the states of a release and their transitions, as a table.
+- `trigger`: decides when to learn.
+- `watch`: reads a canary's requests from the store, and acts on the verdict.
 - `learning`: `ContinualLearning`, the whole cycle.
 - `recorded`: the recorded requests that a cycle learns from, and the held-out ones for its checks.
 - `gate`: the offline check of a candidate.

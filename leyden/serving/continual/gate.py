@@ -1,7 +1,7 @@
-"""The offline check of a candidate: production and candidate on the same tasks, and limits
-on the difference.
+"""The offline check of a candidate: production and candidate run the same tasks, and the
+differences must stay within limits.
 
-`check` is a pure function of what was measured. This module knows no store; `jobs` measures.
+`check` is a pure function of a `Measurement`. This module knows no store; `jobs` measures.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ Amount: TypeAlias = Literal["seconds", "cost"]
 
 
 class TaskOutcome(BaseModel):
-    """Result of one version on one task."""
+    """The result of one run of one task with one version."""
 
     task: int
-    """Place of the task."""
+    """The index of the task."""
     reward: float | None = None
     """The final reward; None if the agent gave none."""
     failed: bool = False
     seconds: float | None = None
+    """The duration of the run; None if it has not ended."""
     cost: float | None = None
+    """The cost of its model calls; None if it was not recorded."""
 
 
 class Measurement(BaseModel):
-    """Two versions on the same tasks, each task as often for both."""
+    """The outcomes of two versions on the same tasks, which both have run equally often."""
 
     production: list[TaskOutcome]
     candidate: list[TaskOutcome]
@@ -43,22 +45,23 @@ class Measurement(BaseModel):
 class GateSettings:
     """Requirements that a candidate must meet on held-out tasks before any user gets it.
 
-    A canary proves that it is better; the gate refuses what is clearly not worth trying.
+    The canary proves that a candidate is better; the gate refuses one that is clearly not worth
+    trying.
 
     tasks: the tasks to measure on; None: the held-out inputs of recorded requests
         (`DataSettings.held_out`).
-    n_tasks: how many of them at most.
-    min_tasks: with fewer, nothing is learned, because nothing could be checked.
+    n_tasks: the most tasks to measure on.
+    min_tasks: with fewer tasks no cycle begins, because its candidate could not be checked.
     replicas: how often each version runs each task.
-    min_gain: how much higher the mean reward must be, at least, paired by task. A failed task
-        counts as 0. None: rewards are not compared, for agents that give none.
-    sure: require a difference that is proven on these tasks (95 % interval above
-        0, and a sign test).
-    max_more_failures: how much higher the share of failed tasks may be.
-    max_slowdown, max_cost_rise: how often as large the mean duration and the mean cost may be, over
-        the tasks that both have done; None: no limit. A slowdown counts only if it is proven, as
-        with `sure`, because one slow moment of the machine is none. A cost that was not recorded
-        is not compared.
+    min_gain: the least difference of the mean rewards, paired by task. A failed run counts as 0.
+        None: rewards are not compared, for agents that give none.
+    sure: whether the difference must be proven on these tasks (95 % interval above 0, and a sign
+        test).
+    max_more_failures: how much higher the share of failed runs may be.
+    max_slowdown, max_cost_rise: the largest ratio of the mean durations and of the mean costs, over
+        the tasks that both versions have done; None: no limit. A slowdown counts only if it is
+        proven, as with `sure`, because a slow moment of the machine is no slowdown. A cost that was
+        not recorded is not compared.
     """
 
     tasks: Sequence[Any] | None = None
@@ -83,7 +86,7 @@ class GateSettings:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Whether a candidate has passed, and by which numbers."""
+    """Whether a candidate has passed the check, and the measured numbers."""
 
     passed: bool
     reason: str
@@ -93,7 +96,9 @@ class GateReport:
 
 
 def check(settings: GateSettings, measured: Measurement) -> GateReport:
-    """Return whether a candidate passes. The first limit that it misses is the reason."""
+    """Return whether a candidate passes. The reason is the first limit that it misses, or else the
+    difference of the rewards.
+    """
     old, new = measured.production, measured.candidate
     tasks = len({outcome.task for outcome in new})
     numbers: dict[str, float] = {"tasks": tasks}
@@ -118,7 +123,7 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
         if limit is None or ratio <= limit:
             continue
         at_limit = {task: limit * value for task, value in before_by_task.items()}
-        if amount == "cost" or compare(at_limit, after_by_task).is_sure:  # a machine may stumble, prices do not
+        if amount == "cost" or compare(at_limit, after_by_task).is_sure:  # costs have no noise, durations do
             name = "duration" if amount == "seconds" else "cost"
             faults.append(f"its mean {name} is {figure(ratio, 3)} times as large, and {limit:g} is the limit")
     return GateReport(not faults, faults[0] if faults else gained, numbers)
@@ -127,8 +132,10 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
 def _gain(
     settings: GateSettings, least: float, before: Rewards, after: Rewards
 ) -> tuple[str | None, str, dict[str, float]]:
-    """Return the fault of the difference of the rewards or None, the difference as text, and its
-    numbers.
+    """Compare the rewards. Return the fault, or None if the difference suffices; the difference as
+    text; and its numbers.
+
+    least: the least difference of the mean rewards.
     """
     if not before.keys() & after.keys():
         return "no task has a reward for both versions; let the agent return one, or give min_gain=None", "", {}
@@ -156,7 +163,7 @@ def _failures(outcomes: Sequence[TaskOutcome]) -> float:
 
 
 def _amounts(outcomes: Sequence[TaskOutcome], amount: Amount) -> dict[int, float]:
-    """Return the mean amount by task, over the runs that did not fail and have one."""
+    """Return the mean amount by task, over the runs that did not fail and have the amount."""
     found: dict[int, list[float]] = {}
     for outcome in outcomes:
         value = getattr(outcome, amount)
@@ -166,6 +173,6 @@ def _amounts(outcomes: Sequence[TaskOutcome], amount: Amount) -> dict[int, float
 
 
 def _of_both(first: dict[int, float], second: dict[int, float]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return both without the tasks that only one has."""
+    """Return both mappings without the tasks that only one of them has."""
     tasks = sorted(first.keys() & second.keys())
     return {task: first[task] for task in tasks}, {task: second[task] for task in tasks}

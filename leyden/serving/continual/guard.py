@@ -1,21 +1,21 @@
-"""The verdict on a canary: pure functions from outcomes of requests to *continue*,
-*promote* or *roll back*.
+"""The verdict on a canary: pure functions from outcomes of requests to *continue*, *promote* or
+*roll back*.
 
-Every guarded metric has an e-process against "the canary is not worse", and one against what a
-promotion has to disprove (`leyden.maths.sequential`).
+Every guarded metric has an e-process against "the canary is not worse", and one against the
+hypothesis that a promotion has to disprove (`leyden.maths.sequential`).
 
 - Roll back when the weighted mean of the first kind over all metrics reaches 1 / rollback_error.
   The mean of e-processes is one, so a canary that is worse in nothing is rolled back with at
   most that probability.
 - Promote when *each* required metric reaches 1 / promotion_error. Each alone keeps the error, so
   all together keep it too (intersection-union test), without a correction for their number.
-- A value that is missing is left out of its metric. Whether the share of missing values differs
-  between the arms is tested for itself: the alarm blocks a promotion, because the values that are
-  left are no fair sample then.
-- Whether the canary has the share of the requests that the test assumes is tested too, with the
-  same consequence, because the comparison is exact for the true share only.
+- A missing value is left out of its metric. A separate test checks whether the shares of missing
+  values differ between the arms. Its alarm blocks a promotion, because the values that are left are
+  then no fair sample.
+- Another test checks whether the canary has the share of the requests that the comparison assumes.
+  Its alarm blocks a promotion, too, because the comparison is exact for the true share only.
 
-Outcomes have to come in the order of the requests (`RequestOrder`), not of their feedback. This
+Outcomes must be observed in the order of the requests (`RequestOrder`), not of their feedback. This
 module knows no store and no clock.
 """
 
@@ -51,17 +51,18 @@ class RequestOutcome:
     share: float
     """The probability with which the request was assigned to the canary, in (0, 1)."""
     values: Mapping[str, float | None]
-    """Value of each metric by its name; None or absent: missing when the waiting time was over."""
+    """The value of each metric by its name. None or absent: the value had not arrived when the
+    waiting time was over."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """Errors and metrics of a canary's test.
+    """The metrics of a canary's test, and the largest probabilities of its errors.
 
-    promotion_error: probability of promoting a canary that fails some requirement, at most.
-    rollback_error: probability of rolling back a canary that is worse in no metric, at most.
-    missing_error: probability of a false alarm on missing values, at most.
-    share_error: probability of a false alarm on the canary's share of the requests, at most.
+    promotion_error: of promoting a canary that does not meet every requirement.
+    rollback_error: of rolling back a canary that is worse in no metric.
+    missing_error: of a false alarm on missing values.
+    share_error: of a false alarm on the canary's share of the requests.
     """
 
     metrics: Sequence[Metric] = (REWARD, FAILURE, LATENCY, COST)
@@ -81,48 +82,53 @@ class MetricState:
     """The evidence so far on one metric of a release."""
 
     worse: Evidence = _NONE
-    """Against "the canary is not worse". Its arm means are of 1 - value."""
+    """Evidence against "the canary is not worse". Its arm means are those of 1 - the scaled
+    value."""
     required: Evidence = _NONE
-    """Against what a promotion has to disprove. Its arm means are of the scaled value."""
+    """Evidence against the hypothesis that a promotion has to disprove. Its arm means are those of
+    the scaled value."""
     missing_more: Evidence = _NONE
-    """Against "the canary's values are not missing more often"."""
+    """Evidence against "the canary's values are not missing more often"."""
     missing_less: Evidence = _NONE
-    """Against "the canary's values are not missing less often"."""
+    """Evidence against "the canary's values are not missing less often"."""
     ranks: RankHistory = _UNRANKED
+    """The values so far, for metrics with the scale `Ranked`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """Evidence on all metrics, in the order of `GuardSettings.metrics`."""
+    """The evidence so far on all metrics of a release."""
 
     metrics: tuple[MetricState, ...]
+    """The metrics in the order of `GuardSettings.metrics`."""
     canary_requests: int = 0
     control_requests: int = 0
     worse_peak: float = 0.0
-    """Largest logarithm so far of the combined e-process for a rollback."""
+    """The largest logarithm so far of the combined e-process for a rollback."""
     missing_peak: float = 0.0
-    """Largest logarithm so far of the combined e-process for the alarm on missing values."""
+    """The largest logarithm so far of the combined e-process for the alarm on missing values."""
     share: ShareEvidence = _ASSIGNED
     """Evidence that the canary has another share of the requests than assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricReport:
-    """One metric as a person reads it.
-
-    Means are on the metric's scale in [0, 1], more is better.
+    """A summary of one metric for people. Means are on the metric's scale in [0, 1], where more is
+    better, and None without values.
     """
 
     name: str
     canary_mean: float | None
     control_mean: float | None
     canary_missing: float | None
-    """Share of the canary's requests without a value."""
+    """The share of the canary's requests without a value."""
     control_missing: float | None
+    """The share of the control's requests without a value."""
     worse_p: float
-    """Anytime-valid p-value of "the canary is not worse"."""
+    """The anytime-valid p-value of "the canary is not worse"."""
     required_p: float | None
-    """Anytime-valid p-value of what a promotion has to disprove; None if nothing is required."""
+    """The anytime-valid p-value of the hypothesis that a promotion has to disprove; None if the
+    metric is not required for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +137,11 @@ class Verdict:
 
     decision: Decision
     reason: str
+    """The reason for the decision, in one sentence."""
     missing_alarm: bool
-    """Values are missing more often in one arm than in the other."""
+    """Whether values are missing more often in one arm than in the other."""
     share_alarm: bool
-    """The canary has another share of the requests than assumed."""
+    """Whether the canary has another share of the requests than assumed."""
     canary_requests: int
     control_requests: int
     metrics: tuple[MetricReport, ...]
@@ -166,9 +173,8 @@ def observe(settings: GuardSettings, state: GuardState, outcome: RequestOutcome)
 
 
 def decide(settings: GuardSettings, state: GuardState) -> Verdict:
-    """Return the verdict on all requests so far.
-
-    Evidence for a rollback goes before evidence for a promotion.
+    """Return the verdict on all requests so far. A rollback has priority over a promotion, and an
+    alarm turns a promotion into "continue".
     """
     missing_alarm = state.missing_peak >= -math.log(settings.missing_error)
     share_alarm = state.share.peak >= -math.log(settings.share_error)
@@ -184,10 +190,10 @@ def decide(settings: GuardSettings, state: GuardState) -> Verdict:
 
 
 def _decision(settings: GuardSettings, state: GuardState, reports: Sequence[MetricReport]) -> tuple[Decision, str]:
-    """Return the guard's decision and its reason. Rolling back has priority over promoting.
+    """Return the decision without regard to the alarms, and its reason. Rolling back has priority.
 
-    A metric's peak is the largest log wealth of its test; it is compared with -log(error), Ville's
-    inequality.
+    A test's peak is the largest log wealth so far. By Ville's inequality it reaches -log(error)
+    with at most the probability `error` if the hypothesis is true.
     """
     if state.worse_peak >= -math.log(settings.rollback_error):
         worst = min(reports, key=lambda report: report.worse_p)
@@ -210,7 +216,7 @@ def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome)
     value = outcome.values.get(metric.name)
     canary, share = outcome.canary, outcome.share
     missing = float(value is None)
-    bets = bool(state.missing_more.treated.total or state.missing_more.control.total)  # known before this request
+    bets = bool(state.missing_more.treated.total or state.missing_more.control.total)  # not of this request
     state = replace(
         state,
         missing_more=_observe_missing(state.missing_more, canary, missing, share, bets=bets),
@@ -228,7 +234,11 @@ def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome)
 
 
 def _observe_missing(evidence: Evidence, canary: bool, value: float, share: float, *, bets: bool) -> Evidence:
-    """Return the evidence after one request. Nothing is bet before a first value was missing."""
+    """Return the evidence after one request.
+
+    value: 1 or 0, whether the request's value is missing, or is there. bets: whether a value was
+        missing in an earlier request; until then only the totals are counted.
+    """
     if bets:
         return observe_difference(evidence, treated=canary, value=value, share=share)
     if canary:

@@ -1,8 +1,8 @@
-"""Work beside production: in a process of its own, with less priority, and limits that end it.
+"""Run work beside production: in a process of its own, with a lower priority, within limits.
 
-The process writes its result into a file as its last act, so a result is there whole or not at
-all, and survives the process that waits for it. This module knows neither stores nor
-algorithms: a `Job` does.
+The process writes its result to a file as its last act, so a result is complete or absent, and
+survives the process that waits for it. This module knows neither stores nor algorithms; the `Job`
+does.
 """
 
 from __future__ import annotations
@@ -40,32 +40,37 @@ from leyden.utils.pickling import pack
 logger = logging.getLogger(__name__)
 
 _RESULT: Final = "-result.json"
+"""The end of the name of a result's file."""
 _LAST_LINES: Final = 5
+"""The number of the log's last lines in an error message."""
 _LAST_BYTES: Final = 4096
+"""The part of the log that is read for them."""
 _RESERVE_BYTES: Final = 16 * 2**20
-"""Memory that the process keeps free, to report why it ends. Nothing is written there, so
-it is not resident."""
+"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They
+are not resident, because nothing is written to them."""
 _HARD_SECONDS: Final = 10
-"""How much CPU time a process that ignores its limit gets before the kernel kills it."""
+"""Seconds of CPU time that a process beyond its limit gets to exit, before the kernel kills it."""
 _COST_SECONDS: Final = 0.5
-"""Interval at which the cost is checked."""
+"""Seconds between two checks of the cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits on the resources of one piece of work in a cycle (training, a check).
 
-    nice: how much lower its priority is, from 0 to 19. At 19 it gets about a seventieth of the CPU
-        time of a process that always works, and all that nobody else wants.
-    cpus: how many CPUs it may use; None: all but one, which is left to requests. That is faster for
-        threads that wait for each other, too, because none of them is interrupted by a request.
-    cpu_seconds: CPU time of the process (`RLIMIT_CPU`). A process that it starts has as much again.
-    memory_bytes: memory that the process may reserve (`RLIMIT_DATA`); processes that
-        it starts likewise.
-    seconds: wall-clock time, also over restarts. It becomes the deadline of the cycle's row.
-    cost: limit of the cost of a cycle's model calls that a gateway records
-        (`Trainer(llm_proxy=...)`), in the unit of `UpstreamModel.price_per_million`. Calls under
-        way when it is reached are not taken back.
+    nice: how much lower the process's priority is, from 0 to 19. At 19 a busy process of priority 0
+        on the same CPU gets about 70 times as much CPU time; idle CPU time is used in full.
+    cpus: how many CPUs the process may use; None: all but one, which is left to requests. That is
+        also faster for threads that wait for each other, because no request interrupts them.
+    cpu_seconds: the CPU time of the process (`RLIMIT_CPU`). Each process that it starts may use as
+        much.
+    memory_bytes: the memory that the process may allocate (`RLIMIT_DATA`), and each process that it
+        starts.
+    seconds: wall-clock time, over all restarts. It becomes the deadline of the cycle.
+    cost: the cost of a cycle's model calls that a gateway records (`Trainer(llm_proxy=...)`), in
+        the unit of `UpstreamModel.price_per_million`. Calls under way when the limit is reached may
+        exceed it.
+    None: no limit.
     """
 
     nice: int = 19
@@ -88,16 +93,14 @@ class Job(Protocol):
     """Picklable work whose result is JSON, and not None."""
 
     async def run(self) -> Any:
-        """Do the job's work in the child process, and return its result.
-
-        A job that is started again continues where its folder shows it to be.
+        """Do the work, in the child process, and return the result. A job that is started again
+        continues from the state in its folder.
         """
         ...
 
     async def cost(self) -> float:
-        """Return the cost of the job's model calls so far, also of earlier processes.
-
-        It is called while the job runs.
+        """Return the cost of the job's model calls so far, including those of earlier processes.
+        Called while the job runs.
         """
         ...
 
@@ -111,14 +114,16 @@ async def run_isolated(
     cost_left: float | None,
     go_on: Callable[[], Coroutine[Any, Any, bool]],
 ) -> Any:
-    """Run a job in a process of its own, and return its result, or None if `go_on` has said to
-    stop.
+    """Run a job in a process of its own, and return its result, or None if `go_on` has returned
+    False. Cancelling this call kills the process.
 
-    folder: gets the result as NAME-result.json, and what the process writes as NAME.log. A result
-        that is there already is returned at once.
-    go_on: awaited again and again while the job runs; it takes as long between two
-        looks as it likes.
-    Raise ChildDied with the process's last words if it fails, dies or exceeds a limit.
+    folder: where the result is written as NAME-result.json, and the process's output as NAME.log. A
+        result that is there already is returned at once.
+    cost_left: the cost that the job's model calls may have; None: any.
+    go_on: called again and again while the job runs. It sleeps as long as it wants between two
+        checks, and returns whether the job may continue.
+    Raise ChildDied, with the error or the last lines of the log, if the process fails, dies or
+    exceeds a limit.
     """
     result, log = folder / f"{name}{_RESULT}", folder / f"{name}.log"
     if (found := _read(result)) is not None:
@@ -154,7 +159,7 @@ async def run_isolated(
 
 
 def spent(folder: Path) -> float:
-    """Return the cost of a folder's finished jobs."""
+    """Return the sum of the costs of the finished jobs in a folder."""
     return sum(json.loads(path.read_text())["cost"] for path in folder.glob(f"[!.]*{_RESULT}"))
 
 
@@ -163,7 +168,9 @@ def _read(result: Path) -> dict[str, Any] | None:
 
 
 def _last_words(code: int, limits: Limits, log: Path) -> str:
-    """Return how the child ended (its exit code or signal) with the last lines of its log."""
+    """Return a phrase that says how the child ended (its exit code or signal), with the last lines
+    of its log.
+    """
     said = describe_exit(code)
     if code == -signal.SIGKILL and limits.memory_bytes is None:
         said += " (out of memory, for example; memory_bytes= gives it a limit of its own)"
@@ -178,9 +185,8 @@ def _last_words(code: int, limits: Limits, log: Path) -> str:
 
 
 def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits, cost_left: float | None) -> None:
-    """Run the job and end the process.
-
-    It does not return, so threads of agents do not hold it up.
+    """Run the job, and end the process without returning, so that threads that agents left behind
+    do not delay its end.
     """
     code, reserve = 1, bytearray(0)
     try:
@@ -205,7 +211,9 @@ def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits
 
 
 async def _within_cost(job: Job, cost_left: float | None) -> Any:
-    """Return the job's result and cost. Raise BudgetExceeded when it has cost too much."""
+    """Run a job, and return its result and cost. Cancel it and raise BudgetExceeded when its cost
+    exceeds `cost_left`.
+    """
     running = asyncio.ensure_future(job.run())
     while not running.done():
         await asyncio.wait({running}, timeout=_COST_SECONDS)
@@ -218,15 +226,15 @@ async def _within_cost(job: Job, cost_left: float | None) -> Any:
 
 
 def _apply(limits: Limits, parent: Parent) -> None:
-    """Apply the limits to this child process: priority, CPUs (the last ones of its parent's),
-    memory and CPU time.
+    """Apply the limits to this child process: priority, CPUs, memory and CPU time.
 
-    Beyond `cpu_seconds`, report the reason to the parent and exit.
+    The CPUs are the last ones of the parent's, so that the first stays free for requests. Beyond
+    `cpu_seconds`, the process reports the reason to the parent and exits.
     """
     _lower_priority(limits.nice)
     if sys.platform == "linux":
-        here = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, here[-(limits.cpus or max(1, len(here) - 1)) :])
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cpus[-(limits.cpus or max(1, len(cpus) - 1)) :])
     if limits.memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
     if limits.cpu_seconds is not None:
@@ -243,10 +251,11 @@ def _apply(limits: Limits, parent: Parent) -> None:
 
 
 def _lower_priority(nice: int) -> None:
-    """Lower the priority of this process, and of what it starts, against all others of the machine.
+    """Lower the priority of this process, and of those that it starts, against all others of the
+    machine.
 
-    Linux may share out CPU time among sessions first (autogroups), and `nice` then counts within
-    a session alone. So this process begins a session, which gets the same priority.
+    Linux may divide the CPU time among sessions first (autogroups), and `nice` then counts only
+    within a session. So this process begins a session, which gets the same priority.
     """
     os.nice(nice)
     with contextlib.suppress(OSError):  # no autogroups, or it leads a session already
@@ -255,7 +264,7 @@ def _lower_priority(nice: int) -> None:
 
 
 def _write_to(log: Path) -> None:
-    """Send everything that the process writes to its log."""
+    """Redirect standard output and standard error of this process to its log."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -264,6 +273,7 @@ def _write_to(log: Path) -> None:
 
 
 def _write_whole(path: Path, value: Any) -> None:
+    """Write a value as JSON, so that a crash leaves the whole file or none."""
     aside = path.with_name(f".{path.name}.new")
     with aside.open("w") as file:
         json.dump(value, file)

@@ -1,9 +1,9 @@
 """The work of a cycle, as jobs for a process of their own: train a candidate, and measure two
 versions.
 
-A job runs through `Trainer`, with a run folder and a store of its own inside the cycle's
-folder. So it never writes to production's store, is watched like any run (`leyden show`), and
-continues after a crash.
+A job runs a `Trainer`, with a run folder and a store of its own inside the cycle's folder. So it
+never writes to production's store, can be watched like any run (`leyden show`), and continues after
+a crash.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ from leyden.utils import ids
 
 RESOURCES: Final[TypeAdapter[NamedResources]] = TypeAdapter(NamedResources)
 Choose = Callable[[RunSummary, NamedResources], NamedResources | None]
-"""Make the candidate from a finished run and the resources in production. Return None if there is
-nothing to try."""
+"""A function of a finished run's summary and the resources in production. It returns the
+candidate's resources, or None if there is nothing to try."""
 RESERVED: Final = frozenset({"algorithm", "store", "run_dir", "initial_resources", "dev"})
 """Options of `Trainer` that a job sets itself."""
 
 
 @dataclass
 class _TrainerJob:
+    """A job that runs a `Trainer`."""
+
     agent: LitAgent[Any]
     options: Mapping[str, Any]
     """Options of `Trainer`."""
@@ -55,9 +57,12 @@ class _TrainerJob:
     """The run's folder."""
     _trainer: Trainer | None = field(default=None, init=False)
     _cost: float = field(default=0.0, init=False)
+    """The last known cost, which `cost` returns while the run's store does not answer."""
 
     async def cost(self) -> float:
-        """Return the cost of the run's model calls, as it was when the store last answered."""
+        """Return the cost of the run's model calls, as it was when the run's store last
+        answered.
+        """
         store = None if self._trainer is None else self._trainer.store
         if store is not None:
             with contextlib.suppress(StoreError):
@@ -66,10 +71,11 @@ class _TrainerJob:
         return self._cost
 
     async def _fit(self, algorithm: Any, resources: NamedResources, train: Any, validation: Any = None) -> RunSummary:
-        """Run an algorithm, or continue its run if it can be continued. A run that cannot be
-        continued is deleted and begun again.
+        """Run an algorithm, and return the summary of the finished run.
 
-        Return the summary of a finished run. Raise BudgetExceeded if the budget ended it early.
+        A run that an earlier process began is continued if its algorithm is resumable; otherwise
+        its folder is deleted, and it begins anew. Raise BudgetExceeded if the budget ended it
+        early.
         """
         options: dict[str, Any] = {"progress": False, **self.options}
         trainer = Trainer(algorithm=algorithm, initial_resources=resources, run_dir=self.folder, **options)
@@ -82,7 +88,7 @@ class _TrainerJob:
             train, validation = _named(chosen, train, validation)
         self._trainer = trainer
         summary = await trainer.afit(self.agent, train, validation, resume=begun)
-        await self.cost()
+        await self.cost()  # keeps the final cost, because the run's store is closed soon
         if summary.stopped is not None:
             raise BudgetExceeded(f"the run in {self.folder} ended before its algorithm did: {summary.stopped}")
         return summary
@@ -90,9 +96,8 @@ class _TrainerJob:
 
 @dataclass
 class TrainJob(_TrainerJob):
-    """Train a candidate on recorded requests.
-
-    The result has its resources under `candidate`, or None.
+    """Trains a candidate on recorded requests. The result is {"candidate": its resources as JSON,
+    or None if there is nothing to try}.
     """
 
     algorithm: Any
@@ -101,7 +106,9 @@ class TrainJob(_TrainerJob):
     choose: Choose | None = None
 
     async def run(self) -> Any:
-        """Train, and return the candidate."""
+        """Train, and return the candidate's resources as JSON under "candidate"; None if there is
+        nothing to try.
+        """
         initial = _without_models(self.production) if "llm_proxy" in self.options else self.production
         train, validation = RecordedTasks(self.data.train), RecordedTasks(self.data.validation)
         summary = await self._fit(self.algorithm, initial, train, validation if len(validation) else None)
@@ -112,10 +119,11 @@ class TrainJob(_TrainerJob):
         return {"candidate": None if candidate is None else RESOURCES.dump_python(candidate, mode="json")}
 
     async def _candidate(self, result: Any) -> NamedResources | None:
-        """Return production's resources, replaced where the algorithm has returned new ones.
+        """Return production's resources, replaced where the algorithm has returned new ones; None
+        if it has returned None. Raise ConfigError for any other result.
 
-        A model is taken from a mapping alone: the address of one in the run's store ends with the
-        run.
+        A model is only taken from a mapping that the algorithm returned, because the addresses of
+        models in the run's store end with the run.
         """
         if result is None:
             return None
@@ -137,7 +145,10 @@ class TrainJob(_TrainerJob):
 
 @dataclass
 class MeasureJob(_TrainerJob):
-    """Run two versions on the same tasks. The result is a `Measurement` as JSON."""
+    """Runs two versions on the same tasks. The result is a `Measurement` as JSON.
+
+    replicas: how often each version runs each task.
+    """
 
     production: NamedResources
     candidate: NamedResources
@@ -145,7 +156,7 @@ class MeasureJob(_TrainerJob):
     replicas: int
 
     async def run(self) -> Any:
-        """Measure both versions."""
+        """Run both versions, and return the `Measurement`."""
         algorithm = _Measure(self.production, self.candidate, self.replicas)
         algorithm.uses_gateway = "llm_proxy" in self.options
         summary = await self._fit(algorithm, self.production, list(self.tasks))
@@ -153,9 +164,8 @@ class MeasureJob(_TrainerJob):
 
 
 class _Measure(Algorithm):
-    """Run each task with both versions, which take turns at being the first.
-
-    A slow minute and the place in the queue then slow both versions alike.
+    """Runs each task with both versions, which take turns at being the first, so that a slow minute
+    of the machine, or the place in the queue, slows both alike.
     """
 
     run_kind = "eval"
@@ -168,16 +178,14 @@ class _Measure(Algorithm):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> BaseModel:
-        """Run every task `replicas` times on each side and return the outcomes of both. The sides
-        take turns in going first, so that neither has the idler machine.
-        """
+        """Run every task `replicas` times with each version, and return the outcomes of both."""
         tasks, run_id, store = train_dataset or (), self.get_run().run_id, self.get_store()
         requests: list[EnqueueRolloutRequest] = []
         for side, resources in self.versions.items():
             await store.update_resources(ids.derived_id("rs", run_id, side), await self._served(resources))
         for replica in range(self.replicas):
             for task in range(len(tasks)):
-                first = 1 if (task + replica) % 2 == 0 else -1
+                step = 1 if (task + replica) % 2 == 0 else -1  # -1: the candidate goes first
                 requests += [
                     EnqueueRolloutRequest(
                         rollout_id=rollout_id_at(run_id, side, task, replica),
@@ -187,7 +195,7 @@ class _Measure(Algorithm):
                         config=RolloutConfig(max_attempts=1),
                         metadata={"side": side, "task": task},
                     )
-                    for side in list(self.versions)[::first]
+                    for side in list(self.versions)[::step]
                 ]
         found: dict[str, list[TaskOutcome]] = {side: [] for side in self.versions}
         async for result in self.collector.collect(requests):
@@ -195,8 +203,8 @@ class _Measure(Algorithm):
         return Measurement(production=found["production"], candidate=found["candidate"])
 
     async def _served(self, resources: NamedResources) -> NamedResources:
-        """Return the resources with the gateway's models, if there is a gateway: its calls are
-        recorded.
+        """Return the resources with the gateway's address in their models, so that calls and their
+        cost are recorded; the resources themselves without a gateway.
         """
         proxy = self.get_llm_proxy()
         if proxy is None:
@@ -216,20 +224,20 @@ def _outcome(result: CollectedRollout) -> TaskOutcome:
     does not have them.
     """
     attempt = result.rollout.attempt if isinstance(result.rollout, AttemptedRollout) else None
-    ended = attempt is not None and attempt.end_time is not None
+    ended = None if attempt is None else attempt.end_time
     return TaskOutcome(
         task=(result.request.metadata or {})["task"],
         reward=result.reward,
         failed=result.status != "succeeded",
-        seconds=attempt.end_time - attempt.start_time if attempt and ended and attempt.end_time else None,
+        seconds=None if attempt is None or ended is None else ended - attempt.start_time,
         cost=None if attempt is None else attempt.cost,
     )
 
 
 def _named(algorithm: FunctionalAlgorithm, train: Any, validation: Any) -> tuple[Any, Any]:
-    """Return the data sets that the algorithm's function has parameters for.
+    """Return the data sets that the algorithm's function has parameters for; None for the others.
 
-    A function without `val_dataset` is trained on both.
+    A function without the parameter `val_dataset` gets both sets as `train_dataset`.
     """
     named = inspect.signature(algorithm.function).parameters
     if "val_dataset" not in named and isinstance(train, RecordedTasks) and isinstance(validation, RecordedTasks):

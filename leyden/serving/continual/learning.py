@@ -1,13 +1,13 @@
 """`ContinualLearning`: agents that keep learning from the requests that they serve.
 
-One cycle is: a trigger, training on recorded requests, a check on held-out tasks, optionally
-answers in the shadow, a canary, and its promotion or rollback. Where a cycle is stands in the
-store alone: a row of the release table for the search of a candidate, and one for the candidate's
-release (`release`). So a crash of the controller loses nothing: the next one that opens the store
-continues, or rolls back.
+One cycle consists of a trigger, training on recorded requests, a check on held-out tasks,
+optionally answers in the shadow, a canary, and its promotion or rollback. Only the store holds the
+state of a cycle: one row of the release table for the search of a candidate, and one for the
+candidate's release (`release`). So a crash of the controller loses nothing: the next one that opens
+the store continues, or rolls back.
 
-This module knows no algorithm and runs none: `jobs` do, in processes of their own (`isolation`). To
-add a stage, add its state to `release.TRANSITIONS` and a method here.
+This module runs no algorithm: `jobs` do, in processes of their own (`isolation`). To add a stage,
+add its state to `release.TRANSITIONS` and a method here.
 """
 
 from __future__ import annotations
@@ -69,23 +69,28 @@ from leyden.types.resources import digest_of
 logger = logging.getLogger(__name__)
 
 _WHO: Final = "continual"
+"""The author of this module's changes in the audit log."""
 _PAGE: Final = 1000
+"""The number of feedback entries that are read at a time."""
 _KEPT: Final = 10_000
-"""Latest rewards that are kept, to find the beginning of a drop among them."""
+"""The number of latest rewards that are kept, to find the beginning of a drop among them."""
 _DATA: Final = "data.json"
+"""The file, in a cycle's folder, with the requests that the cycle learns from."""
 _RELEASE: Final = "-release"
+"""The end of the id of a release, which begins with the id of its cycle."""
 _NO_RANKS: Final = RankHistory()
+"""`REWARD` needs no history of ranks to be scaled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowSettings:
-    """A candidate answers live tasks beside production, unseen by users, before any of them gets
-    it.
+    """Options of the shadow: candidate and production answer live requests again, unseen by users,
+    before any user gets the candidate.
 
     requests: how many live requests are answered again, by both versions.
-    gate: limits, as for held-out tasks. Users give these answers no feedback, so rewards are
-        compared only if the agent itself returns one.
-    deadline_seconds: a shadow without `requests` requests by then ends the release.
+    gate: the limits, as for held-out tasks. No user sees these answers and gives feedback, so
+        rewards are compared only if `min_gain` is set, for an agent that returns a reward itself.
+    deadline_seconds: the release ends if there are fewer than `requests` requests after this time.
     """
 
     requests: int = 50
@@ -99,44 +104,48 @@ class ShadowSettings:
 
 @dataclass(frozen=True, slots=True)
 class CycleStatus:
-    """Result of one call of `ContinualLearning.step`."""
+    """The result of one call of `ContinualLearning.step`."""
 
     state: str
-    """The state of the row that is worked on; `idle` without one, `stopped` if the
+    """The state of the cycle or release that is worked on; `idle` without one, `stopped` if the
     kill switch is on."""
     release_id: str | None
+    """The id of that cycle or release; None without one."""
     said: str
     """The status in one sentence, for people."""
 
 
 class ContinualLearning:
-    """Learn from production, and release what was learned, cycle after cycle.
+    """Learns from the requests in production, and releases the results, cycle after cycle.
 
-    Production is never touched but by a canary's promotion: the algorithm runs in a process of its
-    own, within `limits`, on a store of its own; a failure there ends the cycle with its last words.
+    Only a canary's promotion changes production. The algorithm runs in a process of its own, within
+    `limits`, on a store of its own; a failure there ends the cycle, with the error as its reason.
 
-    `async with` takes the folder, `run()` works until it is cancelled, and `step()` does what is
-    due now. A crash loses nothing: the next `run()` on the same store continues in the state of the
-    row, with the training where the folder shows it to be. Stop it, from any process, with
-    `stop_learning(store)`.
+    `async with` locks the folder, `run()` works until it is cancelled, and `step()` does the work
+    that is due now. A crash loses nothing: the next `run()` on the same store continues in the
+    cycle's state, and an interrupted training from its run folder. To stop learning, from any
+    process, call `stop_learning(store)`.
 
-    algorithm: as for `Trainer`, picklable: an instance, class, import path, name or dict. Its
-        result becomes the candidate: named resources, the result of a prompt optimiser, or None for
-        nothing to try. It gets recorded requests as `train_dataset` and `val_dataset`
-        (`RecordedTasks`).
+    algorithm: in any form that `Trainer` accepts, picklable: an instance, class, import path, name
+        or dict. Its result becomes the candidate: named resources, the result of a prompt
+        optimiser, or None if there is nothing to try. It gets recorded requests as `train_dataset`
+        and `val_dataset` (`RecordedTasks`).
     agent: runs tasks for the algorithm and for the checks, as for `Trainer.fit`; picklable.
-    store: where sessions record requests, and whose labels they follow.
-    folder: the cycles' run folders, logs and results. One process uses it at a time.
-    trigger: when to learn, by feedback on what is in production.
-    canary: how a canary is judged; its `share` is that of the sessions.
-    data: which requests are learned from.
-    gate: the check on held-out tasks. shadow: the check on live tasks; None: no such check.
-    limits: what training, and each check, may take.
+    store: the store in which sessions record requests, and whose labels they follow.
+    folder: where the cycles' run folders, logs and results are kept. One process uses it at a time.
+    trigger: when to learn, by feedback on the version in production.
+    canary: how a canary is run and judged.
+    data: which requests are learned from; None: the defaults of `DataSettings`.
+    gate: the check on held-out tasks; None: the defaults of `GateSettings`.
+    shadow: the check on live requests; None: no such check.
+    limits: the limits of the training and of each check; None: the defaults of `Limits`.
     trainer: further options of `Trainer` for training and checks, picklable, such as `n_runners` or
-        `llm_proxy={"model_list": [...]}`, which also records what the calls cost.
-    candidate: makes the candidate of a run's summary, for algorithms that train weights.
-    name: names the rows, for several learners on one store. They take turns.
-    every_seconds: interval at which the store is read.
+        `llm_proxy={"model_list": [...]}`, which also records the cost of calls.
+    candidate: a function of a run's summary and production's resources that returns the candidate,
+        for algorithms that train weights; None: the algorithm's result is the candidate.
+    name: the beginning of the cycles' ids. Several learners on one store need different names, and
+        take turns.
+    every_seconds: seconds between two reads of the store.
     pause_seconds: the least time between two cycles.
     """
 
@@ -178,7 +187,7 @@ class ContinualLearning:
     # ---- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> ContinualLearning:
-        """Take the folder. Raise ConfigError if another process has it."""
+        """Create and lock the folder. Raise ConfigError if another process has locked it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -197,9 +206,9 @@ class ContinualLearning:
             self._lock = None
 
     async def run(self) -> None:
-        """Learn until cancelled.
+        """Learn until cancelled, in steps of `every_seconds`. Log each change of the status.
 
-        While the store is away, it waits; a training under way continues.
+        While the store is away, no step is taken; a training under way continues.
         """
         if self._lock is None:
             async with self:
@@ -219,17 +228,17 @@ class ContinualLearning:
             else:
                 away = False
                 if status != last:
-                    told, words = words, (status.release_id, status.state, re.sub(r"\d", "", status.said))
-                    level = logging.DEBUG if words == told else logging.INFO  # nothing but a count has changed
+                    before, words = words, (status.release_id, status.state, re.sub(r"\d", "", status.said))
+                    level = logging.DEBUG if words == before else logging.INFO  # DEBUG: only a number has changed
                     last = status
                     logger.log(level, "%s %s: %s", status.release_id or self._name, status.state, status.said)
-                    continue
+                    continue  # more work may be due
             await asyncio.sleep(self._every)
 
     async def step(self) -> CycleStatus:
-        """Do the work that is due, up to the next transition, and return the status.
+        """Do the work that is due, up to the next transition of a state, and return the status.
 
-        Training and checks take as long as they take. Safe to cancel and to repeat.
+        Returns after the training or check, if one is due. Safe to cancel and to repeat.
         Raise StoreError if the store is away, ReleaseAdvanced if another process was faster.
         """
         rows = await open_releases(self._store)
@@ -253,7 +262,7 @@ class ContinualLearning:
 
     async def _begin_if_due(self) -> CycleStatus:
         """Begin a cycle if the trigger fires and there is enough data, and return its status; else
-        return why there is none.
+        return the status "idle" or "stopped", with the reason.
         """
         store, now = self._store, time.time()
         if await is_stopped(store):
@@ -295,7 +304,9 @@ class ContinualLearning:
         return _status(cycle, reason)
 
     async def _train(self, cycle: Release) -> CycleStatus:
-        """Find a candidate and begin its release, or give up."""
+        """Search for a candidate in a process of its own, and begin the candidate's release; end
+        the cycle if there is none.
+        """
         store = self._store
         try:
             release = await store.get_release(cycle.release_id + _RELEASE)
@@ -339,7 +350,9 @@ class ContinualLearning:
         return _status(release, f"the candidate is {_name(release.canary_version)}")
 
     async def _check_offline(self, release: Release) -> CycleStatus:
-        """Measure on held-out tasks, and let the candidate on or refuse it."""
+        """Measure the candidate on held-out tasks, and refuse it, or pass it on to the shadow or
+        the canary.
+        """
         if ended := await self._end_if_due(release):
             return ended
         tasks = self._held_out(await self._data_of(await self._store.get_release(_cycle_of(release))))
@@ -356,7 +369,9 @@ class ContinualLearning:
         return await self._advance(release, "observe", report.reason, details, deadline)
 
     async def _check_in_shadow(self, release: Release) -> CycleStatus:
-        """Measure on live tasks, once there are enough of them."""
+        """Measure the candidate on live requests, once there are enough of them, and refuse it or
+        pass it on to the canary.
+        """
         if ended := await self._end_if_due(release):
             return ended
         shadow = self._shadow or ShadowSettings()
@@ -379,7 +394,7 @@ class ContinualLearning:
         """
         try:
             release, verdict = await step(self._store, release.release_id, self._canary)
-        except LabelMoved as error:  # a person has intervened, and is right
+        except LabelMoved as error:  # a person has intervened, who has priority
             return await self._advance(release, "stop", str(error))
         return _status(release, "ended" if verdict is None else verdict.reason)
 
@@ -393,7 +408,9 @@ class ContinualLearning:
         return _status(release, why)
 
     async def _end_if_due(self, row: Release) -> CycleStatus | None:
-        """End a row whose time is over, or all if the kill switch is on. None if it continues."""
+        """End a cycle or release if its time is over or the kill switch is on, and return the
+        status; None if it may continue.
+        """
         if await is_stopped(self._store):
             return await self._advance(row, "stop", "learning is stopped")
         if row.deadline is not None and time.time() >= row.deadline:
@@ -411,8 +428,8 @@ class ContinualLearning:
         details: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> CycleStatus:
-        """Take one transition of a cycle in the store and return the new status. why: the reason
-        for the audit log.
+        """Write one transition of a cycle or release to the store, and return the new status. why:
+        the reason, for the audit log and the status.
         """
         row = await advance(
             self._store, row, event, details={**(details or {}), "why": why}, deadline=deadline, who=_WHO, why=why
@@ -422,9 +439,11 @@ class ContinualLearning:
     # ---- work ------------------------------------------------------------------------------------
 
     async def _measure(self, release: Release, name: str, tasks: list[Any], gate: GateSettings) -> GateReport | None:
-        """Return the report on a candidate; None if the release has ended meanwhile.
+        """Measure production and candidate on tasks in a process of its own, and return the report;
+        None if the release has ended meanwhile.
 
-        A dead process fails the check.
+        name: names the run's folder and log. If the process fails or dies, the candidate has failed
+            the check.
         """
         base, candidate = [
             (await self._store.get_resources_by_id(version[0], version=version[1])).resources
@@ -440,8 +459,8 @@ class ContinualLearning:
         return None if found is None else check(gate, Measurement.model_validate(found))
 
     async def _run(self, job: Job, name: str, row: Release) -> Any:
-        """Return a job's result; None if the row has ended meanwhile, the switch is on or the time
-        is over.
+        """Run a job in a process of its own, and return its result; None if the cycle or release
+        `row` has ended meanwhile, the kill switch is on or the time is over.
         """
 
         async def go_on() -> bool:
@@ -455,7 +474,7 @@ class ContinualLearning:
                 return in_time and is_open and not await is_stopped(self._store)
             except StoreClosed:
                 raise
-            except StoreError as error:  # the job does not need it
+            except StoreError as error:  # the job does not use this store
                 logger.info("%s is away; %s goes on: %s", self._store.url, name, error)
                 return in_time
 
@@ -464,9 +483,10 @@ class ContinualLearning:
         return await run_isolated(job, folder, name=name, limits=self._limits, cost_left=left, go_on=go_on)
 
     async def _publish(self, cycle: Release, production: NamedResources, found: Any) -> tuple[Version | None, str]:
-        """Write a candidate as the next version of what is in production.
+        """Write a candidate as the next version of the resources in production, and return the
+        version and "". Return None and the reason if there is no candidate, or none worth trying.
 
-        Return None and why, if there is none.
+        found: the candidate's resources as JSON, or None. Safe to repeat after a crash.
         """
         if found is None:
             return None, "the algorithm has found nothing to try"
@@ -477,7 +497,7 @@ class ContinualLearning:
         resources_id = cycle.canary_version[0]
         versions = await self._store.query_resources(resources_id=resources_id, all_versions=True)
         for each in versions:
-            if each.author == cycle.release_id:  # a process before this one has written it
+            if each.author == cycle.release_id:  # an earlier process has written it, and crashed
                 return (resources_id, each.version), ""
             if each.frozen and each.digest == digest:
                 return None, (
@@ -490,7 +510,9 @@ class ContinualLearning:
         return (resources_id, update.version), ""
 
     async def _data_of(self, cycle: Release) -> LearningData:
-        """Return the training data of a cycle, as it was when the cycle began."""
+        """Return the training data of a cycle, as it was when the cycle began. It is kept in the
+        cycle's folder, in a file that only this user can read.
+        """
         path = self._folder_of(cycle) / _DATA
         if path.exists():
             return LearningData.model_validate_json(path.read_text())
@@ -522,21 +544,28 @@ class ContinualLearning:
 
 
 class _Rewards:
-    """Feedback on one version, observed once each, in the order of its arrival."""
+    """Reads the feedback on the version in production in the order of its arrival, and keeps the
+    trigger's state.
+    """
 
     def __init__(self, trigger: Trigger) -> None:
         self._trigger = trigger
         self._of: tuple[Version, float | None] | None = None
+        """The version, and the end of the last cycle, to which the state belongs."""
         self._state = TriggerState(since=0.0)
         self._after: int | None = None
+        """The sequence id of the last feedback that was read."""
         self._reset = False
+        """Whether the count and the evidence have begun anew after the last cycle."""
         self._latest: deque[tuple[str, float, float]] = deque(maxlen=_KEPT)
         """Rollout, time and reward of the latest feedback, also from before the last cycle."""
 
     async def read(self, store: LightningStore, version: Version, ended: float | None) -> TriggerState:
-        """Return the trigger's state by all feedback until now.
+        """Read the new feedback, and return the trigger's state.
 
-        ended: when the last cycle ended; the count and the evidence of a drop begin there.
+        version: the version in production. Another version, or another `ended`, begins anew.
+        ended: when the last cycle ended, in Unix seconds; the count and the evidence of a drop
+            begin there. None: there was no cycle.
         """
         if self._of != (version, ended):
             since = await _began(store) if ended is None else ended
@@ -569,24 +598,26 @@ class _Rewards:
         self._latest.append((feedback.rollout_id, feedback.received_time or 0.0, number))
 
     async def changed_at(self, store: LightningStore) -> float:
-        """Return the most likely time at which the first request after a drop of the reward
-        reached the store.
+        """Return the most likely time, in Unix seconds, at which the first request after a drop of
+        the reward reached the store.
         """
         rollout_id, received, _ = self._latest[drop_at([reward for _, _, reward in self._latest])]
         try:
             return (await store.get_rollout_by_id(rollout_id)).start_time
-        except UnknownRollout:  # retention has forgotten it
+        except UnknownRollout:  # pruned by the store's retention
             return received
 
 
 async def _began(store: LightningStore) -> float:
-    """Return when the label `production` was moved last."""
+    """Return when the label `production` was moved last, in Unix seconds; the present time if
+    never.
+    """
     records = await store.query_audit(label=PRODUCTION, limit=1)
     return records[0].time if records else time.time()
 
 
 def _name(version: Version | None) -> str:
-    """Return a version as the command line takes it."""
+    """Return a version as text, in the form that the command line takes: id and number."""
     return "no version" if version is None else f"{version[0]} {version[1]}"
 
 

@@ -1,7 +1,7 @@
-"""Guarded metrics: what a canary is judged by, as numbers in [0, 1] of which more is better.
+"""The metrics by which a canary is judged, as numbers in [0, 1] of which more is better.
 
-A metric says which values it has, which direction is better, and what a promotion requires of it.
-The module knows no request and no test.
+A `Metric` defines the range of its values, which direction is better, and what a promotion requires
+of it. The module knows neither requests nor statistical tests.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from leyden.options import check_choice, check_number
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Values in a known range, such as rewards, or 0 and 1 for failures. The test compares means.
+    """The scale of a metric with a known range, such as rewards, or 0 and 1 for failures. The test
+    compares the means of both arms.
 
-    A value outside the range counts as its nearest end, so the mean of the clipped values is
-    compared.
+    low, high: the range. A value outside of it counts as the nearer end.
     """
 
     low: float = 0.0
@@ -33,9 +33,10 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Exceeds:
-    """A metric with a limit and no upper bound, such as a latency objective.
+    """The scale of a metric without an upper bound that has a limit, such as a latency objective.
+    The test compares the shares of requests above the limit in both arms.
 
-    The guard compares how often the canary and the control exceed the limit.
+    limit: values above it exceed it.
     """
 
     limit: float
@@ -46,29 +47,30 @@ class Exceeds:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Unbounded values without a limit, such as cost.
-
-    The test compares mean ranks among earlier values.
+    """The scale of a metric without an upper bound and without a limit, such as cost. The test
+    compares the mean ranks of both arms' values among all earlier values.
     """
 
 
 Scale: TypeAlias = Bounded | Exceeds | Ranked
+"""How the values of a metric become numbers in [0, 1]."""
 Requirement: TypeAlias = Literal["better", "not_worse"]
+"""What a promotion has to prove of a metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One guarded metric. Evidence that it is worse in the canary counts towards a rollback.
 
-    name: key of its value in `Outcome.values`.
+    name: the key of its values in `RequestOutcome.values`.
     better: the direction of improvement.
     scale: how values become numbers in [0, 1].
     promotion: what a promotion has to prove. `better`: the mean has improved. `not_worse`: it has
-        not worsened by `tolerance` or more. None: nothing; the metric can only roll back.
-    tolerance: how much worse `not_worse` allows the canary to be, in (0, 1): a part of the range,
-        of the requests that may exceed the limit, or of the ranks.
-    weight: part of the rollback error that this metric receives, relative to the other metrics. A
-        metric with twice the weight of another one needs half as much evidence.
+        not worsened by `tolerance` or more. None: nothing; the metric can only cause a rollback.
+    tolerance: how much worse `not_worse` allows the canary to be, in (0, 1): a part of the range, a
+        share of the requests (`Exceeds`), or a part of the ranks.
+    weight: the part of the rollback error that this metric receives, relative to the other metrics.
+        A metric with twice the weight of another one needs half as much evidence.
     """
 
     name: str
@@ -96,15 +98,18 @@ class Metric:
 
     @property
     def margin(self) -> float:
-        """Margin of the null hypothesis that a promotion has to reject; 0 for `better`."""
+        """The margin of the null hypothesis that a promotion has to reject: minus the tolerance; 0
+        for `better`.
+        """
         return -(self.tolerance or 0.0)
 
     def scaled(self, value: float, ranks: RankHistory) -> tuple[float, RankHistory]:
-        """Return the value scaled to [0, 1], where larger is better, and the next history of ranks.
+        """Return the value scaled to [0, 1], where larger is better, and the history of ranks with
+        it. Raise ConfigError for NaN.
 
-        Raise ConfigError for NaN.
+        ranks: the history of the metric's values so far, which only `Ranked` uses.
         """
-        if value != value:
+        if value != value:  # NaN
             raise ConfigError(f"the value of metric {self.name!r} is NaN; leave a missing value out instead")
         match self.scale:
             case Bounded(low, high):
@@ -117,8 +122,8 @@ class Metric:
 
 
 REWARD = Metric("reward", promotion="better", weight=3.0)
-"""Rewards in [0, 1]; a promotion requires an improvement. Beside `FAILURE`, `LATENCY` and `COST` it
-has half of the weight."""
+"""Rewards in [0, 1]; a promotion requires an improvement. Together with `FAILURE`, `LATENCY` and
+`COST` it has half of the weight."""
 FAILURE = Metric("failure", better="lower")
 """1 for a failed request, else 0."""
 LATENCY = Metric("latency", better="lower", scale=Ranked())

@@ -1,13 +1,12 @@
-"""Requests in the order in which they were assigned, released as soon as all earlier ones are
-settled.
+"""Pass on the outcomes of requests in the order in which the requests were assigned to an arm.
 
 Feedback arrives in any order, and bad answers often get theirs sooner. A test that took values as
-they arrive would see too many bad ones early. So a request is released only after every earlier
-one, and one whose values have not come within the waiting time is released without them. The order
-of release then does not depend on when values arrive.
+they arrive would see too many bad ones early. So the outcome of a request is passed on only after
+those of all earlier requests, and without the values that have not arrived within the waiting time.
+The order then does not depend on when values arrive.
 
-Arms are drawn once for each key (a user, a session), so only the *first* request of each key is
-released: later ones have the same arm with certainty, and are no draws of their own.
+Arms are drawn once for each key (a user, a session), so only the *first* request of each key
+counts: later ones have the same arm with certainty, and are no draws of their own.
 
 This module knows no store. Times are seconds on any one clock.
 """
@@ -24,6 +23,8 @@ from leyden.serving.continual.guard import RequestOutcome
 
 @dataclass(slots=True)
 class _Request:
+    """A request whose outcome waits."""
+
     canary: bool
     share: float
     time: float
@@ -31,9 +32,9 @@ class _Request:
 
 
 class RequestOrder:
-    """Requests of one release that wait for their values.
+    """The requests of one release whose outcomes wait for values.
 
-    metrics: names of the metrics of which values are awaited.
+    metrics: the names of the metrics whose values are awaited.
     waiting_seconds: how long after a request a missing value is awaited.
     """
 
@@ -43,20 +44,22 @@ class RequestOrder:
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._keys: set[str] = set()
         self.repeated = 0
-        """Requests that were left out because their key had an earlier one."""
+        """The number of requests that were left out because their key had an earlier one."""
         self.late = 0
-        """The number of values that came for a request that was released or left out."""
+        """The number of values that arrived for a request that was passed on or left out."""
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
         return len(self._requests)
 
     def assign(self, request_id: str, *, key: str, canary: bool, share: float, time: float) -> None:
-        """Add the next request, in the order of assignment. Ignore a request that is known already.
+        """Add the next request, in the order of assignment. Ignore a request that was added
+        already.
 
-        key: of the user or the session. Further requests with the same key are left out.
-        share: the probability with which the request could be assigned to the canary.
-        time: Unix seconds.
+        key: the user or the session. Further requests with the same key are left out.
+        canary: whether the request was assigned to the canary.
+        share: the probability with which it could be assigned to the canary.
+        time: when it was assigned, in Unix seconds.
         """
         if request_id in self._requests:
             return
@@ -67,7 +70,9 @@ class RequestOrder:
         self._requests[request_id] = _Request(canary, share, time)
 
     def value(self, request_id: str, metric: str, value: float) -> None:
-        """Set a value of a request. The last one counts, until the request is released."""
+        """Set the value of a metric of a request. Until the request is passed on, the last value
+        counts.
+        """
         request = self._requests.get(request_id)
         if request is None:
             self.late += 1
@@ -75,8 +80,8 @@ class RequestOrder:
             request.values[metric] = value
 
     def release(self, now: float) -> Iterator[RequestOutcome]:
-        """Yield the outcomes that can be counted: of settled requests that have only settled ones
-        before them.
+        """Yield and remove the outcomes from the front that wait for nothing more: all values are
+        there, or the waiting time is over at `now`.
         """
         while self._requests:
             request_id, request = next(iter(self._requests.items()))

@@ -1,7 +1,8 @@
-"""Recorded live requests with their rewards, split once and for all, from which a cycle learns.
+"""Read the recorded live requests with their rewards from which a cycle learns, and split them.
 
-A request's part is decided by a hash of its input: the tasks that the gate measures a candidate on
-are never trained on, in no cycle. This module reads the store. It does not train.
+A hash of a request's input decides whether it is for training, validation or the gate. So the tasks
+on which the gate measures a candidate are not trained on in any cycle. This module reads the store.
+It does not train.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ class RecordedTask(BaseModel):
     input: Any = None
     reward: float
     resources_id: str
+    """The resources with which the request was served."""
     version: int
     """The version of `resources_id` with which the request was served."""
     arm: str | None = None
+    """The side of the experiment that served it: `control`, or the canary's label."""
     feedback: list[Feedback] = []
-    """The feedback about the request that counts, with labels and corrections."""
+    """The feedback about the request that counts: the last one of each source and kind."""
     replayed: bool = False
     """Whether an earlier cycle may have learned from it already."""
 
 
 class RecordedTasks(Sequence[Any]):
-    """A data set of inputs, as every algorithm takes it.
-
-    `records` has their rewards and feedback too.
+    """A data set of the requests' inputs, as every algorithm takes it. `records` has the requests
+    with their rewards and feedback.
     """
 
     def __init__(self, records: Sequence[RecordedTask]) -> None:
@@ -67,16 +69,15 @@ class RecordedTasks(Sequence[Any]):
 class DataSettings:
     """Which recorded requests a cycle learns from.
 
-    new_tasks: how many new requests at most; the newest count, and come first. After a
-        drift, the requests since the reward has dropped are new, otherwise the requests
-        since the cycle before.
-    replayed: the share of older requests in the training data, in [0, 1), so that earlier learning
-        is not forgotten.
+    new_tasks: the most new requests; the newest are used, and come first. New are the requests
+        since the cycle before or, after a drop of the reward, since the drop.
+    replayed: the share of older requests in the training data, from 0 to 0.95, so that earlier
+        learning is not forgotten.
     validation: the part of all inputs that the algorithm gets as `val_dataset`.
     held_out: the part of all inputs that no algorithm ever sees, for the gate.
-    read: how many of the newest live requests are read at most.
-    values: metrics of one request, as for `CanarySettings`; requests without a
-        `reward` are left out.
+    read: the most live requests that are read from the store, the newest.
+    values: returns the metrics of one request, given its rollout and the feedback that counts.
+        Requests without a `reward` are left out.
     """
 
     new_tasks: int = 1000
@@ -95,7 +96,7 @@ class DataSettings:
 
 
 class LearningData(BaseModel):
-    """The requests of one cycle. No input is in two parts."""
+    """The requests that one cycle learns from. No input is in two of the three parts."""
 
     train: list[RecordedTask]
     validation: list[RecordedTask]
@@ -108,10 +109,10 @@ async def read_data(
 ) -> LearningData:
     """Return the training data of a cycle: finished live requests that have a reward.
 
-    since: requests that reached the store from then on are new; earlier ones fill the share
-        `replayed` of the training data, chosen by a hash with `cycle_id`.
-    before: later requests are left out, so that a cycle that is continued reads what it has read
-        before.
+    since: requests that reached the store from this time on (Unix seconds) are new. Earlier ones
+        fill the share `replayed` of the training data, chosen by a hash with `cycle_id`.
+    before: requests from this time on are left out, so that a cycle that is continued reads the
+        same requests again.
     """
     page = await store.query_rollouts(mode_in=["live"], sort_by="start_time", sort_order="desc", limit=settings.read)
     rollouts = [each for each in page if each.finished and each.start_time < before]
@@ -130,7 +131,9 @@ async def read_data(
 
 
 async def read_inputs(store: LightningStore, version: VersionKey, *, since: float, limit: int) -> list[Any]:
-    """Return the inputs of the first live requests that production has served since a time."""
+    """Return the inputs of the first `limit` finished live requests that `version` has served in
+    the control arm since a time (Unix seconds).
+    """
     found = await store.query_rollouts(
         mode_in=["live"], arm_in=[CONTROL], resources_id=version[0], resources_version=version[1]
     )
@@ -160,7 +163,7 @@ def _split(records: Sequence[RecordedTask], settings: DataSettings) -> LearningD
 def _record(
     rollout: Rollout, feedback: Sequence[Feedback], settings: DataSettings, since: float
 ) -> RecordedTask | None:
-    """Return a rollout's record for learning, or None if it has no reward or ran without stored
+    """Return a rollout as a task to learn from; None if it has no reward or ran without stored
     resources.
 
     since: start of this cycle's data, in seconds since the epoch. An earlier rollout is marked as
@@ -184,7 +187,9 @@ def _record(
 async def _counted_feedback(
     store: LightningStore, rollouts: Sequence[Rollout], before: float
 ) -> Mapping[str, Sequence[Feedback]]:
-    """Return the last feedback of each source and kind that had arrived by then, by rollout."""
+    """Return the feedback on rollouts that counts, by rollout id: the last one of each source and
+    kind that arrived before the time `before`.
+    """
     versions = {(each.resources_id, each.resources_version) for each in rollouts}
     oldest = min((each.start_time for each in rollouts), default=0.0)
     found: dict[str, dict[tuple[str, str], Feedback]] = {}
@@ -198,6 +203,6 @@ async def _counted_feedback(
 
 
 def _place(*names: str) -> float:
-    """Return a number in [0, 1) that depends on the names alone."""
+    """Return a number in [0, 1) that depends on the names alone, uniform over names (SHA-256)."""
     digest = hashlib.sha256("\x1f".join(names).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

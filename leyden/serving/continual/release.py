@@ -1,11 +1,11 @@
-"""The life of a release, as a table: states, events, and what each transition does to labels.
+"""The states of a release as a table: states, events, and the label moves of each transition.
 
-A release brings one version of resources, the *candidate*, from an offline check over a canary into
-production, or out. Before it, a cycle of learning looks for the candidate; it is a row of the same
-table, whose version is the one that it starts from. `next_state` and `effects` are pure; `advance`
-writes one transition with its label moves in one transaction of the store. So a crash leaves a
-release in the state before or after a transition, never between, and the next process that opens it
-continues from there.
+A release takes one version of resources, the *candidate*, through an offline check and a canary
+into production, or ends before. The cycle of learning that searches for the candidate is a row of
+the same table, whose version is the one that the cycle starts from. `next_state` and `effects` are
+pure; `advance` writes one transition with its label moves in one transaction of the store. So a
+crash leaves a release in the state before or after a transition, never between, and the next
+process that opens it continues from there.
 
 To add a state: its rows in TRANSITIONS, and its row in `effects`. This module does not decide which
 event happens (`guard`), and knows no traffic.
@@ -24,23 +24,26 @@ from leyden.types import LabelMove, Release
 State: TypeAlias = Literal[
     "training", "trained", "abandoned", "gating", "shadow", "canary", "promoted", "refused", "rolled_back"
 ]
-"""`training`: a cycle looks for a candidate. It ends `trained`, when the release of its candidate
-is a row of its own, or `abandoned`. `gating`: the candidate is measured on held-out tasks.
-`shadow`: it answers live tasks, unseen by users. `canary`: it serves a share of the traffic. All
-others are final.
+"""`training`: a cycle searches for a candidate. It ends as `trained`, once the candidate's release
+is a row of its own, or as `abandoned`. `gating`: the candidate is measured on held-out tasks.
+`shadow`: the candidate answers live tasks, unseen by users. `canary`: it serves a share of the
+users. All other states are final.
 """
 Event: TypeAlias = Literal["propose", "give_up", "observe", "release", "refuse", "better", "worse", "deadline", "stop"]
-"""`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`:
-a check has passed;
-answer in the shadow, or serve. `refuse`: a check has failed. `better`, `worse`:
-the canary's verdict.
-`deadline`: no result in time. `stop`: a person or the kill switch.
+"""`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`: a check
+has passed, so the candidate answers in the shadow, or serves as a canary. `refuse`: a check has
+failed. `better`, `worse`: the verdict on the canary. `deadline`: no result in time. `stop`: a
+person or the kill switch has intervened.
 """
 
 PRODUCTION: Final = "production"
+"""The label of the version that serves users."""
 CANARY: Final = "canary"
+"""The label of the candidate while it is a canary."""
 PREVIOUS: Final = "previous"
+"""The label of the version that was in production before the last promotion."""
 LEARNING_STOPPED: Final = "learning-stopped"
+"""The label that is the kill switch."""
 
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     "training": {"propose": "trained", "give_up": "abandoned", "deadline": "abandoned", "stop": "abandoned"},
@@ -64,7 +67,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     "refused": {},
     "rolled_back": {},
 }
-"""Which state follows which event. An event that is not here is refused with IllegalTransition."""
+"""The next state by state and event. Any other event is refused with IllegalTransition."""
 
 OPEN_STATES: tuple[State, ...] = tuple(state for state, events in TRANSITIONS.items() if events)
 """States that are not final."""
@@ -75,11 +78,11 @@ Version: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Changes that a transition makes besides the state, in the same transaction."""
+    """The changes that a transition makes besides the state, in the same transaction."""
 
     labels: tuple[LabelMove, ...] = ()
     freeze: tuple[Version, ...] = ()
-    """Versions to which no label can be put from now on."""
+    """Versions that can get no label from now on."""
 
 
 def next_state(state: State, event: Event) -> State:
@@ -89,14 +92,15 @@ def next_state(state: State, event: Event) -> State:
     """
     if event not in TRANSITIONS[state]:
         possible = ", ".join(sorted(TRANSITIONS[state])) or "none, because it is final"
-        raise IllegalTransition(f"a release that is {state!r} knows no event {event!r}; possible: {possible}")
+        raise IllegalTransition(f"a release that is {state!r} takes no event {event!r}; possible: {possible}")
     return TRANSITIONS[state][event]
 
 
 def effects(entered: State, *, candidate: Version, production: Version | None) -> Effects:
-    """Return the changes that go with entering a state.
+    """Return the changes that a release makes when it enters a state.
 
-    production: version in production when the release began; None if there was none.
+    candidate: the version that is released.
+    production: the version in production when the release began; None if there was none.
     Each label is moved by compare-and-set, so a label that another process has moved stops the
     transition.
     """
@@ -118,9 +122,8 @@ def effects(entered: State, *, candidate: Version, production: Version | None) -
 
 
 def state_of(release: Release) -> State:
-    """Return the state of a stored release.
-
-    Raise ConfigError for one that the table does not know.
+    """Return the state of a stored release. Raise ConfigError for a state that is not in the
+    table.
     """
     if release.state not in get_args(State):
         raise ConfigError(
@@ -143,8 +146,11 @@ async def begin(
 ) -> Release:
     """Create a release in the state `gating`. Safe to retry with the same id and candidate.
 
-    deadline: Unix seconds by which the check has to end.
-    If the kill switch is on, the release is refused at once and returned as it is then.
+    candidate: the version to release. production: the version in production; None if there is none.
+    details: recorded with the release.
+    deadline: Unix seconds by which the check has to end; None: any time.
+    who, why: for the audit log.
+    If the kill switch is on, the release is refused at once, and returned as refused.
     Raise UnknownResources for a version that is not in the store.
     """
     release = await store.create_release(
@@ -175,12 +181,16 @@ async def advance(
     why: str | None = None,
 ) -> Release:
     """Write the transition of an event, with its label moves and freezes, in one transaction.
+    Return the release in its new state.
 
+    release: as last read; its state is the one that the store must have.
+    details: added to the release's. who, why: for the audit log.
     deadline: Unix seconds at which the new state ends without a verdict; None for none.
-    A release that ends without a promotion leaves labels alone that a person has moved, and does
-    not freeze a candidate that a person has given another label. Raise IllegalTransition for an
-    event that the state does not know, ReleaseAdvanced if another process has advanced the release,
-    LabelMoved if a label is not where the release left it. Nothing is changed then. Safe to retry.
+    A release that ends without a promotion leaves a label alone that a person has moved, and does
+    not freeze a candidate that a person has given another label.
+    Raise IllegalTransition for an event that the state does not take, ReleaseAdvanced if another
+    process has advanced the release, LabelMoved if a label is not where the release left it.
+    Nothing is changed then. Safe to retry.
     """
     state = next_state(state_of(release), event)
     candidate = release.canary_version
@@ -189,7 +199,7 @@ async def advance(
     now = await _labels(store)
     if state == "promoted" and release.from_version is not None:
         labels = (*labels, LabelMove(label=PREVIOUS, to=release.from_version, expected=now.get(PREVIOUS)))
-    elif state in ("rolled_back", "refused"):  # what a person has moved meanwhile must not keep it open
+    elif state in ("rolled_back", "refused"):  # a label that a person has moved must not keep the release open
         labels = labels if now.get(CANARY) == candidate else ()
         others = [label for label, version in now.items() if version == candidate and label != CANARY]
         freeze = () if others else freeze
@@ -207,7 +217,7 @@ async def advance(
 
 
 async def open_releases(store: LightningStore) -> Sequence[Release]:
-    """Return the releases that are not final, the oldest first."""
+    """Return the releases that are not in a final state, the oldest first."""
     return await store.query_releases(state_in=list(OPEN_STATES), sort_order="asc")
 
 
@@ -215,9 +225,8 @@ async def open_releases(store: LightningStore) -> Sequence[Release]:
 
 
 async def stop_learning(store: LightningStore, *, who: str | None = None, why: str | None = None) -> Sequence[Release]:
-    """Roll back or refuse every open release, and let none begin until `allow_learning`.
-
-    Return the releases that it ended.
+    """Roll back or refuse every open release, and let none begin until `allow_learning`. Return the
+    releases that this call has ended.
 
     The switch is the label `learning-stopped` on the version in production, so it is in the audit
     log, survives restarts and holds for all processes. Safe to retry, and to call from any process.
@@ -232,7 +241,7 @@ async def stop_learning(store: LightningStore, *, who: str | None = None, why: s
     for release in await open_releases(store):
         try:
             ended.append(await advance(store, release, "stop", who=who, why=why))
-        except ReleaseAdvanced:  # its own process was faster; another state may still be open
+        except ReleaseAdvanced:  # the release's own process was faster, and its new state may be open, too
             latest = await store.get_release(release.release_id)
             if latest.state in OPEN_STATES:
                 ended.append(await advance(store, latest, "stop", who=who, why=why))

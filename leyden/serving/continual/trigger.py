@@ -1,7 +1,7 @@
-"""When to learn: enough new rewards, enough time, or a drop of the reward.
+"""Decide when to learn: after enough new rewards, after enough time, or after a drop of the reward.
 
-Pure functions over a small state, fed with the rewards of what is in production. This module knows
-no store and does not train.
+Pure functions over a small state, which takes the rewards of the version in production. This module
+knows no store and does not train.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NO_REWARDS, _NO_CHANGE = ArmTotals(), ChangeEvidence()
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A drop of the mean reward below its level after the last release.
+    """The condition that the mean reward has dropped below its level after the last release.
 
-    tolerance: how far the mean may drop, in (0, 1). It also covers the error of the measured level.
-    reference_count: rewards after the release whose mean is the level.
-    run_length: false alarms are this many rewards apart on average, at least, while the mean is at
-        or above the level less the tolerance.
+    tolerance: how far the mean may drop, in (0, 1]. It also covers the error of the measured level.
+    reference_count: how many rewards after the release give the level, as their mean.
+    run_length: the least mean number of rewards between two false alarms, while the mean reward is
+        at or above the level less the tolerance.
     """
 
     tolerance: float = 0.1
@@ -39,11 +39,11 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Conditions for learning; the first one that holds counts. Raise ConfigError without any.
+    """Conditions for learning, of which any one suffices. Raise ConfigError without any.
 
-    count: new rewards since the last learning.
-    seconds: time since the last learning.
-    drift: a drop of the reward.
+    count: learn after this many new rewards since the last cycle.
+    seconds: learn when this many seconds have passed since the last cycle.
+    drift: learn after a drop of the reward.
     """
 
     count: int | None = None
@@ -61,15 +61,16 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class TriggerState:
-    """Rewards since the last release or learning."""
+    """The rewards since the last cycle."""
 
     since: float
-    """When the last learning ended, in seconds on the caller's clock."""
+    """When the last cycle ended, in seconds on the caller's clock."""
     level: ArmTotals = _NO_REWARDS
-    """The rewards that make the level."""
+    """The first rewards after the last release, whose mean is the level (`Drift`)."""
     change: ChangeEvidence = _NO_CHANGE
-    """Evidence of a drop, from the rewards behind those."""
+    """Evidence of a drop, from the rewards after those."""
     count: int = 0
+    """The number of rewards since the last cycle."""
 
 
 def observe_reward(trigger: Trigger, state: TriggerState, reward: float) -> TriggerState:
@@ -86,29 +87,32 @@ def observe_reward(trigger: Trigger, state: TriggerState, reward: float) -> Trig
     if state.level.count < drift.reference_count:
         return replace(state, level=state.level.plus(reward))
     reference = (state.level.mean or 0.0) - drift.tolerance
-    if reference <= 0:  # a mean of at least 0 cannot drop by the tolerance
+    if reference <= 0:  # the mean, which is at least 0, cannot drop below it
         return state
     return replace(state, change=observe_change(state.change, value=reward, reference=reference))
 
 
 def learned(state: TriggerState, now: float) -> TriggerState:
-    """Return the state after a cycle of learning that has left production as it is.
+    """Return the state after a cycle that ended at `now` and has not changed production.
 
-    The level stays, so that a drop that is still there is found again. Its evidence begins anew.
+    The level is kept, so that a drop that persists is found again. Count and evidence begin anew.
     """
     return TriggerState(since=now, level=state.level)
 
 
 def is_drop(drift: Drift, state: TriggerState) -> bool:
-    """Return whether the evidence suffices to report that the reward has dropped."""
+    """Return whether the evidence of a drop reaches the threshold, the logarithm of
+    `run_length`.
+    """
     return state.change.log_e >= math.log(drift.run_length)
 
 
 def drop_at(rewards: Sequence[float]) -> int:
     """Return the index of the first reward after a drop of the mean, or 0 if there was no drop.
 
-    The rewards are split into two parts with different means. The index is the split with the
-    smallest sum of squared errors, among the splits whose second mean is lower.
+    A split divides the rewards into two parts, each with its own mean. Among the splits whose
+    second mean is lower, the one with the smallest sum of squared errors is chosen, which is the
+    one with the largest `drop**2 * count * rest`.
     """
     total, before, place, most = sum(rewards), 0.0, 0, 0.0
     for count in range(1, len(rewards)):
@@ -121,7 +125,10 @@ def drop_at(rewards: Sequence[float]) -> int:
 
 
 def reason_to_learn(trigger: Trigger, state: TriggerState, now: float) -> str | None:
-    """Return the condition that holds, as a sentence; None if none holds."""
+    """Return the first condition that holds, as a sentence; None if none holds.
+
+    now: in seconds on the clock of `state.since`.
+    """
     if trigger.drift is not None and is_drop(trigger.drift, state):
         return f"the reward has dropped by more than {trigger.drift.tolerance:g} from {state.level.mean or 0:.3g}"
     if trigger.count is not None and state.count >= trigger.count:

@@ -1,8 +1,8 @@
-"""A canary's traffic as the store has it, and the step that acts on the verdict.
+"""Judge a canary by its requests in the store, and advance its release by the verdict.
 
 `judge` reads the live rollouts of both arms with their feedback and computes the verdict anew each
-time, so a restarted process reaches the same one. Values that reach the store after the waiting
-time never count, so a later look sees the same outcomes. `step` advances the release by it.
+time, so a restarted process reaches the same verdict. Values that reach the store after the waiting
+time never count, so a later call sees the same outcomes. `step` advances the release.
 
 This module knows how requests are recorded: a rollout of mode `live` with an arm, `control` or
 `canary`. It does not assign requests to arms.
@@ -25,18 +25,20 @@ from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, Feedback, Release, Rollout
 
 CONTROL: Final = "control"
+"""The arm of requests that run with the version in production."""
 _EVENTS: Mapping[str, Event] = {"promote": "better", "roll_back": "worse"}
+"""The release's event for each decision."""
 GOOD_LABELS, BAD_LABELS = frozenset({"thumbs_up", "good"}), frozenset({"thumbs_down", "bad"})
-"""Labels of feedback that count as a reward of 1 and 0."""
+"""Labels of feedback that count as a reward of 1, and of 0."""
 
 
 def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, float]:
     """Return the metrics of one request that are known by now: reward, failure, latency (seconds),
     cost.
 
-    The reward is the mean of what each source's last feedback says: its number, or 1 and 0
-    for the labels in `GOOD_LABELS` and `BAD_LABELS`. Without feedback it is the reward that
-    the agent recorded.
+    The reward is the mean over the given feedback, the last of each source and kind: its number, or
+    1 and 0 for the labels in `GOOD_LABELS` and `BAD_LABELS`. Without such feedback it is the reward
+    that the agent recorded.
     """
     values: dict[str, float] = {}
     rewards = [number for each in feedback if (number := reward_of(each)) is not None]
@@ -55,7 +57,7 @@ def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, 
 
 
 def user_of(rollout: Rollout) -> str:
-    """Return the key by which the request was assigned.
+    """Return the key by which the request was assigned to an arm.
 
     It is `metadata["user_hash"]`, which `OnlineSession` records, or `metadata["user"]`. Without
     either, it is the rollout's id, so that each request counts as a user of its own.
@@ -68,18 +70,19 @@ def user_of(rollout: Rollout) -> str:
 class CanarySettings:
     """How a canary is run and judged.
 
-    share: part of the users who get the canary, in (0, 1), from `start_canary` on. The sessions
+    share: the part of the users who get the canary, in (0, 1), from `start_canary` on. The sessions
         read it from the release.
+    guard: the metrics and errors of the test.
     waiting_seconds: how long a missing value is awaited, from the arrival of the request's record
         at the store. Values that arrive later never count.
-    deadline_seconds: a canary without a verdict by then is rolled back, also one
-        without any traffic.
+    deadline_seconds: a canary without a verdict after this time is rolled back, also one without
+        any requests.
     settle_seconds: requests this soon after the start do not count, because some sessions do not
-        know of the canary yet. At least the time in which sessions refresh their labels.
-    lag_seconds: requests younger than this are not read yet, because records of older ones
-        may be on their way.
-    values: metrics of one request from its rollout and the feedback that counts.
-    key: what the request was assigned by.
+        know of the canary yet. Give at least the time in which sessions refresh their labels.
+    lag_seconds: requests younger than this are not read yet, because records of older ones may
+        still arrive.
+    values: returns the metrics of one request, given its rollout and the feedback that counts.
+    key: returns the key by which a request was assigned to an arm.
     """
 
     share: float
@@ -111,9 +114,10 @@ async def start_canary(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Put the label `canary` on the candidate, and set its deadline. Raise what `advance` raises.
+    """Put the label `canary` on the candidate, set its deadline, and return the release.
 
     The sessions read the share of the users, and the salt that chooses them, from the release.
+    Raise IllegalTransition, ReleaseAdvanced or LabelMoved, as `advance` does.
     """
     now = time.time() if now is None else now
     return await advance(
@@ -130,9 +134,10 @@ async def start_canary(
 async def judge(
     store: LightningStore, release: Release, settings: CanarySettings, *, now: float | None = None
 ) -> Verdict:
-    """Return the verdict on a canary by all that the store knows now.
+    """Return the verdict on a canary by all requests and feedback in the store.
 
-    It reads the live rollouts of the two versions, so its cost grows with their requests.
+    All live rollouts of the two versions are read, so the cost grows with their number.
+    now: Unix seconds; None: the present time.
     Raise ConfigError for a release that `start_canary` has not started.
     """
     now = time.time() if now is None else now
@@ -146,14 +151,14 @@ async def judge(
         canary = rollout.arm == CANARY
         order.assign(rollout.rollout_id, key=settings.key(rollout), canary=canary, share=share, time=rollout.start_time)
         last = rollout.start_time + settings.waiting_seconds
-        in_time = _counted(feedback.get(rollout.rollout_id, ()), last)
-        for metric, value in settings.values(_known_at(rollout, last), in_time).items():
+        counted = _counted(feedback.get(rollout.rollout_id, ()), last)
+        for metric, value in settings.values(_known_at(rollout, last), counted).items():
             order.value(rollout.rollout_id, metric, value)
     state = start(settings.guard)
     for outcome in order.release(now):
         state = observe(settings.guard, state, outcome)
         verdict = decide(settings.guard, state)
-        if verdict.decision != "continue":
+        if verdict.decision != "continue":  # a sequential test ends at its first decision
             return verdict
     return decide(settings.guard, state)
 
@@ -161,13 +166,13 @@ async def judge(
 async def step(
     store: LightningStore, release_id: str, settings: CanarySettings, *, now: float | None = None
 ) -> tuple[Release, Verdict | None]:
-    """Judge a release once, and promote it, roll it back or leave it.
+    """Judge a release once, and promote it, roll it back or leave it. Safe to repeat, from any
+    process.
 
-    Safe to repeat, from any process.
-
-    The kill switch goes before the verdict, and the verdict before the deadline. Return the release
-    as it is then, and the verdict; None if the release is no canary. Raise ReleaseAdvanced or
-    LabelMoved if a person has intervened; the release is unchanged then.
+    The kill switch has priority over the verdict, and the verdict over the deadline. Return the
+    release after this step, and the verdict; None instead of a verdict if the release is no canary
+    or the kill switch is on. Raise ReleaseAdvanced or LabelMoved if a person or another process has
+    intervened; the release is unchanged then.
     """
     now = time.time() if now is None else now
     release = await store.get_release(release_id)
@@ -192,11 +197,13 @@ async def step(
 
 
 async def _requests(store: LightningStore, release: Release, since: float, before: float) -> Sequence[Rollout]:
-    """Return the live requests of both versions in the order in which they reached the store.
+    """Return the live requests of both versions in the order in which they reached the store, those
+    that did so from `since` until `before` (Unix seconds).
 
     A session that is cut off from the store may not know of the canary. So the requests that it
-    marks, and requests that were served before `since` and reported later, are left out. So are
-    those from the release's deadline on, because sessions serve all users from production then.
+    marks as such are left out, and requests that were served before `since` and reported later. So
+    are requests from the release's deadline on, because sessions then serve production to all
+    users.
     """
     ends = math.inf if release.deadline is None else release.deadline
     of_release: list[Rollout] = []
@@ -219,8 +226,8 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
 async def _feedback_on(
     store: LightningStore, versions: Sequence[tuple[str, int] | None], since: float
 ) -> Mapping[str, Sequence[Feedback]]:
-    """Return the feedback on these versions that arrived since a time, by rollout, in the order of
-    arrival.
+    """Return the feedback on these versions that arrived since a time (Unix seconds), by rollout
+    id, in the order of arrival.
     """
     by_rollout: dict[str, list[Feedback]] = {}
     for version in versions:
@@ -232,8 +239,8 @@ async def _feedback_on(
 
 
 def _counted(feedback: Sequence[Feedback], last: float) -> Sequence[Feedback]:
-    """Return the feedback that counts, of all that arrived until the time `last`: the latest of
-    each source and kind.
+    """Return the feedback that counts: of each source and kind, the latest that arrived until the
+    time `last`.
     """
     in_time = [each for each in feedback if each.received_time is None or each.received_time <= last]
     return list({(each.source, each.kind): each for each in in_time}.values())
@@ -250,8 +257,8 @@ def _known_at(rollout: Rollout, last: float) -> Rollout:
 
 
 def reward_of(feedback: Feedback) -> float | None:
-    """Return what feedback counts as a reward: its number, or 1 and 0 for a good and a bad label;
-    None if it is neither.
+    """Return the reward that feedback stands for: its number, 1 for a good label and 0 for a bad
+    one; None for any other feedback.
     """
     if feedback.kind == "reward":
         return float(feedback.value)

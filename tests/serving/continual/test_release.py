@@ -59,7 +59,7 @@ def test_every_way_through_the_table_ends() -> None:
         if state in OPEN_STATES:
             assert {"stop", "deadline"} <= set(events), f"{state} has no way out"
             assert next_state(state, "stop") not in OPEN_STATES
-    with pytest.raises(IllegalTransition, match="is 'gating' knows no event 'better'"):
+    with pytest.raises(IllegalTransition, match="is 'gating' takes no event 'better'"):
         next_state("gating", "better")
     with pytest.raises(IllegalTransition, match="it is final"):
         next_state("promoted", "worse")
