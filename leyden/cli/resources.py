@@ -216,7 +216,9 @@ def promote(
 def rollback(
     label: _Label = "production",
     previous: _Previous = "previous",
-    freeze_it: Annotated[bool, typer.Option("--freeze", help="Freeze the version that is rolled back.")] = False,
+    freeze_it: Annotated[
+        bool, typer.Option("--freeze", help="Freeze the version that is rolled back, without any label.")
+    ] = False,
     who: Who = None,
     why: Why = None,
     store: StoreUrl = DEFAULT_STORE,
@@ -240,10 +242,13 @@ def rollback(
             )
         if now == before:
             raise ConfigError(f"{label} is on {name_of(now)}, which is {previous} too; nothing was changed")
+        others = sorted(each for each, version in labels.items() if freeze_it and version == now and each != label)
         moves = [LabelMove(label=label, to=before, expected=now)]
+        moves += [LabelMove(label=each, to=None, expected=now) for each in others]
         await _moved(opened.move_labels(moves, freeze=[now] if freeze_it else [], who=who or login(), why=why))
+        lost = f" and no longer {', '.join(others)}" if others else ""
         typer.echo(
-            f"{label}: {name_of(now)} -> {name_of(before)}" + (f"; {name_of(now)} is frozen" if freeze_it else "")
+            f"{label}: {name_of(now)} -> {name_of(before)}" + (f"; {name_of(now)} is frozen{lost}" if freeze_it else "")
         )
 
     with_store(store, token, move)

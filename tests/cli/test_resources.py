@@ -78,6 +78,19 @@ def test_a_version_is_promoted_rolled_back_and_frozen(leyden: Run, path: str) ->
     ]
 
 
+def test_a_version_that_is_frozen_on_going_back_loses_its_other_labels(leyden: Run, path: str) -> None:
+    at = "--who", "ada", "--store", path
+    assert leyden("promote", "rs", "2", "--label", "canary", *at)[0] == 0
+    assert leyden("promote", "rs", "1", *at)[0] == 0
+    assert leyden("promote", "rs", "2", *at)[0] == 0
+    assert leyden("rollback", "--freeze", *at)[:2] == (
+        0,
+        "production: rs 2 -> rs 1; rs 2 is frozen and no longer canary\n",
+    )
+    _, printed, _ = leyden("list", "--store", path)
+    assert "canary" not in printed
+
+
 def test_a_first_version_is_written_from_a_file(leyden: Run, tmp_path: Path) -> None:
     path, file = str(tmp_path / "store.db"), tmp_path / "first.json"
     asyncio.run(SqliteLightningStore(path).close())
