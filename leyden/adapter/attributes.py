@@ -1,7 +1,7 @@
-"""Structure in attributes: dotted names back to the objects that they were flattened from, and text
-that is JSON.
+"""Read structure from attributes: rebuild objects that were flattened to dotted names, and parse
+text that is JSON.
 
-It knows no convention. The meaning of an attribute is in `normalise`.
+The module knows no convention. `normalise` knows what attributes mean.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
     """Return the object that was flattened under `prefix`: `a.0.x` and `a.1.x` are `[{"x": ...},
     {"x": ...}]` for the prefix `a`.
 
-    Names of digits make a list, in their order; names of letters beside them are left out. None if
-    there is nothing.
+    Names that are numbers make a list, in their order; other names beside them are left out. None
+    if no attribute has the prefix.
     """
     tree: Json = {}
     for name, value in attributes.items():
@@ -30,14 +30,15 @@ def unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
         here = tree
         for step in rest:
             below = here.setdefault(at, {})
-            if not isinstance(below, dict):  # a value and names below it: the names say more
+            if not isinstance(below, dict):  # `a` has a value and `a.b`, too: `a.b` is kept
                 below = here[at] = {}
             here, at = cast(Json, below), step
-        here.setdefault(at, value)
+        here.setdefault(at, value)  # `a.b` came before `a`: it is kept
     return _with_lists(tree) if tree else None
 
 
 def _with_lists(value: Any) -> Any:
+    """Return a tree of dicts in which each dict with numbers as keys is a list."""
     if not isinstance(value, dict):
         return value
     tree = cast(Json, value)

@@ -1,4 +1,4 @@
-"""The two protocols: anything to anything, and spans to anything."""
+"""The base classes of adapters: `Adapter`, and `TraceAdapter` for those that convert spans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Target = TypeVar("Target", covariant=True)
 
 
 class Adapter(NamedOptions, ABC, Generic[Source, Target]):
-    """A pure function with a name: equal input gives equal output, without side effects."""
+    """Converts data without side effects: equal input gives equal output."""
 
     @abstractmethod
     def adapt(self, source: Source) -> Target:
@@ -34,7 +34,9 @@ def log_result(
 ) -> None:
     """Log at DEBUG how many items an adapter made of an attempt.
 
-    refused: the reasons why items among `found` cannot be trained on.
+    source: the attempt's spans.
+    what: the items' name in the plural.
+    refused: one reason for each item of `found` that cannot be trained on.
     """
     if not logger.isEnabledFor(logging.DEBUG) or not source:
         return

@@ -1,19 +1,21 @@
-"""The model calls of an attempt, each once, however many instrumentations recorded it.
+"""Find the model calls of an attempt, each once, however many instrumentations recorded it.
 
-A sighting is a span that records a model call. Two sightings belong to one call if, in this order,
+A *sighting* is a span that records a model call. A *source* is a convention and a span's name. Two
+sightings belong to one call if, in this order,
 
 1. they have the same response id;
 2. one lies below the other, as a gateway's record lies below the SDK's span that sent the
 traceparent. A span with several answered calls below it is a wrapper around them, and no call of
 its own;
-3. they come from different sources (a source is a convention and a span's name), have the same
-content, and are the k-th of their source with it. Request and answer are compared first, then, if
-one of them has no answer, the request.
+3. they come from different sources, have the same content, and have the same place among the
+sightings of their source with this content. First both request and answer are compared. Then only
+the requests are, if one of the sightings has no answer.
 
 Sightings of one source are never joined by rule 3, so two equal parallel calls stay two. Only the
-order within one source counts, never the clocks of two machines. If an upstream gives different
-answers one id, the gateway's records show it, and that id is ignored. The gateway's record decides
-what the call is, above all its tokens; the others fill gaps. The order of `spans` changes nothing.
+order within one source counts, never the clocks of two machines. If a server gives one id to
+different answers, the gateway's records show it, and that id is ignored. A call has the fields of
+the gateway's record, above all the tokens; other sightings fill the fields that it lacks. The order
+in which spans are passed does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 from leyden import semconv
 from leyden.adapter.attributes import Json
-from leyden.adapter.chat import plain
+from leyden.adapter.chat import comparable
 from leyden.adapter.normalise import GATEWAY, ModelCallView, read_model_call
 from leyden.adapter.order import in_order, moment
 from leyden.types import Span
@@ -35,25 +37,27 @@ from leyden.types import Span
 def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     """Return the calls of one attempt in the order in which they started.
 
-    Failed calls are included (`ModelCallView.failed`), except those that the client retried. The
-    order is the gateway's count if it saw every call and counted each once; otherwise it is by the
-    clocks.
+    Failed calls are included (`ModelCallView.failed`), except those that the client retried. If the
+    gateway numbered every call, its numbers are the order; otherwise the clocks are.
     """
     ordered = in_order(spans)
-    tried_again = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}
-    seen = [span for span in ordered if span.span_id not in tried_again]
+    retried = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}
+    seen = [span for span in ordered if span.span_id not in retried]
     sightings = [_Sighting(view) for span in seen if (view := read_model_call(span)) is not None]
     _forget_reused_ids(sightings)
     joined = _JoinedCalls(sightings)
     joined.by_response_id()
     if len({sighting.source for sighting in sightings}) > 1:
         joined.by_parent({span.span_id: span.parent_id for span in ordered})
-        joined.by_messages(answered=True)
-        joined.by_messages(answered=False)
+        joined.by_messages(with_answers=True)
+        joined.by_messages(with_answers=False)
     return _sorted([_merged(call) for call in joined.calls()])
 
 
 def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
+    """Return the calls by the gateway's numbers if each has one of its own, else by their
+    starts.
+    """
     counted = [(call.span.attributes.get(semconv.CALL_INDEX), call) for call in calls]
     numbers = {number for number, _ in counted if isinstance(number, int)}
     if len(numbers) == len(calls):
@@ -62,34 +66,34 @@ def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
 
 
 class _Sighting:
-    """One span that records a model call, with its means of recognition."""
+    """One span that records a model call, with the keys by which it is joined with others."""
 
     def __init__(self, view: ModelCallView) -> None:
         self.view = view
         self.span = view.span
         self.source = (view.convention != GATEWAY, view.convention, self.span.name)
-        """The rank of the span's source. The gateway is first."""
+        """The span's source; a key that sorts the gateway first."""
         self.response_id = view.response_id
-        """The response's id. None if no span has it, or if several answers share it."""
+        """The response's id. None if the span has none, or if several answers share it."""
 
     @cached_property
-    def asked(self) -> str:
-        """Return the request's messages in a form that all conventions share; empty if there are
-        none.
+    def input_digest(self) -> str:
+        """A text that is equal for two records of one request; empty if no messages were
+        recorded.
         """
         return _digest(self.view.input_messages)
 
     @cached_property
-    def answered(self) -> str:
-        """Return a digest of the output messages, equal for two instrumentations of one call; empty
-        if there is no output.
-        """
+    def output_digest(self) -> str:
+        """A text that is equal for two records of one answer; empty if no answer was recorded."""
         return _digest(self.view.output_messages)
 
 
 def _digest(messages: Sequence[Json]) -> str:
-    said = [plain(message) for message in messages]
-    return json.dumps(said, ensure_ascii=False, sort_keys=True) if any(any(what[1:]) for what in said) else ""
+    """Return the messages as a text that is equal in all conventions; empty if all are empty."""
+    compared = [comparable(message) for message in messages]
+    has_content = any(any(content) for _, *content in compared)  # the first entry is the role
+    return json.dumps(compared, ensure_ascii=False, sort_keys=True) if has_content else ""
 
 
 def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
@@ -100,7 +104,7 @@ def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
             seen.setdefault(sighting.response_id, []).append(sighting)
     for sharing in seen.values():
         recorded = [sighting for sighting in sharing if sighting.view.convention == GATEWAY]
-        if len(recorded) > 1 and len({(sighting.asked, sighting.answered) for sighting in recorded}) > 1:
+        if len(recorded) > 1 and len({(each.input_digest, each.output_digest) for each in recorded}) > 1:
             for sighting in sharing:
                 sighting.response_id = None
 
@@ -129,21 +133,21 @@ class _SightedCall:
         mine, theirs = self.response_ids, other.response_ids
         return bool(mine and theirs and mine.isdisjoint(theirs))
 
-    def says_what(self, other: _SightedCall) -> bool:
-        """Return whether a sighting of each has the same content."""
-        mine = {(sighting.asked, sighting.answered) for sighting in self.sightings}
-        return any((sighting.asked, sighting.answered) in mine for sighting in other.sightings)
+    def has_content_of(self, other: _SightedCall) -> bool:
+        """Return whether a sighting of this call has the messages of one of the other call."""
+        mine = {(sighting.input_digest, sighting.output_digest) for sighting in self.sightings}
+        return any((sighting.input_digest, sighting.output_digest) in mine for sighting in other.sightings)
 
 
 class _JoinedCalls:
-    """The sightings, joined to calls step by step."""
+    """The sightings of an attempt, joined to calls step by step (the rules of the module)."""
 
     def __init__(self, sightings: Sequence[_Sighting]) -> None:
         self._sightings = sightings
         self._call_of = {sighting: _SightedCall([sighting]) for sighting in sightings}
 
     def calls(self) -> list[_SightedCall]:
-        """Return the present calls, without the wrappers."""
+        """Return the calls as joined so far, without wrappers."""
         return [call for call in dict.fromkeys(self._call_of.values()) if not call.is_wrapper]
 
     def _join(self, one: _SightedCall, other: _SightedCall) -> None:
@@ -152,12 +156,14 @@ class _JoinedCalls:
             self._call_of.update(dict.fromkeys(other.sightings, one))
 
     def by_response_id(self) -> None:
+        """Join sightings with the same response id (rule 1)."""
         first: dict[str, _SightedCall] = {}
         for sighting in self._sightings:
             if sighting.response_id is not None:
                 self._join(first.setdefault(sighting.response_id, self._call_of[sighting]), self._call_of[sighting])
 
     def by_parent(self, parents: Mapping[str, str | None]) -> None:
+        """Join sightings of which one lies below the other (rule 2). parents: by span id."""
         at = {sighting.span.span_id: sighting for sighting in self._sightings}
         below: dict[_Sighting, list[_Sighting]] = {}
         for sighting in self._sightings:
@@ -169,42 +175,45 @@ class _JoinedCalls:
             self._join_below(self._call_of[sighting], below.get(sighting, []))
 
     def _join_below(self, call: _SightedCall, below: Sequence[_Sighting]) -> None:
-        """Join a call with the one that was recorded again below it, if exactly one fits: it
-        succeeded and says the same. A call that wraps several others without tokens of its own is
-        marked as a wrapper.
+        """Join a call with the successful call below it that records it again: the only one, else
+        the first with the same content. If there are several and none has its content, mark the
+        call as a wrapper around them, unless it has a response id or tokens.
 
-        below: sightings of calls in the subtree of `call`'s span.
+        below: the sightings whose nearest sighting above is one of `call`.
         """
         inner = list(dict.fromkeys(self._call_of[sighting] for sighting in below))
         answered = [other for other in inner if not other.failed]
         if not answered and call.failed:
-            answered = inner  # it failed there
+            answered = inner  # a failed call was recorded again as failed
         if not answered or call in answered:
             return
         if len(answered) == 1 and not call.contradicts(answered[0]):
             self._join(call, answered[0])
-        elif same := [other for other in answered if call.says_what(other)]:
+        elif same := [other for other in answered if call.has_content_of(other)]:
             self._join(call, same[0])
         elif not call.response_ids and all(sighting.view.tokens is None for sighting in call.sightings):
             call.is_wrapper = True
 
-    def by_messages(self, *, answered: bool) -> None:
-        """Join sightings with equal requests, and with equal answers too if `answered`."""
+    def by_messages(self, *, with_answers: bool) -> None:
+        """Join sightings of different sources with equal requests (rule 3).
+
+        with_answers: compare the answers, too. Otherwise one of two sightings has no answer.
+        """
         if all(call.response_ids for call in self.calls()):
             return  # calls with different ids differ, even if their messages are equal
         alike: dict[tuple[str, str], list[_Sighting]] = {}
         for sighting in self._sightings:
-            if sighting.asked and (sighting.answered or not answered):
-                key = (sighting.asked, sighting.answered if answered else "")
+            if sighting.input_digest and (sighting.output_digest or not with_answers):
+                key = (sighting.input_digest, sighting.output_digest if with_answers else "")
                 alike.setdefault(key, []).append(sighting)
         for sightings in alike.values():
             found: list[_SightedCall] = []
             for sighting in sorted(sightings, key=lambda sighting: sighting.source):
-                self._join_to_first(found, self._call_of[sighting], answered=answered)
+                self._join_to_first(found, self._call_of[sighting], with_answers=with_answers)
 
-    def _join_to_first(self, found: list[_SightedCall], call: _SightedCall, *, answered: bool) -> None:
-        """Join the call to the first of those found that its source has not seen, or add it to
-        them.
+    def _join_to_first(self, found: list[_SightedCall], call: _SightedCall, *, with_answers: bool) -> None:
+        """Join a call to the first of `found` that no source of the call has recorded yet. If there
+        is none, append the call to `found`.
         """
         if call in found or call.is_wrapper:
             return
@@ -213,18 +222,21 @@ class _JoinedCalls:
                 other.failed == call.failed
                 and other.sources.isdisjoint(call.sources)
                 and not other.contradicts(call)
-                and (answered or not (_has_answer(other) and _has_answer(call)))
+                and (with_answers or not (_has_answer(other) and _has_answer(call)))
             ):
                 return self._join(other, call)
         found.append(call)
 
 
 def _has_answer(call: _SightedCall) -> bool:
-    return any(sighting.answered for sighting in call.sightings)
+    return any(sighting.output_digest for sighting in call.sightings)
 
 
 def nearest(span_id: str | None, parents: Mapping[str, str | None], known: Container[str]) -> str | None:
-    """Return the span itself or its nearest ancestor in `known`; None if there is none."""
+    """Return the first of a span and its ancestors that is in `known`; None if none is.
+
+    parents: the parent of each span, by span id. A circle of parents ends the search.
+    """
     seen: set[str] = set()
     while span_id is not None and span_id not in seen:
         if span_id in known:
@@ -235,8 +247,8 @@ def nearest(span_id: str | None, parents: Mapping[str, str | None], known: Conta
 
 
 def _merged(call: _SightedCall) -> ModelCallView:
-    """Return one view of all sightings: each field from the first source that has it, the gateway's
-    first.
+    """Return one view of all sightings of a call. Each field comes from the first source that has
+    it; the gateway is asked first.
     """
     first, *others = [
         sighting.view

@@ -1,8 +1,9 @@
-"""Messages and tools of any convention as chat completions, the shape that all adapters use.
+"""Convert messages and tools of any convention to the form of OpenAI's chat completions, which all
+adapters use. It is called *chat* here.
 
-It reads chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message` objects, and
-the flat tool calls of AgentOps and Traceloop. Content that has no place in a chat message stays as
-it was found. To read another shape, add it to `chat_message`.
+The module reads chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message`
+objects, and the flat tool calls of AgentOps and Traceloop. Content that has no place in a chat
+message stays as it is. To read another form, add it to `chat_message`.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ from typing import Any, cast
 from leyden.adapter.attributes import Json, as_dict, as_list, parsed
 
 _ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
+"""Roles of LangChain and Google, and chat's names for them."""
 
 
 def chat_messages(value: Any, *, role: str = "user") -> list[Json]:
-    """Return a list of messages, in any known shape, as chat messages.
+    """Return messages of any convention as chat messages.
 
-    role: of a message that does not say it, unless it is a tool's answer or has tool calls.
+    value: a list of messages, or one.
+    role: the role of a message that names none, unless it is a tool's answer or has tool calls.
     """
     given = as_list(value) if isinstance(value, list) or not value else [value]
     return [
         message
         for item in given
-        for message in (chat_message(as_dict(item), role) if isinstance(item, dict) else [_said(role, item)])
+        for message in (chat_message(as_dict(item), role) if isinstance(item, dict) else [_text_message(role, item)])
     ]
 
 
 def chat_message(message: Json, role: str) -> list[Json]:
-    """Return one message, in any known shape, as chat messages.
+    """Return one message of any convention as chat messages. One that answers several tool calls
+    becomes several.
 
-    One that answers several tool calls becomes several.
+    role: the role of a message that names none, unless it is a tool's answer or has tool calls.
     """
     if _is_plain(message):
         return [message]
@@ -45,13 +49,13 @@ def chat_message(message: Json, role: str) -> list[Json]:
     chat = {"role": _role(message, calls, role), **chat}
     if calls:
         chat = {"role": chat.pop("role"), "content": chat.pop("content", None), **chat, "tool_calls": calls}
-    if isinstance(content := chat.get("content"), str) and content.startswith('[{"'):
+    if isinstance(content := chat.get("content"), str) and content.startswith('[{"'):  # a list as JSON text
         chat["content"] = _content_parts(content)
     return [chat]
 
 
 def _is_plain(message: Json) -> bool:
-    """Return whether it is a chat message already, as nearly all are."""
+    """Return whether a message is a chat message already, as nearly all are."""
     content = message.get("content")
     return (
         message.get("role") in ("user", "assistant", "system", "tool", "developer")
@@ -61,8 +65,8 @@ def _is_plain(message: Json) -> bool:
 
 
 def _content_parts(text: str) -> Any:
-    """Return the content parts that AgentOps wrote as JSON. Text that only looks like that stays
-    text.
+    """Return the content parts that AgentOps wrote as JSON text. Other text that looks like JSON
+    stays text.
     """
     parts = parsed(text)
     return parts if all("type" in as_dict(part) for part in as_list(parts)) else text
@@ -72,8 +76,8 @@ def tool_call(call: Json) -> Json:
     """Return a tool call of any supported API in the form of OpenAI's chat completions; its
     arguments are JSON text.
     """
-    call = as_dict(call.get("tool_call")) or call
-    function = as_dict(call.get("function")) or call
+    call = as_dict(call.get("tool_call")) or call  # OpenInference nests it
+    function = as_dict(call.get("function")) or call  # AgentOps and OpenTelemetry write it flat
     arguments = function.get("arguments")
     if function is not call and isinstance(arguments, str) and {"id", "type"} <= call.keys():
         return call
@@ -86,6 +90,7 @@ def tool_call(call: Json) -> Json:
 
 def chat_tool(tool: Any) -> Json:
     """Return a tool definition of any supported API in the form of OpenAI's chat completions."""
+    # OpenInference writes the definition as JSON text: `llm.tools.N.tool.json_schema`.
     tool = as_dict(parsed(as_dict(as_dict(tool).get("tool")).get("json_schema"))) or as_dict(parsed(tool))
     if "function" in tool:
         return tool
@@ -110,21 +115,23 @@ def image_urls(messages: Iterable[Json]) -> list[str]:
     return [url for url in urls if isinstance(url, str)]
 
 
-def plain(message: Json) -> list[Any]:
-    """Return the parts of a message that every convention has.
-
-    These are role, text, images, and the names and arguments of tool calls.
+def comparable(message: Json) -> list[Any]:
+    """Return what every convention records of a message, in a form that can be compared: role,
+    text, images, and the names and arguments of tool calls.
     """
     functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
     calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]
     return [message.get("role"), message_text(message.get("content")), image_urls([message]), calls]
 
 
-def _said(role: str, text: Any) -> Json:
+def _text_message(role: str, text: Any) -> Json:
     return {"role": role, "content": _as_text(text)}
 
 
 def _role(message: Json, calls: list[Json], otherwise: str) -> str:
+    """Return chat's name for the role of a message. Without a role, a tool's answer and a message
+    with tool calls are recognised; any other has the role `otherwise`.
+    """
     role = message.get("role")
     if isinstance(role, str) and role:
         return _ROLES.get(role, role)
@@ -134,6 +141,7 @@ def _role(message: Json, calls: list[Json], otherwise: str) -> str:
 
 
 def _from_openinference(message: Json) -> Json:
+    """Return OpenInference's message in the form of chat, but for its tool calls."""
     chat = {name: value for name, value in message.items() if name != "contents"}
     if contents := as_list(message.get("contents")):
         chat["content"] = [_openinference_part(as_dict(as_dict(part).get("message_content"))) for part in contents]
@@ -146,8 +154,8 @@ def _openinference_part(part: Json) -> Json:
 
 
 def _from_parts(message: Json, role: str) -> list[Json]:
-    """Convert OpenTelemetry's message: a role and parts of text, tool calls, tools' answers,
-    images, reasoning.
+    """Return OpenTelemetry's message as chat messages. It has a role and `parts`: text, tool calls,
+    tools' answers, images and reasoning.
     """
     parts = [as_dict(part) for part in as_list(message["parts"])]
     answers = [
@@ -179,6 +187,9 @@ def _from_parts(message: Json, role: str) -> list[Json]:
 
 
 def _content_part(part: Json) -> Json:
+    """Return OpenTelemetry's part as a content part of chat. One of an unknown kind stays as it
+    is.
+    """
     if part.get("type") == "text":
         return {"type": "text", "text": _part_text(part)}
     if part.get("modality") == "image" and part.get("type") in ("uri", "blob"):
@@ -188,7 +199,9 @@ def _content_part(part: Json) -> Json:
 
 
 def _simplest(content: list[Json]) -> Any:
-    """Return text if all parts are text, None without parts, else the parts."""
+    """Return the parts joined to one text if all are text, None if there are none, else the
+    parts.
+    """
     if all(part["type"] == "text" for part in content if "type" in part) and all("text" in part for part in content):
         return "".join(part["text"] for part in content) if content else None
     return content

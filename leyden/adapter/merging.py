@@ -1,11 +1,12 @@
-"""How many turns of an attempt's conversations merge to one trajectory, and why the others do not.
+"""Count how many turns of an attempt's conversations merge to one trajectory, and find why the
+others do not.
 
-A call continues an earlier one if its messages do. The two merge if the ids of its prompt begin
+A call continues an earlier one if its messages do. The two *merge* if the ids of its prompt begin
 with the ids of the earlier prompt and response. Otherwise the later prompt is a sequence of its
 own: it is trained on correctly, but its context is computed again, and no prefix cache holds it.
 
-It knows messages and ids, and no tokenizer: a difference that the messages do not explain is put
-down to tokenisation.
+The module knows messages and ids, and no tokenizer: a difference that the messages do not explain
+is attributed to tokenisation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal
 from leyden import semconv
 from leyden.adapter.attributes import Json, as_dict
 from leyden.adapter.calls import model_calls
-from leyden.adapter.chat import message_text, plain
+from leyden.adapter.chat import comparable, message_text
 from leyden.adapter.normalise import ModelCallView
 from leyden.types import Span, TokenRecord
 from leyden.types.tokens import common_prefix
@@ -34,6 +35,7 @@ class SplitTurn:
     call: int
     """The `leyden.call_index` of the later call, or its place if the record has none."""
     earlier: int
+    """The number of the earlier call, of the same kind."""
     reason: SplitReason
     detail: str
     """The difference between both calls, in one line."""
@@ -41,7 +43,9 @@ class SplitTurn:
 
 @dataclass(slots=True)
 class TurnMerges:
-    """The turns of one attempt."""
+    """How many turns of one attempt continue an earlier one, how many of them merge with it, and
+    why the others do not.
+    """
 
     continued: int = 0
     """Calls that continue an earlier one by their messages; both have proven tokens."""
@@ -57,21 +61,23 @@ class TurnMerges:
 
 
 def turn_merges(spans: Sequence[Span]) -> TurnMerges:
-    """Return how many calls of one attempt continue an earlier call token by token, and why the
-    others do not. Failed calls and calls without tokens are left out; a replayed call can be the
-    earlier one of a pair only.
+    """Return how many calls of one attempt continue an earlier call, how many of these do so token
+    by token, and why the others do not.
+
+    Failed calls and calls without tokens are left out. A replayed call is never the later one of a
+    pair, because the attempt that it repeats counts that pair.
     """
     views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
     calls = [_ComparableCall(view, place) for place, view in enumerate(views)]
     found = TurnMerges()
     for place, call in enumerate(calls):
-        if call.view.replayed or (earlier := _continued_by(call, calls[:place])) is None:
+        if call.view.replayed or (earlier := _continued_call(call, calls[:place])) is None:
             continue
         found.continued += 1
         if (n_common := common_prefix(call.tokens.prompt_ids, earlier.ids)) == len(earlier.ids):
             found.merged += 1
         else:
-            reason, detail = _why(call, earlier, n_common)
+            reason, detail = _split_reason(call, earlier, n_common)
             found.splits.append(SplitTurn(call.number, earlier.number, reason, detail))
     return found
 
@@ -83,8 +89,10 @@ class _ComparableCall:
         self.view = view
         index = view.span.attributes.get(semconv.CALL_INDEX)
         self.number = index if isinstance(index, int) else place
-        self.asked = [_digest(message) for message in view.input_messages]
+        self.prompt = [_digest(message) for message in view.input_messages]
+        """A digest of each message of the request."""
         self.answer = _digest(view.output_messages[0]) if view.output_messages else None
+        """A digest of the answer's first choice."""
 
     @property
     def tokens(self) -> TokenRecord:
@@ -98,34 +106,36 @@ class _ComparableCall:
 
     @cached_property
     def answers_sent(self) -> frozenset[str]:
-        """The assistant's messages in the request."""
-        pairs = zip(self.asked, self.view.input_messages, strict=True)
+        """Digests of the assistant's messages in the request."""
+        pairs = zip(self.prompt, self.view.input_messages, strict=True)
         return frozenset(digest for digest, message in pairs if message.get("role") == "assistant")
 
     def extends(self, earlier: _ComparableCall) -> bool:
-        """Return whether the messages are those of the earlier call, an assistant's, and perhaps
-        more.
+        """Return whether the request consists of the earlier call's messages, a message of the
+        assistant, and perhaps more.
         """
-        n = len(earlier.asked)
-        if len(self.asked) <= n or self.view.input_messages[n].get("role") != "assistant":
+        n = len(earlier.prompt)
+        if len(self.prompt) <= n or self.view.input_messages[n].get("role") != "assistant":
             return False
-        return self.asked[:n] == earlier.asked
+        return self.prompt[:n] == earlier.prompt
 
 
 def _digest(message: Json) -> str:
-    return json.dumps(plain(message), sort_keys=True)
+    return json.dumps(comparable(message), sort_keys=True)
 
 
-def _continued_by(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _ComparableCall | None:
-    """Return the latest call that this one continues. Prefer a call whose messages and answer it
-    has, then one whose messages it has, then one whose answer it has.
+def _continued_call(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _ComparableCall | None:
+    """Return the earlier call that `call` continues, or None.
+
+    It is the latest one whose messages and answer the request contains, else the latest one whose
+    messages it contains, else the latest one whose answer it contains.
     """
     if not call.answers_sent:
         return None
     extended = quoted = None
     for earlier in reversed(before):
         if call.extends(earlier):
-            if call.asked[len(earlier.asked)] == earlier.answer:
+            if call.prompt[len(earlier.prompt)] == earlier.answer:
                 return earlier
             extended = extended or earlier
         elif earlier.answer in call.answers_sent:
@@ -133,9 +143,9 @@ def _continued_by(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _
     return extended or quoted
 
 
-def _why(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tuple[SplitReason, str]:
-    """Return why a call does not continue `earlier`, as a reason and a sentence. The checks go from
-    the cause that a user can see (tools, messages) to the one that only ids show.
+def _split_reason(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tuple[SplitReason, str]:
+    """Return why the ids of a call do not continue those of `earlier`, as a reason and a sentence.
+    The checks go from causes that a user can see (tools, messages) to one that only ids show.
 
     n_common: how many leading token ids both calls share.
     """
@@ -143,18 +153,20 @@ def _why(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tupl
     if call.view.tools != earlier.view.tools:
         return "other tools", f"{_tool_names(call)} instead of {_tool_names(earlier)}; {place}"
     if not call.extends(earlier):
-        pairs = zip(call.asked, earlier.asked, strict=False)
-        changed = next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(earlier.asked))
+        pairs = zip(call.prompt, earlier.prompt, strict=False)  # either may be the shorter one
+        changed = next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(earlier.prompt))
         return "history rewritten", f"messages[{changed}] is not the earlier call's; {place}"
-    n = len(earlier.asked)
+    n = len(earlier.prompt)
     sent, answer = call.view.input_messages[n], (earlier.view.output_messages or [{}])[0]
-    if call.asked[n] != earlier.answer:
+    if call.prompt[n] != earlier.answer:
         text = message_text(sent.get("content")).strip()
         if text == _without_thoughts(answer) != message_text(answer.get("content")).strip():
             return "reasoning dropped", f"messages[{n}] leaves out what stands before </think>; {place}"
         return "history rewritten", f"messages[{n}] is not the answer that the model gave; {place}"
     if (field := _reasoning_field(answer)) is not None and not sent.get(field):
-        return "reasoning dropped", f"messages[{n}] has no {field!r}, and the answer had; {place}"
+        return "reasoning dropped", f"messages[{n}] has no {field!r}, but the answer had; {place}"
+    # A chat template that drops thoughts makes the ids differ at the response's start. + 1, because
+    # the first token may be equal by chance.
     if _without_thoughts(answer) != message_text(answer.get("content")).strip() and (
         n_common <= len(earlier.tokens.prompt_ids) + 1
     ):
@@ -163,10 +175,12 @@ def _why(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tupl
 
 
 def _without_thoughts(message: Json) -> str:
+    """Return the text of a message after `</think>`, or all of it."""
     return message_text(message.get("content")).rpartition("</think>")[2].strip()
 
 
 def _reasoning_field(message: Json) -> str | None:
+    """Return the name of the field that holds a message's reasoning; None if it has none."""
     return next((name for name in ("reasoning_content", "reasoning") if message.get(name)), None)
 
 

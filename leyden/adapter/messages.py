@@ -1,8 +1,8 @@
-"""Model calls to conversations, as OpenAI's fine-tuning takes them: `{"messages": [...], "tools":
-[...]}`.
+"""Convert model calls to conversations in the format of OpenAI's fine-tuning:
+`{"messages": [...], "tools": [...]}`.
 
-Tool calls come from the answer itself. If an instrumentation writes them as spans of their own
-below the call (AgentOps), they come from those. It knows messages and no tokens.
+Tool calls are read from the answer itself. If the answer has none, they are read from spans below
+the call, which AgentOps writes for them. The module knows messages and no tokens.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ class OpenAIMessages(TypedDict):
     messages: list[Json]
     """Chat messages; the last is the assistant's."""
     tools: list[Json] | None
-    """The tools that the model was offered, None when it was offered none."""
+    """The tools that the model was offered; None if there were none."""
 
 
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
-    """One conversation for each answer of each call that succeeded, in order; a later turn contains
-    the earlier ones.
+    """Converts the spans of an attempt to conversations for OpenAI's fine-tuning: one for each
+    answer of each call that succeeded, in order. A later turn contains the earlier ones.
 
-    A call without recorded messages is left out, and so is one without an answer: there is nothing
-    to learn from it.
+    A call whose messages or answer were not recorded is left out, and so is a replayed call.
     """
 
     def __init__(self, agent_match: str | None = None) -> None:
-        """Choose the calls.
-
-        agent_match: a regular expression; only calls of agents whose name contains a match. None:
-            all.
+        """
+        agent_match: a regular expression. Only calls of agents whose name contains a match are
+            converted. None: all calls.
         """
         self.agent_match = agent_match
 
@@ -69,7 +67,10 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
 
 
 def _answers(call: ModelCallView, tools: Sequence[Json]) -> list[Json]:
-    """Return the choices of the answer, with the tool calls that other spans recorded."""
+    """Return the choices of a call's answer. If no choice has tool calls, add those of other spans.
+
+    tools: the tool calls that spans below the call recorded.
+    """
     answers = call.output_messages
     if tools and len(answers) <= 1 and not any(answer.get("tool_calls") for answer in answers):
         answer = answers[0] if answers else {"role": "assistant", "content": None}
@@ -92,6 +93,7 @@ def _tool_calls_below(spans: Sequence[Span], calls: Sequence[ModelCallView]) -> 
 
 
 def _tool_call(tool: ToolCallView) -> Json:
+    """Return a recorded tool call in the form of OpenAI's chat completions."""
     arguments = (
         tool.arguments if isinstance(tool.arguments, str) else json.dumps(tool.arguments or {}, ensure_ascii=False)
     )
@@ -103,7 +105,9 @@ _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "we
 
 
 def _fine_tuning(message: Json) -> Json:
-    """Return the message with the keys that the format has. Content is text, or parts, or None
+    """Return a message with only the keys of OpenAI's fine-tuning format.
+
+    Content parts stay if one is an image, and are joined to text otherwise. Empty content is None
     beside tool calls.
     """
     kept: dict[str, Any] = {name: message[name] for name in _KEYS if message.get(name) is not None}

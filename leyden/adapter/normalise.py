@@ -1,4 +1,5 @@
-"""One view of a model call, a tool call and an agent, whichever instrumentation recorded the span.
+"""Read a model call, a tool call or an agent's step from a span, whichever instrumentation recorded
+it.
 
 | convention | recognised by | written by |
 |---|---|---|
@@ -10,7 +11,7 @@
 
 The module reads one span at a time and knows nothing of the others; `calls` finds that two spans
 belong to one call. A span in none of these conventions is no model call. To add a convention, add a
-line to `_CONVENTIONS`; messages of a new shape belong in `chat`.
+line to `_CONVENTIONS`, and messages of a new form to `chat`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ GATEWAY: Final = "leyden"
 
 @dataclass(frozen=True, slots=True)
 class ModelCallView:
-    """One answered or failed call of a model. Messages and tools are in the shape of OpenAI's chat
-    completions.
+    """One call of a model, answered or failed, as all conventions can describe it. Messages and
+    tools have the form of OpenAI's chat completions.
     """
 
     spans: tuple[Span, ...]
     """The spans that record the call, the gateway's first."""
     convention: str
+    """The convention of the first span, as in the table of `leyden.adapter.normalise`."""
     response_id: str | None = None
     model: str | None = None
     input_messages: list[Json] = field(default_factory=list[Json])
@@ -49,18 +51,19 @@ class ModelCallView:
     usage: tuple[int, int] | None = None
     """Prompt and response tokens, as the server counted them."""
     tokens: TokenRecord | None = None
+    """The exact token ids of prompt and response; None if they are not known."""
     refused: str | None = None
-    """The reason if the call has no tokens to train on."""
+    """Why the call has no tokens to train on; None if it has."""
 
     @property
     def span(self) -> Span:
-        """The span that stands for the call: the gateway's where there is one."""
+        """The span that stands for the call: the gateway's if there is one."""
         return self.spans[0]
 
     @property
     def replayed(self) -> bool:
-        """Whether the answer came from the record of another attempt. It is context then, and never
-        trained on twice.
+        """Whether the answer came from the record of another attempt. Then it is context, and not
+        trained on again.
         """
         return self.span.attributes.get(semconv.REPLAYED) is True
 
@@ -72,35 +75,36 @@ class ModelCallView:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallView:
-    """A tool that ran, or, where only that was recorded, that the model asked for."""
+    """A run of a tool. If only the model's request for it was recorded, that request."""
 
     span: Span
     name: str
     call_id: str | None
-    """The id that the model gave the call; None where it was not recorded."""
+    """The id that the model gave the call; None if it was not recorded."""
     arguments: Any
+    """The arguments, parsed if they are JSON text; None if they were not recorded."""
     result: Any
     """The tool's result; None if it was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """A step of an agent. Everything below it belongs to this agent, down to the next agent."""
+    """A step of an agent. All steps below it belong to this agent, down to the next agent's
+    step.
+    """
 
     span: Span
     name: str
     is_node: bool = False
-    """Whether it is a node of a LangGraph graph, whose full name is that of the graph, a dot, and
-    its own."""
+    """Whether the agent is a node of a LangGraph graph. Its full name is `graph.node`."""
 
 
 # ---- model calls ---------------------------------------------------------------------------------
 
 
 def read_model_call(span: Span) -> ModelCallView | None:
-    """Return the span as a model call.
-
-    None for any other span, such as embeddings or an agent's step.
+    """Return a span as a model call; None for any other span, such as embeddings or an agent's
+    step.
     """
     if not _may_be_model_call(span):
         return None
@@ -108,7 +112,7 @@ def read_model_call(span: Span) -> ModelCallView | None:
 
 
 def is_model_call(span: Span) -> bool:
-    """Return whether `read_model_call` would find a call, without reading it."""
+    """Return whether `read_model_call` would return a call, without reading its messages."""
     return _may_be_model_call(span) and any(recognises(span) for recognises, _ in _CONVENTIONS)
 
 
@@ -124,10 +128,12 @@ _GENERATES = ("chat", "text_completion", "completion", "generate_content", "resp
 
 
 def _kind(attributes: Attributes) -> str | None:
-    """Return the kind of span that an instrumentation declares, in lower case."""
+    """Return the kind of span that an instrumentation declares, in lower case; None if it declares
+    none.
+    """
     for name in ("openinference.span.kind", "agentops.span.kind", "traceloop.span.kind"):
         if isinstance(kind := attributes.get(name), str):
-            # AgentOps' enum is sometimes written whole: AgentOpsSpanKindValues.TOOL.
+            # AgentOps sometimes writes the name of its enum, too: AgentOpsSpanKindValues.TOOL.
             return kind.rpartition(".")[2].lower()
     return None
 
@@ -137,14 +143,15 @@ def _is_gateways(span: Span) -> bool:
 
 
 def _is_gen_ai(span: Span) -> bool:
+    """Return whether a span has OpenTelemetry's attributes, and not the older, indexed ones."""
     if semconv.GEN_AI_INPUT_MESSAGES in span.attributes or semconv.GEN_AI_OUTPUT_MESSAGES in span.attributes:
         return True
     return semconv.GEN_AI_OPERATION in span.attributes and not _has_indexed_messages(span.attributes)
 
 
 def _from_gen_ai(span: Span) -> ModelCallView:
-    """Read a call of OpenTelemetry's conventions. The gateway writes the same attributes, with chat
-    messages in them.
+    """Return the model call of a span with OpenTelemetry's attributes. The gateway writes the same
+    attributes, with messages in the form of chat.
     """
     attributes = span.attributes
     messages = chat_messages(parsed(attributes.get(semconv.GEN_AI_INPUT_MESSAGES)))
@@ -164,11 +171,14 @@ def _has_indexed_messages(attributes: Attributes) -> bool:
 
 
 def _is_gen_ai_indexed(span: Span) -> bool:
-    asked = span.attributes.get("gen_ai.request.type", span.attributes.get("llm.request.type"))
-    return asked in ("chat", "completion") or _has_indexed_messages(span.attributes)
+    kind = span.attributes.get("gen_ai.request.type", span.attributes.get("llm.request.type"))
+    return kind in ("chat", "completion") or _has_indexed_messages(span.attributes)
 
 
 def _from_gen_ai_indexed(span: Span) -> ModelCallView:
+    """Return the model call of a span with one attribute for each part of a message, such as
+    `gen_ai.prompt.0.content`.
+    """
     attributes = span.attributes
     functions = unflatten(attributes, "gen_ai.request.functions") or unflatten(attributes, "llm.request.functions")
     return _call(
@@ -181,9 +191,9 @@ def _from_gen_ai_indexed(span: Span) -> ModelCallView:
 
 
 def _answer(message: Json) -> Json:
-    """Return the message of an answer's choice, without the fields beside it."""
-    said = {name: value for name, value in message.items() if name not in ("finish_reason", "content_filter_results")}
-    return chat_messages([{"content": None, **said}], role="assistant")[0]
+    """Return an answer's message, without the fields of the choice that the convention mixes in."""
+    own = {name: value for name, value in message.items() if name not in ("finish_reason", "content_filter_results")}
+    return chat_messages([{"content": None, **own}], role="assistant")[0]
 
 
 def _is_openinference(span: Span) -> bool:
@@ -210,8 +220,8 @@ def _from_openinference(span: Span) -> ModelCallView:
 
 
 def _openinference_response_id(output: Json) -> str | None:
-    """Return the response id from the whole answer, because no attribute has it. LangChain puts it
-    in a place of its own.
+    """Return the response id from the complete answer, because no attribute has it. LangChain keeps
+    it in a place of its own.
     """
     for found in (output.get("id"), as_dict(output.get("llm_output")).get("id")):
         if isinstance(found, str) and found:
@@ -232,8 +242,8 @@ def _is_weave(span: Span) -> bool:
 
 
 def _from_weave(span: Span) -> ModelCallView:
-    """Return the model call of an operation that Agent Lightning's Weave tracer recorded: request
-    and response as JSON attributes.
+    """Return the model call of an operation that Agent Lightning's Weave tracer recorded, with
+    request and response flattened to attributes.
     """
     attributes = span.attributes
     request = as_dict(unflatten(attributes, semconv.AGL_OPERATION_INPUT))
@@ -253,8 +263,8 @@ def _from_weave(span: Span) -> ModelCallView:
 
 
 def _from_litellm(span: Span) -> ModelCallView:
-    """Read a call that litellm's callback wrote. In `raw_gen_ai_request` the server's answer is a
-    Python literal.
+    """Return the model call of a span that litellm's callback wrote. In `raw_gen_ai_request`, the
+    server's answer is a Python literal.
     """
     attributes = span.attributes
     messages = chat_messages(as_list(unflatten(attributes, "gen_ai.prompt")))
@@ -272,6 +282,7 @@ def _from_litellm(span: Span) -> ModelCallView:
 
 
 def _literal(value: Any) -> Any:
+    """Return the value of text that is a Python literal; None for other text."""
     if not isinstance(value, str):
         return value
     try:
@@ -299,6 +310,7 @@ _SETTINGS = (
     "frequency_penalty",
     "presence_penalty",
 )
+"""The sampling options that a view keeps."""
 
 
 def _call(
@@ -311,11 +323,13 @@ def _call(
     usage: tuple[int, int] | None = None,
     **messages: list[Json],
 ) -> ModelCallView:
-    """Return a view with the convention's values, and the rest from the `gen_ai.*` attributes that
+    """Return a view of a span: the given values, and the rest from the `gen_ai.*` attributes that
     nearly all conventions share.
+
+    messages: `input_messages`, `output_messages` and `tools`.
     """
     attributes = span.attributes
-    asked = {
+    sampling = {
         name: value
         for name in _SETTINGS
         if isinstance(value := attributes.get(f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"), int | float)
@@ -327,7 +341,7 @@ def _call(
         convention=convention,
         response_id=_name(attributes.get(semconv.GEN_AI_RESPONSE_ID)) or response_id,
         model=_name(attributes.get(semconv.GEN_AI_REQUEST_MODEL)) or model,
-        settings={**asked, **(settings or {})},
+        settings={**sampling, **(settings or {})},
         usage=usage
         or _usage(attributes.get(semconv.GEN_AI_INPUT_TOKENS), attributes.get(semconv.GEN_AI_OUTPUT_TOKENS))
         or _usage(attributes.get("gen_ai.usage.prompt_tokens"), attributes.get("gen_ai.usage.completion_tokens")),
@@ -338,6 +352,7 @@ def _call(
 
 
 def _name(value: Any) -> str | None:
+    """Return a value that is text with at least one character; None for any other."""
     return value if isinstance(value, str) and value else None
 
 
@@ -359,6 +374,9 @@ _RESPONSE_IDS = (
 
 
 def _tokens(attributes: Attributes) -> TokenRecord | None:
+    """Return the tokens that Agent Lightning wrote as attributes; None unless both prompt and
+    response have ids.
+    """
     prompt_ids = _first_ids(attributes, _PROMPT_IDS)
     response_ids = _first_ids(attributes, _RESPONSE_IDS) or _choice_ids(attributes)
     if not prompt_ids or not response_ids:
@@ -381,7 +399,9 @@ def _choice_ids(attributes: Attributes) -> list[int]:
 
 
 def _ids(value: Any) -> list[int]:
-    """Return a list of ids, or the first of several lists (one for each choice)."""
+    """Return a list of token ids, or the first of several lists (one for each choice). Return [] if
+    it holds anything but 32-bit integers.
+    """
     ids = as_list(value)
     if ids and isinstance(ids[0], list):
         ids = cast(list[Any], ids[0])
@@ -389,7 +409,9 @@ def _ids(value: Any) -> list[int]:
 
 
 def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
-    """Return the log-probability of each response token; None unless there is one for each."""
+    """Return the log-probability of each response token; None unless there is one for each
+    token.
+    """
     entries = [as_dict(entry).get("logprob") for entry in as_list(parsed(attributes.get("logprobs.content")))]
     found = [float(entry) for entry in entries if isinstance(entry, int | float)]
     return found if len(found) == len(entries) == n_response else None
@@ -399,13 +421,13 @@ def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
 
 
 def read_tool_call(span: Span) -> ToolCallView | None:
-    """Return the span as a tool call; None if it is none."""
+    """Return a span as a tool call; None for any other span."""
     attributes = span.attributes
     name = _name(attributes.get("gen_ai.tool.name")) or _name(attributes.get("tool.name"))
     kind = _kind(attributes)
-    # AgentOps, whose kind some versions of OpenTelemetry drop.
-    said_by_id = kind is None and "tool.call.id" in attributes
-    if attributes.get(semconv.GEN_AI_OPERATION) != "execute_tool" and kind != "tool" and not said_by_id:
+    # Some versions of OpenTelemetry drop the kind that AgentOps writes.
+    has_only_id = kind is None and "tool.call.id" in attributes
+    if attributes.get(semconv.GEN_AI_OPERATION) != "execute_tool" and kind != "tool" and not has_only_id:
         return None
     name = name or _name(attributes.get("traceloop.entity.name")) or span.name
     return ToolCallView(
@@ -420,11 +442,11 @@ def read_tool_call(span: Span) -> ToolCallView | None:
 
 
 def _arguments_of(attributes: Attributes) -> tuple[str, ...]:
-    """Return the attributes with a tool call's arguments. `tool.parameters` is AgentOps' name for
-    the arguments and OpenInference's for their schema.
+    """Return the names of the attributes that may hold a tool call's arguments. `tool.parameters`
+    holds the arguments in AgentOps's spans, but their schema in OpenInference's.
     """
-    ours = ("gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input")
-    return ours if "openinference.span.kind" in attributes else (*ours, "tool.parameters")
+    names = ("gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input")
+    return names if "openinference.span.kind" in attributes else (*names, "tool.parameters")
 
 
 def _first(attributes: Attributes, *names: str) -> Any:
@@ -432,20 +454,21 @@ def _first(attributes: Attributes, *names: str) -> Any:
 
 
 def read_agent(span: Span) -> AgentView | None:
-    """Return the span as an agent's step; None if it is none."""
+    """Return a span as an agent's step; None for any other span."""
     attributes = span.attributes
     for name, needed, value in _AGENT_NAMES:
         found = attributes.get(name)
-        if isinstance(found, str) and found and (needed is None or _says(attributes, needed, value)):
+        if isinstance(found, str) and found and (needed is None or _is(attributes, needed, value)):
             return AgentView(span, found)
     if span.name.startswith("langchain.Chain.") and (found := _name(attributes.get("lc_name"))):
         return AgentView(span, found)
     return _langgraph(span)
 
 
-def _says(attributes: Mapping[str, Any], name: str, value: str) -> bool:
-    said = attributes.get(name)
-    return isinstance(said, str) and said.rpartition(".")[2].lower() == value
+def _is(attributes: Mapping[str, Any], name: str, value: str) -> bool:
+    """Return whether an attribute has a value, in any case and with or without an enum's name."""
+    found = attributes.get(name)
+    return isinstance(found, str) and found.rpartition(".")[2].lower() == value
 
 
 _AGENT_NAMES = (
@@ -458,12 +481,14 @@ _AGENT_NAMES = (
     ("executor.id", None, ""),  # Microsoft Agent Framework's workflows
     (f"{semconv.AGL_OPERATION_INPUT}.name", "type", "agent"),  # Weave
 )
-"""Attributes that hold an agent's name. Second and third: another attribute, and the value that it
-must have."""
+"""Attributes that hold an agent's name, each with another attribute and the value that this must
+have (None: no condition)."""
 
 
 def _langgraph(span: Span) -> AgentView | None:
-    """Return a LangGraph graph or node, which OpenInference describes in `metadata`; or None."""
+    """Return a LangGraph graph or node, which OpenInference describes in `metadata`; None for any
+    other span.
+    """
     text = span.attributes.get("metadata")
     if not isinstance(text, str) or "langgraph" not in text or _kind(span.attributes) not in ("chain", "agent"):
         return None
@@ -477,7 +502,7 @@ def _langgraph(span: Span) -> AgentView | None:
 
 
 def is_reward(span: Span) -> bool:
-    """Return whether the span carries a reward, or is the operation that computes one (named
+    """Return whether a span carries a reward, or is the operation that computes one (named
     `leyden.reward` or `agentlightning.reward`).
     """
     names = (span.attributes.get(semconv.OPERATION_NAME), span.attributes.get(semconv.AGL_OPERATION_NAME))

@@ -1,13 +1,12 @@
-"""Spans of one attempt in the order in which their steps began, although two machines timed them.
+"""Sort the spans of one attempt by the start of their steps, although two machines timed them.
 
-The agent's process times its own spans; the gateway times the model calls that it records, with a
+The agent's process times its own spans. The gateway times the model calls that it records, with a
 clock that may be seconds off. Rewards and other steps are compared with calls by time, so the
 gateway's times are first converted to the agent's clock:
 
-1. An agent on the gateway's machine has the gateway's clock. Elsewhere, an instrumented HTTP client
-records when it sent a call (`leyden.sent_time`, by the agent's clock). The difference to the start
-that the gateway recorded is the offset of the two clocks plus the way there, so the smallest
-difference of the attempt comes closest to the offset.
+1. An instrumented HTTP client records when it sent a call (`leyden.sent_time`, by the agent's
+clock). The start that the gateway recorded is later by the offset of the two clocks plus the time
+on the network, so the smallest difference of the attempt comes closest to the offset.
 2. Other clients record no time. Their calls keep the gateway's times, unless the order in which the
 store received the spans (`sequence_id`) contradicts them: a call reaches the store within moments
 of its end. Then each call is placed between the spans that arrived before it and after it.
@@ -30,9 +29,8 @@ after 0.01 s."""
 
 
 def in_order(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans by start time on the agent's clock.
-
-    If several spans have one id, the first is kept.
+    """Return the spans sorted by their start on the agent's clock. If several spans have one id,
+    the earliest is kept.
     """
     first: dict[str, Span] = {}
     for span in sorted(on_agents_clock(spans), key=moment):
@@ -41,7 +39,9 @@ def in_order(spans: Sequence[Span]) -> list[Span]:
 
 
 def moment(span: Span) -> tuple[float, int, str]:
-    """Return the sort key of a span's start."""
+    """Return the key that sorts spans by their start; equal starts by sequence id, then by span
+    id.
+    """
     return (span.start_time or 0.0, span.sequence_id, span.span_id)
 
 
@@ -59,16 +59,16 @@ def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def _offset(span: Span) -> float | None:
-    """Return how much later the gateway's clock showed the start than the agent's clock showed the
-    sending.
+    """Return the seconds from the sending of a call, by the agent's clock, to its start by the
+    gateway's clock; None if one of them is unknown.
     """
     sent = span.attributes.get(semconv.SENT_TIME)
     return None if span.start_time is None or not isinstance(sent, int | float) else span.start_time - sent
 
 
 def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
-    """Return for each of the gateway's spans, by `id()`, how much too late its times are; empty if
-    its clock agrees.
+    """Return by how many seconds each of the gateway's spans is too late, by `id()` of the span.
+    Return an empty dict if the clocks agree.
 
     The gateway's spans are numbered when they have ended. Other spans may have been numbered at any
     time from their start. If no single offset explains a contradiction, the numbers are wrong (a
@@ -79,6 +79,8 @@ def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
     arrived = sorted((span for span in spans if span.start_time is not None), key=lambda span: span.sequence_id)
     after_start, before_end = list[float](), list[float]()
     latest_start, earliest_end = -math.inf, math.inf
+    # For each span: the latest start of the agent's spans that arrived before it, and the earliest
+    # end of those that arrived after it.
     for span in arrived:
         after_start.append(latest_start)
         if span.name != semconv.MODEL_CALL:
@@ -100,7 +102,9 @@ def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
 
 
 def _between(end: float, low: float, high: float) -> float:
-    """Return `end` if it is after `low` and not after `high`, else the nearest time that is."""
+    """Return `end` if it is after `low` and not after `high`, else a time that is: the middle, or a
+    moment after `low` if nothing limits it above.
+    """
     if low < end <= high:
         return end
     if math.isinf(low):
@@ -113,5 +117,6 @@ def _end(span: Span) -> float:
 
 
 def _earlier(span: Span, seconds: float) -> Span:
+    """Return a copy of the span whose times are `seconds` earlier."""
     times = {"start_time": span.start_time, "end_time": span.end_time}
     return span.model_copy(update={name: None if at is None else at - seconds for name, at in times.items()})

@@ -1,9 +1,9 @@
-"""A trace as a picture: an SVG with a row for each span, indented below its parent, and a bar for
+"""Draw a trace as an SVG picture with a row for each span, indented below its parent, and a bar for
 the time in which it ran.
 
-Text in, text out: no program, no font file, no script. Everything from the spans is escaped. The
-colours show the kind of step that the normaliser finds; to show another kind, add it to `_KINDS`
-and `_kind`.
+The picture is made as text, without another program, a font file or a script. Text from spans is
+escaped. The colours show the kind of step that `normalise` finds. To show another kind, add it to
+`_KINDS` and `_kind`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leyden.types import Span, get_rewards_from_span
 
 @dataclass(frozen=True, slots=True)
 class TreeLine:
-    """A span, and how deep below the root it is."""
+    """A span, and how many levels below the root it is."""
 
     span: Span
     depth: int
@@ -36,9 +36,11 @@ _KINDS = {
 }
 """For each kind of step its colour and its name in the legend."""
 
+# All lengths are in px.
 _WIDTH, _ROW, _TOP, _BOTTOM = 960, 26, 44, 40
 _LEFT, _INDENT = 20, 18
 _BARS, _BARS_END = 560, 850
+"""Where time bars begin and end, from the left."""
 _CHARACTER = 6.9
 """About the width of a character of 13 px, in px."""
 
@@ -107,8 +109,9 @@ def _connectors(rows: Sequence[TreeLine]) -> list[str]:
 
 
 def _row(row: TreeLine, kind: str, y: int, clock: _Clock) -> list[str]:
-    """Return the SVG lines of one span: dot, label with a note if there is room, and time bar. y:
-    the row's top in pixels.
+    """Return the SVG lines of one span: dot, label with a note if there is room, and time bar.
+
+    y: the row's top in px.
     """
     span, colour = row.span, _KINDS[kind][0]
     x, middle = _LEFT + _INDENT * row.depth, y + 13
@@ -132,8 +135,8 @@ def _row(row: TreeLine, kind: str, y: int, clock: _Clock) -> list[str]:
 
 
 def _bar(span: Span, colour: str, y: int, clock: _Clock, *, hollow: bool) -> list[str]:
-    """Return the SVG lines of a span's time bar and its duration; a marker for a span without one,
-    nothing for a span without a start.
+    """Return the SVG lines of a span's time bar and its duration. A span without a duration gets a
+    marker, one without a start gets nothing.
 
     hollow: outline the bar, as for a virtual span.
     """
@@ -190,7 +193,7 @@ def _label(span: Span, kind: str) -> tuple[str, str]:
             for name, value in get_rewards_from_span(span).items()
         )
     if kind == "call" and (call := read_model_call(span)) is not None:
-        return span.name, _of_call(call)
+        return span.name, _call_details(call)
     if kind == "tool" and (tool := read_tool_call(span)) is not None:
         return span.name, "" if tool.name in span.name else tool.name
     if (agent := read_agent(span)) is not None:
@@ -199,14 +202,15 @@ def _label(span: Span, kind: str) -> tuple[str, str]:
     return span.name, operation if isinstance(operation, str) and operation != span.name else ""
 
 
-def _of_call(call: ModelCallView) -> str:
+def _call_details(call: ModelCallView) -> str:
+    """Return the model of a call, unless the span's name has it, and its counts of tokens."""
     counts = call.usage
     if call.tokens is not None:
         counts = (len(call.tokens.prompt_ids), len(call.tokens.response_ids))
-    said = [call.model] if call.model and call.model not in call.span.name else []
+    details = [call.model] if call.model and call.model not in call.span.name else []
     if counts is not None:
-        said.append(f"{counts[0]:,} → {counts[1]:,} tokens")
-    return ", ".join(said)
+        details.append(f"{counts[0]:,} → {counts[1]:,} tokens")
+    return ", ".join(details)
 
 
 def _tooltip(span: Span) -> str:
@@ -223,6 +227,7 @@ def _duration(seconds: float) -> str:
 
 
 def _shortened(text: str, length: int) -> str:
+    """Return a text in one line, cut to `length` characters."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: max(length - 1, 1)] + "…"
 

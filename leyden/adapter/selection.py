@@ -1,4 +1,4 @@
-"""Which model calls of a trace are wanted, whose they are, and which reward is whose."""
+"""Select model calls of a trace, find the agent of each, and assign rewards to calls."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from leyden.types import Span, get_reward_value, is_reward_span
 
 @dataclass(frozen=True, slots=True)
 class SelectedCall:
-    """A call that succeeded, and the agent that made it (None: no agent's step is above it)."""
+    """A call that succeeded, and the agent that made it."""
 
     view: ModelCallView
     agent: str | None
+    """The name of the nearest agent above the call; None if there is none."""
 
 
 class RewardMatchPolicy(StrEnum):
-    """The rule by which a reward is assigned to a call. A reward that is linked to a call
-    (`leyden.link.N.*`) belongs to that one in any case.
+    """The rule by which a reward is assigned to a call. A reward that is linked to a call (by
+    attributes `leyden.link.N.*`) belongs to that call under either rule.
     """
 
     FIRST_OCCURRENCE = "first_occurrence"
-    """The reward belongs to the latest call without one that had ended when it was emitted."""
+    """A reward belongs to the latest call that had ended when the reward was emitted and has no
+    reward yet."""
     FIRST_SIBLING = "first_sibling"
-    """The latest call without a reward that had ended when the reward was emitted, among the calls
-    below the reward's parent."""
+    """As `FIRST_OCCURRENCE`, but only calls with the same parent as the reward count."""
 
 
 def select_calls(
@@ -44,12 +45,14 @@ def select_calls(
     exclude_llm_call_in_reward: bool = False,
     repair_hierarchy: bool = False,
 ) -> list[SelectedCall]:
-    """Return the successful calls of `spans` that are wanted, in order. `tree` is of the same spans
-    and is repaired on request.
+    """Return the successful calls of an attempt that match all conditions, in order.
 
+    tree: the tree of the same spans.
     agent_match: a regular expression that the name of the nearest agent above must contain.
     llm_call_match: a regular expression that the name of one of the call's spans must contain.
     exclude_llm_call_in_reward: leave out calls below a reward (a judge).
+    repair_hierarchy: repair `tree` in place. An agent that only the repair finds counts for calls
+        that have none without it.
     """
     trees = [(tree.agents(), tree.within_rewards())]
     if repair_hierarchy:
@@ -58,7 +61,7 @@ def select_calls(
     selected: list[SelectedCall] = []
     for call in model_calls(spans):
         ids = [span.span_id for span in call.spans]
-        # what was recorded counts more than what a repair made of it
+        # The recorded tree is asked first, then the repaired one.
         agent = next((name for agents, _ in trees for id in ids if (name := agents.get(id)) is not None), None)
         wanted = (
             not call.failed
@@ -77,11 +80,11 @@ def match_rewards(
     policy: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
     tree: TraceTree | None = None,
 ) -> list[float | None]:
-    """Return the reward of each call, None without one. Rewards are assigned in the order in which
-    they were emitted.
+    """Return the reward of each call; None for a call without one.
 
-    A reward that finds no call is assigned to none; it still counts for `find_final_reward`.
-    tree: of the same spans; `FIRST_SIBLING` needs it.
+    Rewards are assigned in the order in which they were emitted. A reward that fits no call is
+    skipped here; it still counts for `find_final_reward`.
+    tree: the tree of the same spans. `FIRST_SIBLING` needs it.
     """
     parents = {} if tree is None else {child.id: node.id for node in tree.traverse() for child in node.children}
     rewards: list[float | None] = [None] * len(calls)
@@ -104,7 +107,7 @@ def match_rewards(
 
 
 def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
-    """Return the call that the reward names; None if it names none."""
+    """Return the index of the call that a reward is linked to; None if it is linked to none."""
     for prefix in (semconv.LINK_PREFIX, semconv.AGL_LINK_PREFIX):
         number = 0
         while isinstance(key := reward.attributes.get(f"{prefix}.{number}.key_match"), str):
@@ -119,8 +122,8 @@ def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
 
 
 def _ended(call: ModelCallView) -> float:
-    """Return when the call had ended: by the agent's own spans if there are some, because the agent
-    emits the rewards.
+    """Return when a call had ended. The agent's own spans decide if there are any, because the
+    agent's clock also times the rewards.
     """
     mine = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
     return min(span.end_time if span.end_time is not None else (span.start_time or 0.0) for span in mine)

@@ -1,4 +1,4 @@
-"""The tokens of an attempt's calls as a tree of nodes, each with only its own tokens.
+"""Arrange the tokens of an attempt's calls as a tree of nodes, each with only its own tokens.
 
 A node is a piece of a prompt, or the tokens that the policy sampled in one call; its context is the
 path that leads to it. Calls whose prompts begin alike share the nodes of that beginning, to the
@@ -7,7 +7,7 @@ prompts differ, and a rewritten context is a branch of its own. A response is al
 own, also beside one with the same ids, because each was sampled. The leaves are the ends of the
 trajectories.
 
-It knows ids, never text. P prompt tokens, R response tokens.
+The module knows ids, never text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from leyden.types.tokens import common_prefix
 
 @dataclass(slots=True, eq=False)
 class TokenNode:
-    """Some tokens, in the context of all nodes above. N tokens; all lists have shape (N,)."""
+    """Some tokens, in the context of all nodes above. N tokens; the lists of tokens have shape
+    (N,).
+    """
 
     parent: TokenNode | None
+    """The node above; None for the root."""
     token_ids: list[int]
     loss_mask: list[int]
     """1 where the policy sampled the token."""
@@ -32,8 +35,8 @@ class TokenNode:
     call: int | None = None
     """The number of the call that sampled it; None for a piece of a prompt."""
     children: list[TokenNode] = field(default_factory=list["TokenNode"])
-    """Children in the order in which they came: the first one continues the trajectory, the others
-    branch off."""
+    """Children in the order in which they were added. The first one continues the trajectory, the
+    others branch off."""
 
     def split(self, length: int) -> TokenNode:
         """Cut the node after `length` tokens, 0 < length < N. Return the new node above, which
@@ -51,12 +54,13 @@ class TokenNode:
 
 
 class TokenGraph:
-    """Grows by one call at a time, and knows how much of each prompt was there already.
+    """A tree of tokens to which calls are added one by one. It finds how much of each prompt is
+    known already.
 
-    A call may name the earlier call that its prompt continues: `goes_on_from`, the `span_id` of
-    that call, and `known_prefix`, how many ids both have, in its metadata. The ids are compared,
-    and the rest of the prompt is searched from there on. Without such a pair, or with a wrong one,
-    the whole prompt is searched from the root. The graph is the same.
+    A call's metadata may name the earlier call that its prompt continues: `goes_on_from` is the
+    `span_id` of that call, and `known_prefix` is how many ids both have in common. Those ids are
+    compared, and the search for the rest of the prompt starts there. Without such a pair, or with a
+    wrong one, the whole prompt is searched from the root. The resulting tree is the same.
     """
 
     def __init__(self) -> None:
@@ -64,18 +68,17 @@ class TokenGraph:
         """A node without tokens. Its children begin the sequences."""
         self._calls: list[Triplet] = []
         self._ends: dict[str, tuple[TokenNode, Triplet]] = {}
-        """Each call by its span id, with the node of its response, which stays at the end when
-        nodes are split."""
+        """Each call by its span id, with the node that ends its response. A split leaves this node
+        at the end."""
         self._is_ambiguous = False
-        """Whether some ids may be found on more than one path, because a response begins like a
-        node beside it."""
+        """Whether equal ids may lie on several paths, because a response begins with the same token
+        as another child of its parent."""
 
     def add(self, call: Triplet) -> int:
         """Add a call that can be trained on (`refusal` is None). Return how many of its prompt's
-        tokens were known.
+        first tokens were in the tree already.
 
-        Costs one comparison of the known tokens in C (about 15 ns each), and new nodes for the
-        others.
+        Comparing a known token costs about 15 ns. The other tokens become new nodes.
         """
         prompt_ids, response = call.prompt.token_ids, call.response
         node, n_known = self._find(prompt_ids, *self._named(call))
@@ -92,8 +95,8 @@ class TokenGraph:
         return n_known
 
     def known(self, prompt_ids: Sequence[int]) -> int:
-        """Return how many of a prompt's first tokens are a chain of nodes, without adding it: the
-        part that an engine's prefix cache can hold.
+        """Return how many of a prompt's first tokens are in the tree, without adding it. An
+        engine's prefix cache can hold that part.
         """
         return self._longest(list(prompt_ids), self.root, 0)[1]
 
@@ -109,20 +112,22 @@ class TokenGraph:
 
     def trajectories(self, *, reward: float | None = None) -> list[Trajectory]:
         """Return one trajectory for each leaf, in the order in which their first trained calls were
-        added, with the attempt's final `reward`.
+        added.
 
-        A path without a token to train on, as replayed calls leave it, is no trajectory. Tokens
-        that several leaves share are trained on in one of them, the first that continued them, and
-        are context in the others.
+        reward: the attempt's final reward, for each trajectory.
+        A path without a token to train on (all its calls were replayed) is no trajectory. Tokens
+        that several leaves share are trained on once, in the trajectory that continued them first,
+        and are context in the others.
         """
         leaves = [node for node in self.nodes() if not node.children]
         found = [pair for leaf in leaves if (pair := self._trajectory(leaf, reward)) is not None]
         return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
 
     def _trajectory(self, leaf: TokenNode, reward: float | None) -> tuple[int, Trajectory] | None:
-        """Return the path to a leaf, and the number of the first call that is trained on in it;
-        None without such a call.
+        """Return the number of the first call that is trained on in the path to a leaf, and the
+        path as a trajectory. None if no call is.
         """
+        # A node is ours, and trained on here, if each node below it on the path is a first child.
         path: list[tuple[TokenNode, bool]] = []
         node, is_ours = leaf, True
         while node.parent is not None:
@@ -162,10 +167,11 @@ class TokenGraph:
             trajectory.policy_versions = (min(low, *versions), max(high, *versions))
 
     def _named(self, call: Triplet) -> tuple[TokenNode, int]:
-        """Return the last whole node on the path that a call's prompt continues by its own claim,
-        and how many ids that path has.
+        """Return the node from which to search a call's prompt, and how many ids lead to its end.
 
-        The root if the claim is missing or wrong, or if equal ids on another path may be preferred.
+        It is the last node that lies completely within `known_prefix` of the call that the metadata
+        names. It is the root if the metadata is missing or wrong, or if `_longest` might prefer
+        equal ids on another path.
         """
         nothing = self.root, 0
         span_id, length = call.metadata.get("goes_on_from"), call.metadata.get("known_prefix")
@@ -199,11 +205,11 @@ class TokenGraph:
         return (node.split(in_node) if 0 < in_node < len(node.token_ids) else node), n_known
 
     def _longest(self, prompt_ids: list[int], start: TokenNode, start_depth: int) -> tuple[TokenNode, int, int]:
-        """Return the longest known beginning: its last node, its length, and how much of it is in
-        that node.
+        """Return the longest beginning of a prompt that is in the tree: its last node, its length,
+        and how many of its ids are in that node.
 
-        Of equally long ones prefer the one that ends with a leaf, then the one that ends with a
-        whole node, then the one that came last.
+        If several are equally long, prefer one that ends with a leaf, then one that ends at the end
+        of a node, then the one that was added last.
         """
         best, best_rank = (start, start_depth, len(start.token_ids)), (start_depth, True, False)
         waiting = [(start, start_depth)]
@@ -227,5 +233,6 @@ class TokenGraph:
 
 
 def _below(parent: TokenNode, node: TokenNode) -> TokenNode:
+    """Append a node to its parent's children, and return it."""
     parent.children.append(node)
     return node

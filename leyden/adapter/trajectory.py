@@ -1,9 +1,10 @@
-"""Triplets to trajectories: calls of one conversation become one sequence, each token trained once.
+"""Merge triplets to trajectories: calls of one conversation become one sequence, in which each
+token is trained on once.
 
-A call continues a trajectory only if its prompt's ids begin with all ids of it, exactly. A prompt
-that was rewritten, or that was tokenised differently when it came back, starts a new trajectory; so
-do parallel conversations. Merging changes no loss: every sampled token keeps its context (to the
-last id), its log-probability and its place. `TokenGraph` does the merging.
+A call continues a trajectory only if the ids of its prompt begin with all ids of the trajectory. A
+prompt that was rewritten, or that was tokenised differently when it came back, starts a new
+trajectory, and so does a parallel conversation. Merging changes no loss: every sampled token keeps
+its context (to the last id), its log-probability and its position. `TokenGraph` does the merging.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ def refusal(triplet: Triplet) -> str | None:
 
 
 def merge_triplets(triplets: Sequence[Triplet], *, reward: float | None = None) -> list[Trajectory]:
-    """Merge the calls of one attempt, in order, to trajectories that carry the attempt's final
-    `reward`. Refused calls are left out.
+    """Return the trajectories of one attempt's calls.
+
+    triplets: the calls in order. Those that cannot be trained on (`refusal`) are left out.
+    reward: the attempt's final reward, for each trajectory.
     """
     graph = TokenGraph()
     for triplet in triplets:
@@ -45,23 +48,20 @@ def merge_triplets(triplets: Sequence[Triplet], *, reward: float | None = None) 
 
 
 class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
-    """Convert the spans of one attempt to trajectories. The reward of each is the attempt's final
-    one.
-    """
+    """Converts the spans of one attempt to trajectories. Each has the attempt's final reward."""
 
     def __init__(
         self, triplets: Adapter[Sequence[Span], list[Triplet]] | None = None, *, agent_match: str | None = None
     ) -> None:
-        """Choose the calls.
-
-        triplets: the adapter that chooses them; by default the calls that the gateway recorded.
-        agent_match: instead of `triplets`, a regular expression: only calls of agents whose name
-            contains a match. The other agents' messages are context.
+        """
+        triplets: the adapter that chooses the calls. None: the calls that the gateway recorded.
+        agent_match: a regular expression, in place of `triplets`. Only calls of agents whose name
+            contains a match are trained on; the other agents' messages are context.
         Raise ConfigError if both are given.
         """
         if triplets is not None and agent_match is not None:
             raise ConfigError(
-                f"triplets={type(triplets).__name__} chooses the calls, so agent_match={agent_match!r} has no say; "
+                f"triplets={type(triplets).__name__} chooses the calls, so agent_match={agent_match!r} has no effect; "
                 "use TraceToTrajectory(TracerTraceToTriplet(agent_match=...))"
             )
         if agent_match is not None:

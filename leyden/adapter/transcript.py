@@ -1,7 +1,7 @@
-"""A rollout as text for a person: its steps, its conversation, its rewards and the tokens to train
-on.
+"""Describe a rollout as text for a person: its steps, its conversation, its rewards and the tokens
+to train on.
 
-`leyden show RUN ROLLOUT` prints it. It knows rollouts and spans, no store and no terminal.
+`leyden show RUN ROLLOUT` prints it. The module knows spans, no store and no terminal.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _STACK_LINES = 8
 
 
 def step_lines(spans: Sequence[Span]) -> list[str]:
-    """Return the names of an attempt's spans, each indented below its parent."""
+    """Return the names of an attempt's spans, one line each, indented below their parents."""
     return [f"{_INDENT * depth}{span.name}" for span, depth in _placed(spans)]
 
 
 def token_lines(spans: Sequence[Span]) -> list[str]:
-    """Return a line for each trajectory of an attempt: `to train on: 499 tokens, 83 of them the
-    model's`.
+    """Return a line for each trajectory of an attempt, such as `to train on: 499 tokens, 83 of them
+    the model's`.
     """
     return [
         f"to train on: {len(trajectory.token_ids):,} tokens, {trajectory.n_trained:,} of them the model's"
@@ -39,8 +39,8 @@ def token_lines(spans: Sequence[Span]) -> list[str]:
 
 
 def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000) -> list[str]:
-    """Return the steps of an attempt with their durations, errors and rewards, and each message
-    once.
+    """Return the lines of a transcript: the steps of an attempt with their durations, errors and
+    rewards, each message once, and the tokens to train on.
 
     A model call is followed by the messages that no earlier call had, and by the answer.
     max_characters: longer texts are cut; None shows all of each.
@@ -48,7 +48,7 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
     calls = model_calls(spans)
     positions = {span.span_id: number for number, span in ((n, s) for n, call in enumerate(calls) for s in call.spans)}
     shown: list[list[str]] = []
-    left = set(range(len(calls)))
+    left = set(range(len(calls)))  # a call that several spans recorded is shown at the first of them
     lines: list[str] = []
     for span, depth in _placed(spans):
         indent = _INDENT * depth
@@ -73,8 +73,8 @@ def _placed(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
     if not spans:
         return
     root = TraceTree.from_spans(spans)
-    is_invented = root.span.name == semconv.VIRTUAL
-    waiting = [(node, 0) for node in reversed(root.children)] if is_invented else [(root, 0)]
+    is_virtual = root.span.name == semconv.VIRTUAL
+    waiting = [(node, 0) for node in reversed(root.children)] if is_virtual else [(root, 0)]
     while waiting:
         node, depth = waiting.pop()
         yield node.span, depth
@@ -105,7 +105,11 @@ def _headline(span: Span, call: ModelCallView | None) -> str:
 
 
 def _new_messages(call: ModelCallView, shown: list[list[str]]) -> list[Json]:
-    """Return the call's messages that no earlier call had at their place, and its answers."""
+    """Return the call's answers, and those messages before them that no earlier call had at the
+    same place. Add the call to `shown`.
+
+    shown: the digests of messages and answer of each earlier call.
+    """
     messages = [*call.input_messages, *call.output_messages[:1]]
     digests = [_digest(message) for message in messages]
     known = max((_common(digests, each) for each in shown), default=0)
@@ -118,16 +122,19 @@ def _digest(message: Json) -> str:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return how many entries two lists have in common at their start."""
     pairs = zip(one, other, strict=False)
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _tool_calls(message: Json) -> list[str]:
+    """Return the tool calls of a message as text, such as `add({"a": 1})`."""
     functions = (as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls")))
     return [f"{function.get('name')}({function.get('arguments') or ''})" for function in functions]
 
 
 def _message_text(message: Json) -> str:
+    """Return role, text and tool calls of a message, such as `user: hello`."""
     role = str(message.get("role") or "assistant")
     text = message_text(message.get("content"))
     calls = "".join(f"\n{_INDENT}calls {call}" for call in _tool_calls(message))
@@ -135,6 +142,7 @@ def _message_text(message: Json) -> str:
 
 
 def _last_lines(text: str, n: int | None) -> str:
+    """Return the last `n` lines of a text, with a line above that counts the others; None: all."""
     lines = text.rstrip().splitlines()
     if n is None or len(lines) <= n:
         return "\n".join(lines)
@@ -142,6 +150,9 @@ def _last_lines(text: str, n: int | None) -> str:
 
 
 def _indented(text: str, indent: str, max_characters: int | None) -> list[str]:
+    """Return the lines of a text, cut to `max_characters`, one level deeper than `indent`; lines
+    after the first are another level deeper.
+    """
     if max_characters is not None and len(text) > max_characters:
         text = f"{text[:max_characters]} ... ({len(text):,} characters in all)"
     first, *later = text.splitlines() or [""]

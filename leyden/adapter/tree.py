@@ -1,21 +1,21 @@
-"""The spans of an attempt as a tree: which step was part of which.
+"""Arrange the spans of an attempt as a tree, which shows which step was part of which.
 
 Spans whose parents are missing or broken find their place as follows (`TraceTree.from_spans`):
 
 - a span whose parent is among the spans is below it;
-- spans that name the same lost parent stay together, below a virtual span that stands for it;
+- spans whose common parent is missing stay together, below a virtual span that stands for it;
 - a circle of parents is cut above its earliest span;
-- several roots are below one virtual root, whose time is that of all of them. Virtual spans are
-  named `leyden.virtual`.
+- several roots are put below one virtual root, which lasts from the first start to the last end.
+  Virtual spans are named `leyden.virtual`.
 
-`repair_hierarchy` then moves floating spans: instrumentations that do not share a context leave
-model calls beside the agent that made them. It moves only a span directly below the root (or below
-the end of a chain of only children that starts there) that has no agent in it, to the innermost
-span that encloses it in time. If spans that run side by side enclose it, the right one is unknown,
-and the span stays. A call is never below another call, and nothing leaves an agent's subtree.
+`repair_hierarchy` then moves *floating* spans: instrumentations that do not share a context leave
+model calls beside the agent that made them. A span floats if no agent is above or below it, and it
+is a direct child of the top: the root, or, if the root has a single child, that child, and so on
+down. It is moved to the innermost span that encloses it in time. If spans that run side by side
+enclose it, the right one is unknown, and the span stays. A call is never moved below another call,
+and no span leaves an agent's subtree.
 
-`picture` draws a tree. The module knows spans, and the normaliser's view of each; it holds them,
-and changes none.
+`picture` draws a tree. The module knows spans and how `normalise` reads them. It changes no span.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class TraceTree:
-    """A span and its children, in the order in which they started."""
+    """A node of a tree of spans: a span, and its children in the order in which they started."""
 
     def __init__(self, id: str, span: Span, children: Sequence[TraceTree] = ()) -> None:
         self.id = id
@@ -55,9 +55,10 @@ class TraceTree:
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> TraceTree:
-        """Return the tree of one attempt's spans, given in any order. Each span id is in it once.
+        """Return the tree of one attempt's spans, given in any order. If several spans have one id,
+        the first is kept.
 
-        Raise ConfigError when there are no spans: nothing can be said of them.
+        Raise ConfigError if there are no spans.
         """
         ordered = in_order(spans)
         if not ordered:
@@ -99,13 +100,15 @@ class TraceTree:
         return found
 
     def names_tuple(self) -> tuple[str, list[Any]]:
-        """Return the name, with the agent's in brackets, and the names of all children likewise."""
+        """Return the span's name and a list of the same pairs of the children. If the step is an
+        agent's, the agent's name follows in brackets.
+        """
 
-        def said(node: TraceTree, below: list[Any]) -> tuple[str, list[Any]]:
+        def names(node: TraceTree, below: list[Any]) -> tuple[str, list[Any]]:
             agent = node.agent_name()
             return node.span.name if agent is None else f"{node.span.name} [{agent}]", below
 
-        return self._nested(said)
+        return self._nested(names)
 
     def to_json(self) -> dict[str, Any]:
         """Return the tree as JSON: an object with `id`, `span` and `children`."""
@@ -113,16 +116,18 @@ class TraceTree:
             lambda node, below: {"id": node.id, "span": node.span.model_dump(mode="json"), "children": below}
         )
 
-    def _nested(self, said: Callable[[TraceTree, list[T]], T]) -> T:
-        """Return the value of this node, computed from the values of its children, and so on down.
-        It does not recurse, because a trace may be deeper than Python's stack.
+    def _nested(self, value_of: Callable[[TraceTree, list[T]], T]) -> T:
+        """Return the value of this node, which holds the list of the values of its children, and so
+        on down. It does not recurse, because a trace may be deeper than Python's stack.
+
+        value_of: makes a node's value of the node and a list that is filled later.
         """
         nodes = self.traverse()
         below = {id(node): list[T]() for node in nodes}
-        of = {id(node): said(node, below[id(node)]) for node in nodes}
+        values = {id(node): value_of(node, below[id(node)]) for node in nodes}
         for node in nodes:
-            below[id(node)].extend(of[id(child)] for child in node.children)
-        return of[id(self)]
+            below[id(node)].extend(values[id(child)] for child in node.children)
+        return values[id(self)]
 
     def agent_name(self) -> str | None:
         """Return the name of the agent whose step this span is; None if it is no agent's step."""
@@ -156,32 +161,34 @@ class TraceTree:
         return {below.id for node in self.traverse() if is_reward(node.span) for below in node.traverse()[1:]}
 
     def repair_hierarchy(self) -> None:
-        """Move model calls below the agents that made them, in place. The module's docstring has
-        the rules.
+        """Move model calls that instrumentation left beside an agent's step below it, in place.
+
+        A call that ran within exactly one chain of nested steps is moved below the innermost of
+        them; the docstring of `leyden.adapter.tree` has the rules.
         """
         top = self
         while len(top.children) == 1 and read_agent(top.span) is None:
             top = top.children[0]
         if read_agent(top.span) is not None:
             return
-        above = {child.id: node for node in top.traverse() for child in node.children}
+        parent_of = {child.id: node for node in top.traverse() for child in node.children}
         hosts = [host for node in top.children for host in _hosts(node)]
-        floating = [node for node in top.children if _length(node) is not None and not _has_agent(node)]
-        around = _around(floating, hosts)
-        for node in sorted(floating, key=lambda node: (-(_length(node) or 0.0), node.id)):
-            host = _innermost(node, around[node.id], above)
+        floating = [node for node in top.children if _seconds(node) is not None and not _has_agent(node)]
+        enclosing = _enclosing(floating, hosts)
+        # Long spans first: a shorter one may be moved below them, which asks for their parents.
+        for node in sorted(floating, key=lambda node: (-(_seconds(node) or 0.0), node.id)):
+            host = _innermost(node, enclosing[node.id], parent_of)
             if host is not None:
                 top.children.remove(node)
                 host.children.append(node)
-                above[node.id] = host
+                parent_of[node.id] = host
         for host in hosts:
             host.children.sort(key=lambda node: (node.start_time or 0.0, node.span.sequence_id, node.id))
 
     def visualize(self, filename: str | Path | None = None, interested_span_match: str | None = None) -> str:
-        """Return the tree as an SVG picture of each step, its parent and its time. Write it to
-        `filename` too, if given.
+        """Return the tree as an SVG picture, which shows each step below its parent with its time.
 
-        filename: `.svg` is added to a name without it.
+        filename: the file to write the picture to, if any. `.svg` is added to a name without it.
         interested_span_match: a regular expression; only spans whose name contains a match, and the
             spans above them, are drawn.
         """
@@ -201,6 +208,9 @@ class TraceTree:
         return svg
 
     def _ids_to_show(self, match: str | None) -> set[str] | None:
+        """Return the ids of the spans whose name contains a match, and of those above them; None
+        for all spans.
+        """
         if match is None:
             return None
         shown: set[str] = set()
@@ -214,11 +224,12 @@ class TraceTree:
 
 
 def _circle_starts(ordered: Sequence[Span]) -> set[str]:
-    """Return, of each circle of parents, the span that started first."""
+    """Return the id of the span that started first, for each circle of parents."""
     parents = {span.span_id: span.parent_id for span in ordered}
     place = {span.span_id: index for index, span in enumerate(ordered)}
     starts: set[str] = set()
     known: set[str] = set()
+    # Go up from each span until a known one. If it is on this path, the path closed a circle.
     for span in ordered:
         path: list[str] = []
         at: str | None = span.span_id
@@ -255,40 +266,41 @@ def _has_agent(node: TraceTree) -> bool:
 
 
 def _hosts(node: TraceTree) -> list[TraceTree]:
-    """Return the nodes under which `repair_hierarchy` may put a span without a parent: spans of
-    non-zero duration that are no model call and lie below none.
+    """Return the nodes, at or below this one, under which `repair_hierarchy` may put a floating
+    span: spans with a duration that are no model call and lie below none.
     """
     found: list[TraceTree] = []
     waiting = [node]
     while waiting:
         node = waiting.pop()
         if not is_model_call(node.span):
-            if _length(node):
+            if _seconds(node):
                 found.append(node)
             waiting.extend(node.children)
     return found
 
 
-def _length(node: TraceTree) -> float | None:
+def _seconds(node: TraceTree) -> float | None:
+    """Return the duration of a span; None if its start or end is unknown."""
     if node.start_time is None or node.end_time is None:
         return None
     return node.end_time - node.start_time
 
 
-def _around(nodes: Sequence[TraceTree], hosts: Sequence[TraceTree]) -> dict[str, list[TraceTree]]:
-    """Return the hosts that enclose each node, by the node's id.
+def _enclosing(nodes: Sequence[TraceTree], hosts: Sequence[TraceTree]) -> dict[str, list[TraceTree]]:
+    """Return the hosts that enclose each node in time, by the node's id.
 
-    The nodes are visited in the order of their starts, so that only hosts that still last are
-    compared: few spans overlap at once.
+    The nodes are visited in the order of their starts, so that a node is compared only with hosts
+    that are still running then, which are few.
     """
-    to_come = sorted(hosts, key=_start, reverse=True)
-    lasting: list[TraceTree] = []
+    later = sorted(hosts, key=_start, reverse=True)
+    running: list[TraceTree] = []
     found: dict[str, list[TraceTree]] = {}
     for node in sorted(nodes, key=_start):
-        while to_come and _start(to_come[-1]) <= _start(node):
-            lasting.append(to_come.pop())
-        lasting = [host for host in lasting if (host.end_time or 0.0) >= _start(node)]
-        found[node.id] = [host for host in lasting if host is not node and _encloses(host, node)]
+        while later and _start(later[-1]) <= _start(node):
+            running.append(later.pop())
+        running = [host for host in running if (host.end_time or 0.0) >= _start(node)]
+        found[node.id] = [host for host in running if host is not node and _encloses(host, node)]
     return found
 
 
@@ -296,26 +308,28 @@ def _start(node: TraceTree) -> float:
     return node.start_time or 0.0
 
 
-def _innermost(node: TraceTree, around: Sequence[TraceTree], above: dict[str, TraceTree]) -> TraceTree | None:
-    """Return the innermost of the spans that enclose this one; None if they are not inside each
-    other.
+def _innermost(node: TraceTree, enclosing: Sequence[TraceTree], parent_of: dict[str, TraceTree]) -> TraceTree | None:
+    """Return the innermost of the spans that enclose a node in time. None if there is none, or if
+    they are not all above each other.
     """
-    enclosing = [host for host in around if not _is_above(node, host, above)]
-    innermost = min(enclosing, key=lambda host: (_length(host), host.id), default=None)
-    if innermost is None or not all(host is innermost or _is_above(host, innermost, above) for host in enclosing):
+    hosts = [host for host in enclosing if not _is_above(node, host, parent_of)]
+    innermost = min(hosts, key=lambda host: (_seconds(host), host.id), default=None)
+    if innermost is None or not all(host is innermost or _is_above(host, innermost, parent_of) for host in hosts):
         return None
     return innermost
 
 
 def _encloses(host: TraceTree, node: TraceTree) -> bool:
+    """Return whether a host lasts longer than a node, from before its start to after its end."""
     if host.start_time is None or host.end_time is None or node.start_time is None or node.end_time is None:
         return False
     inside = host.start_time <= node.start_time and node.end_time <= host.end_time
     return inside and (host.start_time, host.end_time) != (node.start_time, node.end_time)
 
 
-def _is_above(node: TraceTree, below: TraceTree, above: dict[str, TraceTree]) -> bool:
-    at = above.get(below.id)
+def _is_above(node: TraceTree, below: TraceTree, parent_of: dict[str, TraceTree]) -> bool:
+    """Return whether `node` is an ancestor of `below`."""
+    at = parent_of.get(below.id)
     while at is not None and at is not node:
-        at = above.get(at.id)
+        at = parent_of.get(at.id)
     return at is node

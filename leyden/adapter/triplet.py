@@ -1,4 +1,4 @@
-"""Model calls to triplets: one for each call, with the reward that followed it.
+"""Convert model calls to triplets: one for each call, with the reward that followed it.
 
 `TraceToTriplet` reads the gateway's record if an attempt has one, and the tracer's spans otherwise.
 `TracerTraceToTriplet` reads the calls of every source, and `LlmProxyTraceToTriplet` those of the
@@ -23,17 +23,19 @@ from leyden.adapter.tree import TraceTree
 from leyden.types import Span, Triplet, TripletPrompt, TripletResponse, get_known_prefix
 
 _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
+"""The names of a gateway's spans: Leyden's, and those of Agent Lightning's proxy (litellm)."""
 
 
 class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
-    """Every successful call of an attempt, from any source, in order. A call that several sources
-    recorded is one triplet.
+    """Converts every successful call of an attempt, from any source, to a triplet, in order. A call
+    that several sources recorded is one triplet.
 
-    `metadata` of a triplet: `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent),
-    `model`, `temperature`, `refused`. `replayed` (True) marks a call that was answered from the
-    record of another attempt: its response is context, with a loss mask of 0. `goes_on_from` and
-    `known_prefix` give the earlier call that the prompt continues, as the gateway found it, and for
-    how many ids.
+    The `metadata` of a triplet has `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no
+    agent), `model` and `temperature`, and `refused`, why the call cannot be trained on. `replayed`
+    (True) marks a call that was answered from the record of another attempt: its response is
+    context, with a loss mask of zeros. `goes_on_from` is the span id of the earlier call that the
+    prompt continues, as the gateway found it, and `known_prefix` is the number of ids that both
+    have in common.
     """
 
     def __init__(
@@ -45,18 +47,17 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
         _skip_empty_token_spans: bool = False,
     ) -> None:
-        """Choose the calls that become triplets.
-
-        repair_hierarchy: find a place for floating spans (`TraceTree.repair_hierarchy`), so that
-            calls find their agents.
+        """
+        repair_hierarchy: move calls that instrumentation left beside their agent's step below it
+            (`TraceTree.repair_hierarchy`).
         llm_call_match: a regular expression; only calls with a span whose name contains a match.
             None: every model call.
         agent_match: a regular expression; only calls whose nearest agent has a name that contains a
             match. None: calls of any or no agent.
         exclude_llm_call_in_reward: leave out calls below a reward, a judge's for instance.
         reward_match: the rule by which a reward is assigned to a call.
-        _skip_empty_token_spans: leave out calls without token ids. A rollout is then trained on
-            without them.
+        _skip_empty_token_spans: leave out calls without token ids, and train on the rollout without
+            them. Otherwise such a call is a triplet with `refused`.
         """
         self.repair_hierarchy = repair_hierarchy
         self.llm_call_match = llm_call_match
@@ -89,7 +90,9 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         return triplets
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
-        """Return the selected calls that become triplets: by default all of them."""
+        """Return those of the selected calls that become triplets: all of them. Override it to
+        leave out some.
+        """
         return selected
 
     def visualize(
@@ -98,8 +101,11 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         filename: str | Path = "trace_tree",
         interested_span_match: str | None = None,
     ) -> TraceTree:
-        """Draw the tree that the calls are selected from as `filename`.svg, and return it; see
-        `TraceTree.visualize`.
+        """Write a picture of the tree of spans from which calls are selected. Return the tree.
+
+        filename: the SVG file; `.svg` is added to a name without it.
+        interested_span_match: a regular expression; only spans whose name contains a match, and the
+            spans above them, are drawn.
         """
         tree = TraceTree.from_spans(source)
         if self.repair_hierarchy:
@@ -109,9 +115,8 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
 
 
 class TraceToTriplet(TracerTraceToTriplet):
-    """Make triplets of the gateway's record, or of the tracer's spans if there is none.
-
-    This is the trainer's default.
+    """Converts the calls in the gateway's record to triplets, or those in the tracer's spans if
+    there is no such record. This is the trainer's default adapter.
 
     In an attempt with a gateway's record, calls that the gateway did not record are left out,
     because they went to another model. A call that the gateway and the tracer both recorded becomes
@@ -120,14 +125,15 @@ class TraceToTriplet(TracerTraceToTriplet):
     """
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
+        """Return the selected calls that the gateway recorded; all if it recorded none."""
         if not any(span.name in _PROXY_SPANS for span in source):
             return selected
         return [call for call in selected if any(span.name in _PROXY_SPANS for span in call.view.spans)]
 
 
 class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
-    """The calls that a gateway recorded (Leyden's, or Agent Lightning's proxy), in the order in
-    which they came to it.
+    """Converts the calls that a gateway recorded (Leyden's, or Agent Lightning's proxy) to
+    triplets, in the order in which they reached it.
 
     Records with the same response id and the same answer are one call. A reward belongs to the
     latest call that had ended when the reward was emitted and has no reward yet. Failed calls
@@ -151,7 +157,8 @@ def _log_triplets(adapter: TraceAdapter[list[Triplet]], source: Sequence[Span], 
 
 def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Triplet:
     """Return a model call as a triplet. The response of a replayed call has a loss mask of zeros.
-    metadata: added to the call's own.
+
+    metadata: entries to add to those that are read from the call.
     """
     known = {
         "span_id": call.span.span_id,

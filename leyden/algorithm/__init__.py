@@ -1,10 +1,10 @@
-"""Turn what agents did into better resources.
+"""Algorithms, which improve resources (prompts, models) by what agents did with them.
 
-Lives here: `Algorithm` and the two ways to write one (`@algo` for a function that owns its loop,
-`IterativeAlgorithm` for steps on the shared `TrainLoop`), `RolloutCollector`, which runs their
-rollouts, `Evaluator`, which measures resources on tasks, and the algorithms that ship. An algorithm
-knows the store, an adapter, and where it has one a policy backend and the gateway; it never knows
-who runs its rollouts. To add one, add a module here and a name to `trainer/registry.py`.
+The package holds `Algorithm` and the two ways to write one (`@algo` for a function with its own
+loop, `IterativeAlgorithm` for steps on the shared `TrainLoop`), `RolloutCollector`, which runs
+their rollouts, `Evaluator`, which measures resources on tasks, and the algorithms that ship. An
+algorithm knows the store and an adapter, and possibly a policy backend and the gateway. It never
+knows who runs its rollouts. To add one, add a module here and a name to `trainer/registry.py`.
 """
 
 from leyden.extras import lazy_package

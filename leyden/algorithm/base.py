@@ -1,4 +1,6 @@
-"""`Algorithm`: what the trainer hands it, and the one method it must have."""
+"""`Algorithm`, the base class of algorithms: the one method that a subclass must have, and the
+collaborators that the trainer sets.
+"""
 
 from __future__ import annotations
 
@@ -31,28 +33,29 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=LLM)
 
 _CANCEL_SECONDS = 5.0
-"""The seconds that an algorithm that has ended may take to cancel its rollouts; the store
-may be what failed."""
+"""The time limit for cancelling the rollouts of an algorithm that has ended. The store may be the
+part that failed."""
 
 Dataset = Sequence[T]
-"""Tasks: anything with a length and items (a list, a Hugging Face data set)."""
+"""Tasks: any object with a length and items by index (a list, a Hugging Face data set)."""
 
 
 class Algorithm(NamedOptions, KeepsArguments, ABC):
-    """Base class of algorithms: a subclass overrides `run`, synchronous or asynchronous.
+    """Base class of algorithms. A subclass overrides `run`, synchronous or asynchronous.
 
-    The trainer calls the setters first; the getters raise ConfigError if the value was not set.
+    The trainer calls the setters before `run`. A getter raises ConfigError if its value was not
+    set.
     """
 
     uses_gateway: bool = False
-    """Whether the trainer must provide an `LLMProxy` when the user gave none."""
+    """Whether the trainer must make an `LLMProxy` if the user gave none."""
 
     run_kind: str = "fit"
     """The kind of run that this algorithm makes (`RunRecord.kind`)."""
 
     holds_runners: bool = False
-    """Whether runners must not claim before `announce_ready`: a resumed queue is full, and the
-    policy is not restored yet."""
+    """Whether runners must wait for `announce_ready` before their first claim. In a resumed run
+    the queue is full before the policy is restored."""
 
     resumable: bool = False
     """Whether `run` can be called again after it has failed, and then continues from its newest
@@ -77,9 +80,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> Awaitable[Any] | Any:
-        """Do all of the work, and return any result: `RunSummary.result` has it.
+        """Do all of the work, and return any result, which `RunSummary.result` keeps.
 
-        Both data sets are optional; raise ConfigError for one that is needed and missing.
+        Both data sets are optional. Raise ConfigError for one that is needed and missing.
         """
 
     def is_async(self) -> bool:
@@ -89,13 +92,13 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     def planned_resources(self) -> NamedResources | None:
         """Return the resources that rollouts will get, or None if unknown before the run.
 
-        The trainer refuses at once an agent that needs something else.
+        The trainer uses them to refuse, before the run, an agent that needs another resource.
         """
         return None
 
     def trained_model(self) -> Any:
         """Return the model that is trained, for the record of the run: a folder, a hub name or an
-        object; None: no model.
+        object. None if no model is trained.
         """
         return None
 
@@ -118,7 +121,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     async def interrupt_runners(self) -> None:
         """Stop the runners of a failed algorithm, before it tears down what their agents need.
 
-        Runners drain, as when a run is stopped from outside. Rollouts that they did not finish
+        Runners finish as when a run is stopped from outside. Rollouts that they did not finish
         return to the queue, and the interrupted attempts do not count.
         """
         if self._interrupt is not None:
@@ -150,7 +153,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._adapter = adapter
 
     def get_adapter(self) -> TraceAdapter[Any]:
-        """Return the adapter from spans to this algorithm's data."""
+        """Return the adapter, which converts spans to this algorithm's data."""
         if self._adapter is None:
             raise self._not_set("adapter")
         return self._adapter
@@ -164,15 +167,16 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._llm_proxy
 
     async def publish_endpoint(self, llm: Model) -> Model:
-        """Store the address of a model of this run, and return the model without its address.
+        """Write the address and key of a model to the store, under the run's id. Return the model
+        with a name (`gateway://RUN_ID`) in place of both. Start the gateway if it is only reserved.
 
-        The returned resource names the run instead. An attempt gets the address of the moment at
-        which it starts, so rollouts that were enqueued before a restart find the gateway of the new
-        process, and the resources keep their version.
+        An attempt gets the address that the store has when the attempt starts. So rollouts that
+        were enqueued before a restart find the gateway of the new process, and the resources keep
+        their version.
         """
         proxy = self.get_llm_proxy()
         if proxy is not None and proxy.is_reserved and not proxy.is_running():
-            await proxy.start()  # no process of an engine runs it
+            await proxy.start()  # no engine's process hosts it
         name = self.get_run().run_id
         await self.get_store().set_endpoint(name, llm.endpoint, api_key=llm.api_key)
         return llm.model_copy(update={"endpoint": f"{GATEWAY_SCHEME}{name}", "api_key": None})
@@ -244,8 +248,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._agent_version, self._evaluator = version, None
 
     def get_agent_version(self) -> str | None:
-        """Return which agent runs the rollouts, with the models of the gateway if there is
-        one; None if unknown.
+        """Return the version of the agent that runs the rollouts, with the models of the gateway if
+        there is one; None if unknown.
         """
         if self._agent_version is None or self.models_version is None:
             return self._agent_version
@@ -253,7 +257,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def models_version(self) -> str | None:
-        """Return a digest of the gateway's models; None without a gateway."""
+        """A digest of the gateway's models; None without a gateway."""
         return None if self._llm_proxy is None else self._llm_proxy.models_digest()
 
     def set_run(self, run: Run) -> None:
@@ -271,8 +275,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def collector(self) -> RolloutCollector:
-        """Return the collector that runs this algorithm's rollouts; each run has a new one,
-        made at its first use.
+        """The collector that runs this algorithm's rollouts. Each run has a new one, made at its
+        first use.
 
         When the algorithm ends, the trainer cancels the rollouts that have not finished, because
         no caller would read their results. If `leaves_rollouts`, they stay for the resumed run.
@@ -285,7 +289,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def evaluator(self) -> Evaluator:
-        """Return an evaluator on this algorithm's collector, which knows the agent's version.
+        """An evaluator on this algorithm's collector, which knows the agent's version.
 
         Raise ConfigError without a store.
         """
@@ -303,8 +307,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @contextlib.asynccontextmanager
     async def collecting(self) -> AsyncGenerator[None]:
-        """Run the algorithm in this block, as Trainer does, so that rollouts without a reader are
-        cancelled at its end.
+        """Run the algorithm within this block, as the Trainer does. At the end of the block, its
+        unfinished rollouts are cancelled unless it `leaves_rollouts`.
         """
         try:
             yield
@@ -314,6 +318,11 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         await self._end_collecting(None)
 
     async def _end_collecting(self, error: BaseException | None) -> None:
+        """Cancel the unfinished rollouts of this run, in a resumed run also those that an earlier
+        process had enqueued. Errors of the store are only logged.
+
+        error: what `run` raised; None if it returned.
+        """
         resumed = self._run is not None and self._run.resume
         if self.leaves_rollouts(error) or (self._collector is None and not resumed):
             return
@@ -327,8 +336,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def pin(self) -> str:
-        """Return the name under which `collector` pins the rollouts that this run will still
-        read.
+        """The name under which `collector` pins rollouts, so that the store keeps those that this
+        run will still read.
         """
         return f"run {self.get_run().run_id}"
 

@@ -1,8 +1,9 @@
 """`Budget`: the rollouts, tokens, money and time that an algorithm may use.
 
 Rollouts are counted when they are requested. Tokens and cost are known only afterwards, so the
-limit of each attempt is reserved before it starts, and what it has not used is given back. It knows
-numbers and finished attempts. It does not know the store, nor who waits for what is given back.
+limit of each attempt is reserved before it starts, and the unused part is released when it has
+ended. The module knows numbers and finished attempts, and neither the store nor the callers that
+wait for a reservation.
 
 Money is counted in billionths, as whole numbers, so that sums of prices are exact.
 """
@@ -26,20 +27,20 @@ _BILLIONTHS = 10**9
 class Budget:
     """Limits that a collector never exceeds.
 
-    A rollout counts once, when it is first requested. One that the store has already counts too if
-    it belongs to the same run, so that a resumed run spends what an uninterrupted one would have.
-    One that another run has paid for is free.
+    A rollout counts once, when it is first requested. If the store has the rollout already, it
+    counts if it belongs to the same run, so that a resumed run spends as much as an uninterrupted
+    one. A rollout of another run is free.
 
-    Tokens and cost are those of the calls that the gateway records, the algorithm's own calls among
-    them. These two limits hold as long as no attempt takes more than `tokens_per_attempt` or
+    Tokens and cost are those of the calls that the gateway records, including the algorithm's own
+    calls. Their limits hold as long as no attempt takes more than `tokens_per_attempt` or
     `cost_per_attempt`.
     """
 
     rollouts: int | None = None
     """The most rollouts that may be requested. None: no limit."""
     seconds: float | None = None
-    """The seconds for which rollouts may be requested and may run, from the first request on. The
-    `Evaluator` cancels at this time what has not finished, and raises BudgetExceeded. None: no
+    """The seconds for which rollouts may be requested and may run, from the first request on. When
+    they are over, the `Evaluator` cancels unfinished rollouts and raises BudgetExceeded. None: no
     limit."""
     tokens: int | None = None
     """Tokens of prompts and answers that all attempts may take together. None: no limit."""
@@ -89,22 +90,22 @@ class Budget:
 
     @property
     def is_unlimited(self) -> bool:
-        """Return whether nothing is limited."""
+        """Whether nothing is limited."""
         return self.rollouts is None and self.seconds is None and not self.is_reserved
 
     @property
     def is_reserved(self) -> bool:
-        """Return whether attempts need a reservation: whether tokens or cost are limited."""
+        """Whether attempts need a reservation, because tokens or cost are limited."""
         return self.tokens is not None or self.cost is not None
 
     @property
     def left(self) -> int | None:
-        """Return how many rollouts may still be requested; None without a limit."""
+        """How many rollouts may still be requested; None without a limit."""
         return None if self.rollouts is None else max(0, self.rollouts - self.used)
 
     @property
     def seconds_left(self) -> float | None:
-        """Return for how long rollouts may still be requested; None without a limit."""
+        """The seconds for which rollouts may still be requested; None without a limit."""
         if self.seconds is None:
             return None
         here = 0.0 if self._started_at is None else time.monotonic() - self._started_at
@@ -112,34 +113,33 @@ class Budget:
 
     @property
     def used_cost(self) -> float:
-        """Return the cost of the attempts that have ended."""
+        """The cost of the attempts that have ended."""
         return self._used_cost / _BILLIONTHS
 
     @property
     def tokens_left(self) -> int | None:
-        """Return the tokens that are neither used nor reserved; None without a limit."""
+        """The tokens that are neither used nor reserved; None without a limit."""
         return next((each.left for each in self._measures() if each.name == "tokens"), None)
 
     @property
     def cost_left(self) -> float | None:
-        """Return the money that is neither used nor reserved; None without a limit."""
+        """The money that is neither used nor reserved; None without a limit."""
         return next((each.left / _BILLIONTHS for each in self._measures() if each.name == "cost"), None)
 
     @property
     def attempts_left(self) -> int | None:
-        """Return how many attempts may start now, if each takes its limit; None without a limit
-        on tokens or cost.
+        """How many attempts may start now if each takes its limit; None without a limit on tokens
+        or cost.
         """
         return min((each.left // each.limit for each in self._measures()), default=None)
 
     @property
     def rollouts_expected(self) -> int | None:
-        """Return about how many more rollouts fit; None without a limit on rollouts, tokens or
-        cost.
+        """About how many more rollouts fit; None without a limit on rollouts, tokens or cost.
 
-        Tokens and cost are divided by the mean of the rollouts so far, and by the limit of an
-        attempt before the first. An algorithm plans with this number; the limits hold
-        whatever it plans.
+        The tokens and the cost that are left are divided by the mean of the finished rollouts, or
+        by the limit of an attempt if none has finished. An algorithm plans with this number; the
+        limits hold whatever it plans.
         """
         counts = [] if self.left is None else [self.left]
         for each in self._measures():
@@ -158,8 +158,8 @@ class Budget:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return the rest of each limit, and `budget_left`, the smallest share of a limit that is
-        left.
+        """Return how much of each limit is left, and `budget_left`, the smallest share of a limit
+        that is left. Return an empty dict without a limit.
         """
         limits = {
             "rollouts": (self.left, self.rollouts),
@@ -177,7 +177,7 @@ class Budget:
 
     @property
     def spent(self) -> dict[str, float]:
-        """Return the amounts that are used so far, for `restore`."""
+        """The amounts that are used so far, for `restore`."""
         here = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         seconds = self.earlier_seconds + here
         return {"rollouts": self.used, "tokens": self.used_tokens, "cost": self.used_cost, "seconds": seconds}
@@ -194,10 +194,11 @@ class Budget:
     # ---- rollouts --------------------------------------------------------------------------------
 
     def take(self, rollouts: int, *, unsent: int = 0) -> None:
-        """Add `rollouts` to the rollouts that count.
+        """Count rollouts as requested. The first call starts the clock of `seconds`.
 
-        unsent: rollouts that were counted before, and start only now. Raise BudgetExceeded, and
-        count none, if there is no room for all of them or no time left.
+        unsent: further rollouts that were counted before, and start only now.
+        Raise BudgetExceeded, and count none, if there is no room for all `rollouts`, or no time is
+        left.
         """
         if self._started_at is None:
             self._started_at = time.monotonic()
@@ -221,13 +222,14 @@ class Budget:
 
     @property
     def reserved(self) -> frozenset[str]:
-        """Return the ids of the rollouts and calls that have a reservation."""
+        """The ids of the rollouts and calls that have a reservation."""
         return frozenset(self._reserved)
 
     def reserve(self, key: str, attempts: int = 1) -> bool:
-        """Reserve the limits of a rollout's attempts; return whether there was room.
+        """Reserve the limits of a rollout's attempts. Return whether there was room.
 
-        One that has a reservation keeps it.
+        key: the id of the rollout. If it has a reservation, that one is kept.
+        attempts: how many attempts may start.
         """
         left = self.attempts_left
         if key in self._reserved or left is None:
@@ -242,21 +244,19 @@ class Budget:
         self._reserved.pop(key, None)
 
     def settle(self, key: str, attempts: Iterable[Attempt]) -> str | None:
-        """Release a reservation, and count what its attempts have used.
+        """Release a reservation, and count what its attempts have used. Do nothing without a
+        reservation.
 
-        Do nothing without a reservation.
-
-        Return what is wrong with the record of an attempt, or None.
+        Return why an attempt has broken its limits, or None.
         """
         return None if self._reserved.pop(key, None) is None else self.spend(attempts)
 
     def spend(self, attempts: Iterable[Attempt]) -> str | None:
-        """Count what the attempts of a finished rollout have used.
-
-        Return what is wrong with the record of an attempt, or None.
+        """Count the tokens and the cost of the attempts of a finished rollout.
 
         An attempt that was cut off counts with its limit if it has recorded less, because a call
         that it was making may be billed. So does one whose calls have no price, if cost is limited.
+        Return why an attempt has broken its limits, or None.
         """
         problem: str | None = None
         for attempt in attempts:
@@ -271,11 +271,12 @@ class Budget:
         return problem
 
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
-        """Return an attempt that stands for one finished model call of the algorithm's own client,
-        outside the gateway. The caller settles it.
+        """Return an attempt that stands for one finished model call that the algorithm made with a
+        client of its own, past the gateway. Its price is unknown, so it costs `cost_per_attempt`.
+        Pass the attempt to `settle`.
 
-        key: of the reservation. tokens: of the prompt and the response. The call's price is
-        unknown, so `cost_per_attempt` is charged.
+        key: the key of the reservation.
+        tokens: the tokens of prompt and response together.
         """
         fixed: dict[str, Any] = {"rollout_id": key, "attempt_id": key, "sequence_id": 1, "start_time": 0.0}
         ended = {"status": "succeeded", "response_tokens": tokens, "cost": self.cost_per_attempt}
@@ -297,8 +298,8 @@ class Budget:
         return None
 
     def exceeded(self, attempts: int) -> BudgetExceeded:
-        """Return the error for attempts that exceed the budget, when no reservation is left to
-        release.
+        """Return the error for attempts that do not fit in the budget and for which no running
+        attempt will make room.
         """
         lacking = [
             f"{figure(left)} of Budget({name}={total:g}), with {each:g} reserved for each attempt"
@@ -309,7 +310,7 @@ class Budget:
             if left is not None and total is not None and each is not None
         ]
         return BudgetExceeded(
-            f"{attempts:,} more attempts were requested, and what is left is {' and '.join(lacking)}; give a larger budget"
+            f"{attempts:,} more attempts were requested, but what is left is {' and '.join(lacking)}; give a larger budget"
         )
 
 
@@ -323,19 +324,19 @@ class _Account:
     reserved: int
     """Number of attempts whose limit is reserved."""
     limit: int
-    """Most that one attempt may use, which is reserved before it starts."""
+    """The most that one attempt may use, which is reserved before it starts."""
 
     @property
     def left(self) -> int:
-        """Return the amount that is neither used nor reserved."""
+        """The amount that is neither used nor reserved."""
         return max(0, self.total - self.used - self.reserved * self.limit)
 
 
 def busy_seconds(attempts: Iterable[Attempt]) -> float:
-    """Return for how long at least one of these attempts was under way.
+    """Return for how many seconds at least one of these attempts was under way.
 
-    An attempt that a killed process has left ends with its last heartbeat, so that the time until
-    the run was resumed does not count.
+    An attempt of a process that was killed ends with its last heartbeat, so that the time until the
+    run was resumed does not count.
     """
     total, until = 0.0, float("-inf")
     for start, end in sorted((attempt.start_time, _last_sign(attempt)) for attempt in attempts):
@@ -345,10 +346,12 @@ def busy_seconds(attempts: Iterable[Attempt]) -> float:
 
 
 def _last_sign(attempt: Attempt) -> float:
+    """Return the end of an attempt; if it was interrupted or has none, its last heartbeat."""
     if attempt.end_time is not None and not attempt.interrupted:
         return attempt.end_time
     return max(attempt.start_time, attempt.last_heartbeat_time or 0.0)
 
 
 def _whole(money: float) -> int:
+    """Return an amount of money in billionths."""
     return round(money * _BILLIONTHS)

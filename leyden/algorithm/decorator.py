@@ -1,4 +1,6 @@
-"""`@algo`: a function as an algorithm. It is given exactly the keyword parameters that it names."""
+"""`@algo`: make an algorithm of a function. The function gets the keyword arguments that it
+names.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,13 @@ _DATASETS = ("train_dataset", "val_dataset")
 
 
 class FunctionalAlgorithm(Algorithm):
-    """A function with the parameters of its choice.
-
-    Possible are store, collector, evaluator, adapter, llm_proxy, initial_resources, run,
-    train_dataset and val_dataset.
+    """An algorithm that calls a function, with those of these keyword arguments that it names:
+    store, collector, evaluator, adapter, llm_proxy, initial_resources, run, train_dataset and
+    val_dataset.
 
     A function that takes `run` can be started again after a failure. Then `run.resume` is true,
-    `run.directory` keeps its state, and ids derived from `run.run_id` find the rollouts that it had
-    enqueued.
+    `run.directory` holds the files that it wrote, and ids derived from `run.run_id` find the
+    rollouts that it had enqueued.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -73,8 +74,8 @@ class FunctionalAlgorithm(Algorithm):
 
 
 def _check_parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the parameters that Leyden fills in. Raise ConfigError for a parameter without a
-    default that it cannot fill in.
+    """Return the names of the parameters for which there is an argument. Raise ConfigError for
+    another parameter without a default, and for one that is positional only.
     """
     possible = (*_SOURCES, *_DATASETS)
     names: list[str] = []
@@ -95,7 +96,10 @@ def _check_parameters(function: Callable[..., Any]) -> frozenset[str]:
 def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
     """Make an algorithm of a sync or async function.
 
-    Example: `@algo` over `async def search(*, store, initial_resources, train_dataset): ...`
-    Raise ConfigError for a parameter that has no source and no default.
+        @algo
+        async def search(*, store, initial_resources, train_dataset): ...
+
+    Raise ConfigError for a parameter that is none of those that `FunctionalAlgorithm` lists and
+    has no default.
     """
     return FunctionalAlgorithm(function)

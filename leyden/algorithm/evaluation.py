@@ -1,7 +1,7 @@
-"""`Evaluation`: run an agent on every task, several times if wanted, and measure how well it does.
+"""`Evaluation`: run an agent on every task, several times if wanted, and measure its rewards.
 
-It learns nothing. `leyden eval` is its command. The mean and its interval are computed in
-`estimate`, which knows numbers alone.
+It learns nothing. `leyden eval` is its command. `estimate` computes the mean and its interval from
+numbers alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from leyden.utils.figures import figure
 
 _PROGRESS_SECONDS = 1.0
 _RESAMPLES = 2000
+"""Resamples of the bootstrap for one interval."""
 _CONFIDENCE = 0.95
 _MOST_TIMES = 10
-"""How many times more resamples an interval of many simultaneous ones has at most."""
+"""With n simultaneous intervals, each has n times as many resamples, but at most so many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,9 @@ class EvaluatedRollout:
 
     rollout_id: str
     task: int
-    """Its place in the data set."""
+    """The task's place in the data set."""
     repeat: int
+    """The number of the repetition, from 0."""
     status: str
     reward: float | None
     """The final reward; None if the rollout failed."""
@@ -83,8 +85,9 @@ class EvaluationResult:
     """The rewards, failures and costs that an evaluation measured."""
 
     reward: Estimate | None
-    """Over the tasks of which at least one rollout has a reward; None if there is none."""
+    """The mean reward over the tasks that have a rollout with a reward; None if there is none."""
     reward_with_failures_as_zero: Estimate
+    """The mean reward over all tasks, in which a rollout without a reward counts as 0."""
     tasks: int
     repeats: int
     rollouts: list[EvaluatedRollout]
@@ -103,7 +106,9 @@ class EvaluationResult:
 
     @property
     def failures(self) -> list[tuple[str, int, str]]:
-        """Reason, number of rollouts, and the id of one of them, the most frequent reason first."""
+        """For each reason of a failure: the reason, the number of rollouts, and the id of one of
+        them. The most frequent reason comes first.
+        """
         failed = {each.rollout_id: each.reason or each.status for each in self.rollouts if each.reward is None}
         examples = {reason: rollout_id for rollout_id, reason in failed.items()}
         return [(reason, count, examples[reason]) for reason, count in Counter(failed.values()).most_common()]
@@ -125,15 +130,15 @@ class EvaluationResult:
 
 
 class Evaluation(Algorithm):
-    """Run every task of the data set `repeats` times, and return an `EvaluationResult`.
+    """Runs every task of the data set `repeats` times, and returns an `EvaluationResult`.
 
     backend: a model that is loaded for the evaluation and served as `backend.model_name`.
     models: models that other servers have.
-    llms: for each resource that is a model, its name, the model's name among those, and suggested
-        sampling parameters.
+    llms: the resources that are models: by the resource's name, the name of the backend's model or
+        of one of `models`, and the sampling parameters to suggest to the agent.
     resources: other resources, such as prompt templates.
-    timeout_seconds: time limit of each rollout; None for none.
-    price_per_million: what a million tokens of prompts and of responses cost.
+    timeout_seconds: time limit of each rollout; None: no limit.
+    price_per_million: the prices of a million prompt tokens and of a million response tokens.
     """
 
     run_kind = "eval"
@@ -201,7 +206,9 @@ class Evaluation(Algorithm):
         return result
 
     async def _publish(self) -> str:
-        """Route the gateway to the models, and make the resources known."""
+        """Route the gateway to the models, and write the resources to the store. Return their
+        id.
+        """
         models = list(self._models)
         if self._backend is not None:
             server = self._backend.endpoint()
@@ -241,8 +248,10 @@ class Evaluation(Algorithm):
         return sorted(found, key=lambda each: (each.task, each.repeat))
 
     def _request(self, tasks: Dataset[Any], place: tuple[int, int], resources_id: str) -> EnqueueRolloutRequest:
-        """Return the request for one rollout. place: (task index, repeat). The id is derived, so
-        that a resumed run finds its rollouts.
+        """Return the request for one rollout. Its id is derived from run, task and repeat, so that
+        a resumed run finds it.
+
+        place: (task index, repeat).
         """
         task, repeat = place
         run_id = self.get_run().run_id
@@ -285,13 +294,14 @@ class Evaluation(Algorithm):
 def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Estimate:
     """Return the mean over tasks of each task's mean reward, with a 95 % confidence interval.
 
-    rewards: the rewards of each task; at least one task, and one reward for each.
-    n_compared: means that are estimated together; their intervals all hold with 95 % (Bonferroni).
+    rewards: for each task its rewards, at least one; at least one task.
+    n_compared: how many means are estimated together. All of their intervals hold at once with a
+        probability of 95 % (Bonferroni).
 
-    The tasks are the sample, because rollouts of one task are not independent. Rewards of 0 and 1,
-    one for each task, have Wilson's interval, which holds near 0 and 1 too. Others have the
-    percentile bootstrap over tasks with a fixed seed, 2,000 resamples for each of at most ten
-    means. One task has no interval.
+    The tasks are the sample, because rollouts of one task are not independent. If each task has
+    one reward of 0 or 1, the interval is Wilson's, which also holds near 0 and 1. Otherwise it is
+    the percentile bootstrap over tasks with a fixed seed, with 2,000 resamples for each of at most
+    ten means. A single task has no interval.
     """
     means = [statistics.fmean(of_task) for of_task in rewards]
     mean, n = statistics.fmean(means), len(means)
@@ -307,7 +317,10 @@ def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Esti
 
 
 def wilson_interval(mean: float, n: int, *, confidence: float = _CONFIDENCE) -> tuple[float, float]:
-    """Return Wilson's confidence interval of a proportion. mean: of `n` values, each 0 or 1."""
+    """Return Wilson's confidence interval of a proportion.
+
+    mean: the mean of `n` values, each 0 or 1.
+    """
     z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
@@ -315,8 +328,9 @@ def wilson_interval(mean: float, n: int, *, confidence: float = _CONFIDENCE) -> 
 
 
 def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRollout:
-    """Return a collected rollout with its tokens and model calls. Failed calls do not count. place:
-    (task index, repeat).
+    """Return a collected rollout with counts of its tokens and model calls, without failed calls.
+
+    place: (task index, repeat).
     """
     calls = [call for call in model_calls(result.spans) if not call.failed] if result.spans else []
     counts = [

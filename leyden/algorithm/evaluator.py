@@ -1,10 +1,11 @@
-"""`Evaluator`: rewards of resources on tasks, each run once and then found in the store.
+"""`Evaluator`: measure the rewards of resources on tasks. Each evaluation is run once, and then
+found in the store.
 
-A rollout's id is derived from what its reward depends on: the agent's code, the content of the
-resources (without addresses and keys), the mode, the task and the number of the replica. So equal
-evaluations are run once, whichever algorithm asks, and a resumed run finds all that it had
-finished. It knows rewards, not which resources are better. If the agent's model calls do not have
-the text of a prompt that the agent was given, it warns once.
+A rollout's id is derived from everything that its reward depends on: the agent's code, the content
+of the resources (without addresses and keys), the mode, the task and the number of the replica. So
+equal evaluations are run once, whichever algorithm requests them, and a resumed run finds all that
+it had finished. The module knows rewards, not which resources are better. It logs a warning once if
+the agent's model calls do not contain a prompt that the agent was given.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class Score:
     reason: str | None
     """Why the rollout failed; None if it has a reward."""
     result: CollectedRollout | None
-    """None if the rollout was not started at the deadline, or unfinished in another run."""
+    """The rollout; None if it was not started at the deadline, or was unfinished in another run."""
 
     @property
     def failed(self) -> bool:
-        """Return whether the rollout has no reward of its own."""
+        """Whether the rollout has no reward of its own."""
         return self.reason is not None
 
 
@@ -72,7 +73,7 @@ class Scores:
 
     @property
     def by_task(self) -> list[float]:
-        """Return each task's mean reward, in the order of the tasks."""
+        """Each task's mean reward, in the order of the tasks."""
         rewards: dict[int, list[float]] = {}
         for score in self.scores:
             rewards.setdefault(score.task, []).append(score.reward)
@@ -80,12 +81,12 @@ class Scores:
 
     @property
     def mean(self) -> float:
-        """Return the mean reward over tasks; failed rollouts count, as `failed_reward`."""
+        """The mean reward over tasks. A failed rollout counts as `failed_reward`."""
         return statistics.fmean(self.by_task)
 
     @property
     def failed(self) -> int:
-        """Return the number of rollouts without a reward."""
+        """The number of rollouts without a reward."""
         return sum(score.failed for score in self.scores)
 
 
@@ -93,15 +94,15 @@ class Evaluator:
     """Evaluates resources on tasks. Concurrent evaluations share one collector, and so one budget.
 
     collector: runs the rollouts.
-    agent_version: which agent runs them, in a text that changes whenever its results may change.
-        Name the model's version too; `Algorithm.get_agent_version` names the gateway's models.
-        None: what the workers report. If they report none, scores are found again in the same
-        run alone.
+    agent_version: the agent's version, a text that changes whenever its results may change. Include
+        the model's version; `Algorithm.get_agent_version` includes the gateway's models.
+        None: the version that the workers report. If they report none, scores are reused within
+        one run only.
     models: the version of the models behind the agent, which is added to a version that workers
-        report; None: none.
+        report; None: nothing is added.
     failed_reward: the reward of a rollout that failed, was cancelled or returned no reward.
-    watched_prompts: names of the prompts for which it warns if the agent's model calls do not have
-        their text; None: all among the resources.
+    watched_prompts: names of the prompts for which a warning is logged if the agent's model calls
+        do not contain their text; None: all prompts among the resources.
     """
 
     def __init__(
@@ -121,19 +122,18 @@ class Evaluator:
         self._reported = ReportedVersion(collector.store)
         self._usage = PromptUsage()
         self._timed_out: set[str] = set()
-        """Rollouts that a deadline of `scores` has cancelled in this process:
-        they count as failed."""
+        """Rollouts that a deadline of `scores` has cancelled in this process. They count as
+        failed."""
         self._own_name = secrets.token_hex(6)
         self._has_warned = False
 
     async def publish(self, resources: NamedResources, *, parent: tuple[str, int] | None = None) -> ResourcesUpdate:
-        """Write resources to the store under an id that this run and their content give; safe to
-        repeat.
+        """Write resources to the store, under an id that is derived from this run and their
+        content, and return the stored version.
 
-        A repeat returns the version that is there, unless the address or key of a model has
-        changed.
-
-        parent: the id and version that they were made from.
+        It is safe to repeat. A repeat returns the version in the store, and writes a new one only
+        if the address or key of a model has changed.
+        parent: the id and version of the resources from which these were made.
         """
         store, author = self.collector.store, current_run_id.get()
         resources_id = ids.derived_id("rs", self._scope(), digest_of(resources))
@@ -146,9 +146,8 @@ class Evaluator:
         return present
 
     async def evaluate(self, resources: ResourcesUpdate, tasks: Sequence[Any], **options: Any) -> Scores:
-        """Return the scores of all tasks, when the last is there.
-
-        The options are those of `scores`.
+        """Return the scores of all tasks, when the last rollout has finished. The options are those
+        of `scores`.
         """
         found = [score async for score in self.scores(resources, tasks, **options)]
         return Scores(sorted(found, key=lambda score: (score.task, score.replica)))
@@ -166,18 +165,22 @@ class Evaluator:
     ) -> AsyncGenerator[Score]:
         """Yield a score for each replica of each task, as soon as its rollout has finished.
 
-        A rollout that is unfinished at the deadline is cancelled and counts as failed. A failure of
-        another run is tried again, once, because its cause may be gone; a failure of this run
-        counts. A rollout that the budget's time has cut off is cancelled and has no score. A
-        resumed run with more time requests it again.
+        A rollout that is unfinished at the deadline is cancelled and counts as failed. Rollouts of
+        other runs with the same prompt, task and agent version are reused. If such a rollout has
+        failed, it is tried once more, because the cause may be gone; a failure in this run counts.
+        When the budget's time is over, unfinished rollouts are cancelled and have no score; a
+        resumed run with more time requests them again.
 
         resources: the newest version under its id, as `publish` returns it.
-        tasks: JSON values. Equal tasks have one rollout for each replica.
-        deadline_seconds: time limit from now on; None for none.
-        keep_until: see `RolloutCollector.collect`.
+        tasks: JSON values. Equal tasks share one rollout for each replica.
+        replicas: how often each task is run.
+        deadline_seconds: time limit from now on; None: no limit.
+        keep_until: keep the rollouts pinned in the store until `collector.release` is called with
+            at least this number of steps; None: until their results are read.
         metadata: the metadata of each new rollout.
-        Raise BudgetExceeded, and enqueue nothing, if the budget has too few rollouts for what is
-        new; and after the finished scores if its time, tokens or cost are used up before the last.
+        Raise BudgetExceeded, and enqueue nothing, if the budget has too few rollouts for the new
+        ones. Raise it after the finished scores if time, tokens or cost are used up before the
+        last rollout.
         """
         check_number("replicas", replicas, at_least=1, whole=True)
         check_number("deadline_seconds", deadline_seconds, above=0, or_none="no deadline")
@@ -233,10 +236,11 @@ class Evaluator:
     async def _collect(
         self, requests: Sequence[EnqueueRolloutRequest], ends_at: float | None, keep_until: int | None
     ) -> AsyncGenerator[tuple[int, CollectedRollout | None]]:
-        """Yield each request's place and its result, or None if the deadline has passed before.
+        """Yield each request's place and its result, which is None if the deadline passed first.
 
-        If the budget's time is over instead, yield the finished results and raise
-        BudgetExceeded for the others.
+        ends_at: the deadline, by `time.monotonic`; None: no deadline.
+        If the budget's time is over instead, yield the finished results, and raise BudgetExceeded
+        if there are others.
         """
 
         def check_deadline() -> None:
@@ -251,6 +255,7 @@ class Evaluator:
                 del left[result.place]
                 yield result.place, result
         except _DeadlinePassed:
+            # Cancel the others, and read those that finished before they could be cancelled.
             is_cut = self._out_of_time
             unfinished = [str(request.rollout_id) for request in left.values()]
             if not is_cut:
@@ -270,12 +275,13 @@ class Evaluator:
                 yield place, None
 
     async def _finished(self, requests: Sequence[EnqueueRolloutRequest]) -> set[str]:
+        """Return the ids of the requested rollouts that have finished."""
         rollouts = await self.collector.store.query_rollouts(rollout_id_in=[str(each.rollout_id) for each in requests])
         return {rollout.rollout_id for rollout in rollouts if rollout.finished}
 
     def _is_tried_again(self, result: CollectedRollout | None) -> bool:
-        """Return whether a rollout has failed in another run, or was cut off before it
-        could have a score.
+        """Return whether to run a rollout again: it failed in another run, or was cancelled before
+        it could have a score, but not by a deadline of this evaluator.
         """
         if result is None or result.reward is not None:
             return False
@@ -289,6 +295,9 @@ class Evaluator:
         return self.collector.budget.seconds_left == 0
 
     def _score(self, place: tuple[int, int], result: CollectedRollout | None) -> Score:
+        """Return the score of a rollout; a failed one has `failed_reward`. place: (task,
+        replica).
+        """
         reason = "not started at the deadline, or unfinished in another run"
         if result is not None:
             if result.status == "succeeded" and result.reward is not None:
@@ -304,10 +313,10 @@ class Evaluator:
     # ---- what a score depends on -----------------------------------------------------------------
 
     async def _identity(self, seconds: float | None) -> str:
-        """Return the agent's part of a rollout's id: its version, or the run if the
-        version is unknown.
+        """Return the agent's part of a rollout's id: its version, or the run's id if the version is
+        unknown.
 
-        seconds: the longest wait for the first worker; None: a fixed one.
+        seconds: the longest wait for the first worker; None: the default of `ReportedVersion.read`.
         """
         if self.agent_version is not None:
             return self.agent_version
@@ -322,8 +331,8 @@ class Evaluator:
         return f"an agent of {self._scope()}"
 
     def _scope(self) -> str:
-        """Return the run's part of a rollout's id: the run's id, or outside of a run a name that
-        this evaluator alone has.
+        """Return the run's part of a rollout's id: the run's id, or, outside a run, a random name
+        of this evaluator.
         """
         return current_run_id.get() or self._own_name
 
@@ -338,8 +347,8 @@ class _DeadlinePassed(Exception):
 
 
 def _have_moved(stored: NamedResources, given: NamedResources) -> bool:
-    """Return whether a model has another address or key; `gateway://` names are resolved by the
-    store.
+    """Return whether a model has another address or key than in the store. A `gateway://` name does
+    not count, because the store knows its current address.
     """
     return any(
         isinstance(model, LLM) and not model.endpoint.startswith(GATEWAY_SCHEME) and stored[name] != model

@@ -1,6 +1,5 @@
-"""Algorithms that learn nothing: run the agent on the data and show what happened.
-
-For development and for measuring.
+"""`Baseline`, an algorithm that learns nothing: it runs the agent on the data and logs what
+happened, for development and for measuring. `FastAlgorithm` is the base of such algorithms.
 """
 
 from __future__ import annotations
@@ -31,21 +30,22 @@ from leyden.utils.text import as_json
 
 logger = logging.getLogger(__name__)
 details = logging.getLogger(f"{__name__}.details")
-"""Takes the spans of each rollout, which are too many for the log of a run."""
+"""The logger of each rollout's spans, which are too many for the log of a run."""
 
 _STAGES: tuple[Stage, ...] = ("val", "train")
 """The stages in the order in which an epoch reports them: a train row ends the iteration."""
 _EARLY = 16
-"""Warn at once if the first rollouts, this many, all fail, because the run's summary comes too
+"""Warn at once if so many rollouts all fail at the start, because the run's summary would come too
 late."""
 _PROGRESS_SECONDS = 0.1
-"""Between two reports of progress: one takes longer than the rest of what is done with a result."""
+"""The time between two reports of progress. A report takes longer than the other work on a result,
+so not every result is reported."""
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Finished rollouts of one mode in one epoch."""
+    """Counts of the finished rollouts of one mode in one epoch."""
 
     rollouts: int = 0
     failed: int = 0
@@ -94,7 +94,7 @@ class FastAlgorithm(Algorithm):
 
 
 class Baseline(FastAlgorithm):
-    """Run every task once an epoch and log each rollout's status, reward and spans.
+    """Runs every task once in each epoch, and logs each rollout's status, reward and spans.
 
     A run with a directory can be resumed, and restarted after a failure: it finds the rollouts that
     it had enqueued by their ids. Without a Trainer, call `set_store` and then `await
@@ -104,13 +104,12 @@ class Baseline(FastAlgorithm):
     train_split: without a validation set, this share of the training set is run in mode
         `train` and the rest in mode `val`. Each mode has a mean reward of its own; by default
         one mean covers all tasks.
-    polling_interval: the longest time in seconds between two progress lines. The wait itself is by
-        event.
-    max_queue_length: rollouts that are enqueued and not finished at a time; a new one is enqueued
-        when one has finished. None: twice as many as the runners work on at once (`concurrency` of
-        each), at least 128, and more if they work on more.
-    span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of
-        each rollout's spans.
+    polling_interval: the longest time in seconds between two progress lines.
+    max_queue_length: the number of rollouts that are enqueued and not finished at a time; a new
+        one is enqueued when one has finished. None: twice as many as all runners work on at once,
+        at least 128, and more if other runners work on more.
+    span_verbosity: the part of each rollout's spans that is logged: `none`, `keys` (the names of
+        attributes), or `key_values` (names and values).
     """
 
     resumable = True
@@ -135,15 +134,15 @@ class Baseline(FastAlgorithm):
         self.span_verbosity: SpanVerbosity = span_verbosity
 
     def planned_resources(self) -> NamedResources:
-        """Return the initial resources, and nothing else."""
+        """Return the initial resources, because rollouts get no others."""
         return self.get_initial_resources() or {}
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Enqueue a rollout for each task, wait for all of them, and log their rewards.
 
-        Raise ConfigError when there is no data at all.
+        Raise ConfigError if there are no tasks.
         """
-        if self._run is None:  # without a Trainer; the name is all that is needed of a run
+        if self._run is None:  # without a Trainer; only the run's id is needed
             self.set_run(Run(run_id=secrets.token_hex(6)))
         tasks = list(self._tasks(train_dataset, val_dataset))
         if not tasks:
@@ -155,6 +154,7 @@ class Baseline(FastAlgorithm):
             await self._run_epoch(epoch, tasks, resources_id)
 
     def _tasks(self, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Iterator[tuple[Any, RolloutMode]]:
+        """Yield each task with the mode in which it is run."""
         train, val = ([] if train is None else train), ([] if val is None else val)
         n_train = len(train) if len(val) else round(len(train) * self.train_split)
         for index in range(len(train)):
@@ -210,6 +210,9 @@ class Baseline(FastAlgorithm):
         return None if run.directory is None else rollout_id_at(run.run_id, epoch, place, as_json(task))
 
     def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
+        """Log a finished rollout, its spans as `span_verbosity` says, and what the adapter
+        returns.
+        """
         logger.info("rollout %s (%s) %s, reward %s", rollout.rollout_id, rollout.mode, rollout.status, reward)
         if self.span_verbosity == "none" or not details.isEnabledFor(logging.INFO):
             return

@@ -1,12 +1,12 @@
-"""Forks of recorded rollouts, and the credit of single model calls that follows from them.
+"""Fork recorded rollouts, and estimate the advantages of single model calls from the forks.
 
 A fork repeats the first k model calls of a rollout from its record, and samples the rest anew. The
-mean return of such forks estimates the value of the state before call k, and two values make an
-advantage (VinePPO, arXiv:2410.01679, section 4). The environment needs no support for that, but the
-agent's own code, tools included, must be deterministic: a fork that asks something else than the
-record is left out, and counted.
+mean return of such forks estimates the value of the state before call k, and the difference of two
+values is an advantage (VinePPO, arXiv:2410.01679, section 4). The environment needs no support for
+that, but the agent's own code, including its tools, must be deterministic: a fork whose requests
+differ from the record is left out, and counted.
 
-Pure functions; `RolloutCollector` runs the requests. N forks, K model calls.
+All functions are pure; `RolloutCollector` runs the requests. N: number of forks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from leyden.types import AttemptedRollout, EnqueueRolloutRequest, ReplayFrom, Ro
 from leyden.utils import ids
 
 _Z = statistics.NormalDist().inv_cdf(0.975)
+"""The 0.975 quantile of the normal distribution, for 95 % intervals."""
 
 
 def fork_requests(
     rollout: Rollout, *, at_call: int, n: int, resources_id: str | None = None
 ) -> list[EnqueueRolloutRequest]:
-    """Return the requests of one fork group: `n` rollouts that keep the first `at_call` calls
+    """Return the requests of one group of forks: `n` rollouts that repeat the first `at_call` calls
     of a recorded one.
 
-    The group's id names rollout and call, and each fork has a derived id, so that the results of
-    forks that were run before are read from the store. In a deterministic run each fork samples
-    its own live calls. Everything else is taken from the original rollout. Keep the original pinned
-    until the forks have ended, because the gateway reads its record.
+    The ids are derived from rollout and call, so that the results of forks that were run before are
+    read from the store. In a deterministic run, each fork samples other live calls. Everything else
+    is taken from the original rollout. Keep the original pinned until the forks have ended, because
+    the gateway reads its record.
 
     rollout: a rollout with its latest attempt, as the store and the collector return it.
     at_call: a `leyden.call_index`: the first call that is live.
@@ -77,9 +78,9 @@ class ForkReturns:
     """The returns of one rollout's forks."""
 
     by_call: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
-    """Returns by the number of calls that the forks kept."""
+    """Returns by the number of calls that the forks repeated."""
     diverged: list[str] = field(default_factory=list[str])
-    """How each fork differed that left the record, in one line each. These have no return here."""
+    """For each fork that differed from the record, how, in one line. It has no return here."""
     without_reward: int = 0
     """Forks without a reward."""
 
@@ -87,20 +88,19 @@ class ForkReturns:
 def fork_returns(
     results: Iterable[CollectedRollout], *, failure_reward: float | None = None
 ) -> dict[tuple[str, str], ForkReturns]:
-    """Return the returns of forks, by the ids of the rollout and the attempt that they fork.
+    """Return the returns of forks, by the ids of the rollout and the attempt that they fork. Other
+    rollouts are left out.
 
-    Other rollouts are left out.
-
-    failure_reward: the return of a fork that has no reward; None leaves it out, which overestimates
-        the value of states after which the agent fails.
+    failure_reward: the return of a fork that has no reward. None leaves such forks out, which
+        overestimates the value of states after which the agent fails.
     """
     found: dict[tuple[str, str], ForkReturns] = {}
     for result in results:
         if (source := read_replay_from(result.rollout.metadata)) is None:
             continue
         returns = found.setdefault((source.rollout_id, source.attempt_id), ForkReturns())
-        if (different := divergence(result.spans) or _left_out(result, source.n_calls)) is not None:
-            returns.diverged.append(different)
+        if (difference := divergence(result.spans) or _unrepeated(result, source.n_calls)) is not None:
+            returns.diverged.append(difference)
             continue
         returns.without_reward += result.reward is None
         reward = failure_reward if result.reward is None else result.reward
@@ -109,7 +109,7 @@ def fork_returns(
     return found
 
 
-def _left_out(result: CollectedRollout, n_calls: int) -> str | None:
+def _unrepeated(result: CollectedRollout, n_calls: int) -> str | None:
     """Return one line about the recorded calls that a fork did not repeat before it ended, or None
     if it repeated all of them.
     """
@@ -128,7 +128,7 @@ class CallAdvantage:
     """The advantage of one model call, with its 95 % confidence interval."""
 
     call: int
-    """A `leyden.call_index`."""
+    """The `leyden.call_index` of the call."""
     advantage: float
     low: float | None
     """Lower end of the interval; None with too few forks for one."""
@@ -140,21 +140,24 @@ class CallAdvantage:
 def call_advantages(
     returns: Mapping[int, Sequence[float]], *, n_calls: int | None = None, own_return: float | None = None
 ) -> list[CallAdvantage]:
-    """Estimate `A(k) = mean(returns of forks that keep call k) - mean(returns of forks before call
-    k)` (VinePPO).
+    """Estimate the advantage of each call k from the returns of forks (VinePPO):
 
-    Forks at k and at k + 1 are needed for call k; calls without both are left out. Rewards on the
-    way are part of the return, and nothing is discounted.
+        A(k) = mean(returns of forks that repeat k + 1 calls)
+             - mean(returns of forks that repeat k calls)
 
-    returns: for each k, the returns of the forks that keep the first k calls
+    Calls without forks of both kinds are left out. Earlier rewards are part of the return, and
+    nothing is discounted.
+
+    returns: for each k, the returns of the forks that repeat the first k calls
         (`ForkReturns.by_call`).
-    n_calls: the number of calls of the original, whose own return, `own_return`, is exact for forks
-        that keep all of them.
+    n_calls: the number of calls of the original rollout, if `own_return` is given.
+    own_return: the original's return, which is exact for the state after its last call.
 
-    Returns of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in
-    Medicine 17, 1998, method 10), which holds for small groups too. Others have Welch's, from three
-    returns on each side; that interval is a point if the returns of each side are all equal, so
-    that more forks are needed there.
+    If all returns are 0 or 1, the interval is Newcombe's of a difference of proportions (Statistics
+    in Medicine 17, 1998, method 10), which also holds for small groups. Otherwise it is Welch's,
+    which needs three returns on each side. Welch's interval has the width 0 if the returns of each
+    side are all equal; then more forks are needed.
+    Raise ConfigError for `n_calls` without `own_return`, or the other way round.
     """
     if (n_calls is None) != (own_return is None):
         raise ConfigError(f"give n_calls and own_return together, got n_calls={n_calls} and own_return={own_return}")
@@ -166,29 +169,32 @@ def call_advantages(
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """The returns from one state. exact: there is no other return."""
+    """The returns of forks from one state: the state before a call, or the one after it."""
 
     returns_N: list[float]
     exact: bool
+    """Whether the value is known exactly, because the rollout has ended there."""
 
     @property
     def mean(self) -> float:
+        """The mean return, the estimated value of the state."""
         return statistics.fmean(self.returns_N)
 
     @property
     def squared_error(self) -> float:
-        """The squared standard error of the mean return of this side's forks."""
+        """The squared standard error of the mean return; 0 if the value is exact."""
         return 0.0 if self.exact else statistics.variance(self.returns_N) / len(self.returns_N)
 
     def proportion(self) -> tuple[float, float]:
-        """Return the 95 % interval of a proportion."""
+        """Return the 95 % interval of the mean of returns that are all 0 or 1."""
         return (self.mean, self.mean) if self.exact else wilson_interval(self.mean, len(self.returns_N))
 
 
 def _advantage(call: int, before: _Side, after: _Side) -> CallAdvantage:
     """Estimate one call's advantage with its interval: Newcombe's for returns of 0 and 1, else
-    Welch's, which needs three returns on each side. before, after: returns of the forks before the
-    call, and of those that keep it.
+    Welch's, which needs three returns on each side.
+
+    before, after: the returns from the states before and after the call.
     """
     difference = after.mean - before.mean
     if all(value in (0.0, 1.0) for side in (before, after) for value in side.returns_N):
@@ -216,9 +222,9 @@ def _welch_half_width(before: _Side, after: _Side) -> float:
 
 
 def _t_quantile(freedom: float) -> float:
-    """Return the 0.975 quantile of Student's t (Abramowitz and Stegun, 26.7.5).
+    """Return the 0.975 quantile of Student's t distribution (Abramowitz and Stegun, 26.7.5).
 
-    0.7 % too small with 2 degrees of freedom, 0.1 % with 3.
+    freedom: the degrees of freedom. The result is 0.7 % too small for 2, and 0.1 % for 3.
     """
     z, v = _Z, freedom
     return (

@@ -1,6 +1,6 @@
-"""`IterativeAlgorithm`: an algorithm in steps, on the loop that everything in Leyden shares.
+"""`IterativeAlgorithm`: an algorithm in steps, on the `TrainLoop` that all training in Leyden uses.
 
-Checkpoints, progress, metrics and resuming are the loop's; an algorithm says what one step is.
+The loop does checkpoints, progress, metrics and resuming. An algorithm defines one step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from leyden.loop.progress_bar import showing_setup
 from leyden.options import check_several
 
 _SMALL_BYTES: Final = 256 * 2**20
+"""By default, a checkpoint of at most this size is written after every step."""
 _LARGE_EVERY_SECONDS: Final = 600.0
+"""By default, the time between two larger checkpoints."""
 
 
 class IterativeAlgorithm(Algorithm):
-    """Override `step`, and `setup`, `validate`, `save`, `load`, `finish`, `teardown` where there
-    is something to do.
+    """Base class of algorithms in steps. Override `step`, and those of `setup`, `validate`, `save`,
+    `load`, `finish` and `teardown` that have something to do.
 
     Collect a step's rollouts with `self.collector.collect(requests, keep_until=iteration + 1)`:
     they stay, whatever retention says, until the step is in a checkpoint.
@@ -31,13 +33,13 @@ class IterativeAlgorithm(Algorithm):
     val_every_n_iters: validate each time this many steps are done; None: never.
     validate_first: validate before the first step too.
     checkpoint_every: save each time this many steps are done, in `checkpoints/` of the run's
-        directory; a run without one saves nothing.
+        directory. A run without a directory saves nothing.
     checkpoint_seconds: save after the first step that ends this many seconds after the last save.
-        With neither of the two, every step is saved while a checkpoint takes at most 256 MiB, and a
-        larger one every ten minutes. The last step is always saved.
+        If neither interval is given, a checkpoint of at most 256 MiB is saved after every step, and
+        a larger one every ten minutes. The last step is always saved.
     keep_last: how many checkpoints to keep, the newest; None: all.
-    keep_best: name of a metric, such as "val/reward": the checkpoint of its best
-        value is kept as well.
+    keep_best: the name of a metric, such as "val/reward". The checkpoint with its best value is
+        kept as well. None: no such checkpoint.
     best_mode: whether the "max" or the "min" of that metric is the best.
     callbacks, writers: added to the callbacks and loggers of the Trainer.
     """
@@ -74,47 +76,52 @@ class IterativeAlgorithm(Algorithm):
         """Do step `iteration`, counted from 0, and return its metrics."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Prepare the first step of this process, as if nothing had been done before.
+        """Prepare the first step of this process, as in a new run. A resumed run then calls `load`.
 
-        Called again when the algorithm is restarted after a failure.
+        It is called again when the algorithm is restarted after a failure.
         """
 
     async def validate(self, iteration: int) -> Metrics:
-        """Measure, after `iteration` steps, and change nothing."""
+        """Return metrics measured after `iteration` steps, without training."""
         return {}
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
-        """Write what the next step depends on into the directory `path`.
+        """Write everything that the next step depends on into the directory `path`.
 
-        An algorithm that has copied its state may return a function that waits until it is written:
-        the next step begins meanwhile.
+        An algorithm that writes in the background may return a function that waits until the files
+        are written. The next step begins meanwhile, so the state must have been copied.
         """
 
     async def load(self, path: Path) -> None:
         """Restore the algorithm's state from a checkpoint that `save` wrote."""
 
     async def finish(self) -> None:
-        """Called after the last step, if all steps were done."""
+        """Do the last work of a complete run. Called after the last step."""
 
     async def teardown(self) -> None:
-        """Called at the end of this process's part in any case."""
+        """Release what `setup` acquired. Called at the end in any case, also after an error."""
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:
-        """Return whether a resumed run needs the rollouts that were enqueued ahead, because steps
-        are left.
+        """Return whether unfinished rollouts stay in the queue when `run` has ended: steps are
+        left, for which a resumed run reads them.
 
-        error: why the run ended; None: it is finished.
+        error: what `run` raised; None if it returned.
         """
         return error is not None or self._loop.current_iter < self.max_iters
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """Report the progress of the current stage to progress bars and other callbacks."""
+        """Report the progress of the current stage to progress bars and other callbacks.
+
+        done, total: finished and all items of the stage.
+        counts: further numbers to show, by name.
+        """
         self._loop.progress(done, total, **counts)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Set up, resume if the run asks for it, step, and always tear down.
+        """Set up, load the newest checkpoint if the run is resumed, do all steps, and tear down in
+        any case.
 
-        An algorithm with a result returns it.
+        Return None; a subclass may return a result.
         """
         run = self.get_run()
         checkpoint = None
@@ -141,8 +148,8 @@ class IterativeAlgorithm(Algorithm):
             await self.teardown()
 
     def _new_checkpoint(self, folder: Path) -> Checkpoint:
-        """Return the callback that writes checkpoints. Without a chosen interval, small ones are
-        written after every iteration and large ones every `_LARGE_EVERY_SECONDS`.
+        """Return the callback that writes checkpoints. If the user chose no interval, small ones
+        are written after every step, and large ones every `_LARGE_EVERY_SECONDS`.
         """
         by_size = self.checkpoint_every is None and self.checkpoint_seconds is None
         return Checkpoint(
@@ -156,19 +163,26 @@ class IterativeAlgorithm(Algorithm):
         )
 
     def _new_loop(
-        self, more: Sequence[Callback], *, callbacks: Sequence[Callback] = (), writers: Sequence[LogWriter] = ()
+        self, last: Sequence[Callback], *, callbacks: Sequence[Callback] = (), writers: Sequence[LogWriter] = ()
     ) -> TrainLoop:
+        """Return the loop of this run. last: callbacks that are called after all others.
+
+        Raise ConfigError for wrong options.
+        """
         return TrainLoop(
             max_iters=self.max_iters,
             val_every_n_iters=self.val_every_n_iters,
             validate_first=self.validate_first,
-            callbacks=[_RunnerGate(self), *self.callbacks, *callbacks, *more],
+            callbacks=[_RunnerGate(self), *self.callbacks, *callbacks, *last],
             writers=[*self.writers, *writers],
         )
 
 
 class _Unpinning(Callback):
-    """Unpins the rollouts of the steps that no resume repeats, because a checkpoint holds them."""
+    """Unpins the rollouts of steps that are in a checkpoint, because no resumed run repeats them.
+
+    Without checkpoints, it unpins the rollouts of each step when the step has ended.
+    """
 
     runs_last: ClassVar[int] = 1
 
@@ -181,20 +195,21 @@ class _Unpinning(Callback):
         self._released = loop.current_iter
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Release the steps up to the newest checkpoint; the checkpoint callback came before."""
+        """Release the rollouts of steps up to the newest checkpoint, which was written before."""
         return None if self._saved(loop) <= self._released else self.on_fit_end(loop, vessel)
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Release the steps up to the newest checkpoint."""
+        """Release the rollouts of steps up to the newest checkpoint."""
         self._released = self._saved(loop)
         return self._algorithm.collector.release(self._released)
 
     def _saved(self, loop: TrainLoop) -> int:
+        """Return the number of steps that no resumed run repeats."""
         return loop.current_iter if self._checkpoint is None else self._checkpoint.last_saved
 
 
 class _RunnerGate(Callback):
-    """Opens the gate to the runners when the loop starts: set up, and restored where it resumes."""
+    """Lets the runners claim rollouts when the loop starts, after `setup` and `load`."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm

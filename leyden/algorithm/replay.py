@@ -1,7 +1,7 @@
-"""`Replay`: run a recorded rollout again, its first model calls answered from the record.
+"""`Replay`: run a recorded rollout again, with its first model calls answered from the record.
 
 `leyden replay` is its command. It copies the record into the run's own store, because the gateway
-reads it there, and enqueues one fork. To fork many rollouts while training, see `forks`.
+reads it there, and enqueues one fork. `leyden.algorithm.forks` makes many forks while training.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class ReplayResult:
 
 
 def count_recorded_calls(spans: Sequence[Span]) -> int:
-    """Return how many model calls of an attempt a replay can answer at most: one more than the last
-    answered one's number.
+    """Return how many model calls of an attempt a replay can answer at most: those up to the last
+    call that was answered.
     """
     answered = [call.call_index for call in replayed_calls(spans) if call.state != "failed"]
     return max(answered, default=-1) + 1
 
 
 class Replay(Algorithm):
-    """Run one recorded rollout again, and return a `ReplayResult`.
+    """Runs one recorded rollout again, and returns a `ReplayResult`.
 
     rollout: the recorded rollout, with the attempt to repeat.
     spans: the spans of the attempt.
     resources: the resources that the agent was given. Models are replaced by the gateway, under
         their names.
-    n_calls: the number of calls that are answered from the record; None: all of them.
-    backend: a model that is loaded here, for the calls after these.
-    models: models of servers, for the calls after these. Without a backend or a model for it, such
-        a call is refused.
+    n_calls: how many calls are answered from the record; None: all recorded ones.
+    backend: a model that is loaded here and answers later calls.
+    models: models of other servers, which answer later calls. A later call to another model, or
+        without a backend and models, is refused.
     Raise ConfigError for a rollout without a recorded model call, and for more calls than it has.
     """
 
@@ -132,7 +132,9 @@ class Replay(Algorithm):
         return found
 
     async def _publish(self) -> str:
-        """Route the gateway to the models, and make the resources known. Return their id."""
+        """Route the gateway to the models, and write the resources to the store. Return their
+        id.
+        """
         proxy = self.get_llm_proxy()
         if proxy is None:
             raise ConfigError("Replay needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")

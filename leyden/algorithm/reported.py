@@ -1,7 +1,7 @@
-"""Find out which agent the workers of a store run, from their heartbeats.
+"""Read from the heartbeats of a store's workers which version of the agent they run.
 
-An algorithm whose agent runs elsewhere learns the agent's version here. The module knows workers,
-and no scores or resources.
+An algorithm needs this if its agent runs in other programs. The module knows workers, and no scores
+or resources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leyden.types import Worker
 logger = logging.getLogger(__name__)
 
 AGENT_VERSION = "agent_version"
-"""The key of a worker's heartbeat statistics (`LitAgentRunner` writes it)."""
+"""The key of the version in a worker's heartbeat statistics, which `LitAgentRunner` writes."""
 _WAIT_SECONDS = 5.0
 """Seconds to wait for the first worker, which reports as soon as it starts."""
 _POLL_SECONDS = 0.05
@@ -34,11 +34,11 @@ class ReportedVersion:
 
     async def read(self, *, seconds: float | None = None) -> str | None:
         """Return the version of the agent that every healthy worker reports. None if a worker
-        reports none, or if the workers run different versions.
+        reports none, or if the workers run different versions, of which a warning is logged once.
 
-        Without a healthy worker, return the last version, or wait for the first worker.
-
-        seconds: the longest wait; None: 5 seconds.
+        Without a healthy worker, return the last version that was read. If there is none, wait for
+        the first worker, in the first call only.
+        seconds: the longest wait; None: 5 seconds, which no other value exceeds.
         """
         until = time.monotonic() + min(_WAIT_SECONDS, _WAIT_SECONDS if seconds is None else seconds)
         while not (workers := await self._healthy_workers()):

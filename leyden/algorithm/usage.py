@@ -1,7 +1,8 @@
-"""Whether an agent uses the prompts that it is given: whether their text is in its model calls.
+"""Find out whether an agent uses the prompts that it is given, by looking for their text in its
+model calls.
 
-`PromptUsage` counts over the rollouts of a run, and has a warning for a prompt whose text no call
-has. It knows prompts and recorded calls, no rewards and no optimiser.
+`PromptUsage` counts over the rollouts of a run, and returns a warning for a prompt that the agent
+ignores. The module knows prompts and recorded calls, no rewards and no optimiser.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _LEAST_CHARACTERS = 12
 _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 """Marks that Jinja and POML replace."""
 _LEAST_ROLLOUTS = 8
-"""After this many rollouts with model calls, a prompt that none of them has sent is ignored."""
+"""If so many rollouts have model calls, and none contains the prompt, the agent ignores it."""
 _MOST_ROLLOUTS = 32
-"""Rollouts that are read for each text of a prompt."""
+"""How many rollouts are read for each text of a prompt."""
 _LEAST_ROLLOUTS_OF_NEW_TEXT = 4
-"""After this many rollouts, the agent is known to ignore a new text, if it sends another one of
-that prompt in most rollouts."""
+"""If so many rollouts do not contain a new text of a prompt, and most rollouts with another text
+contain that one, the agent ignores the prompt."""
 
 
 def fixed_pieces(prompt: PromptTemplate) -> list[str]:
-    """Return the text between the placeholders of a template, with single spaces; pieces that are
-    too short are left out.
+    """Return the pieces of text between the placeholders of a template, with single spaces. Pieces
+    that are too short to be recognised are left out.
     """
     pieces = [""]
     if prompt.engine == "f-string":
@@ -47,9 +48,9 @@ def fixed_pieces(prompt: PromptTemplate) -> list[str]:
 
 
 def calls_with(prompt: PromptTemplate, calls: Sequence[ModelCallView]) -> list[ModelCallView]:
-    """Return the calls whose messages have the prompt's text. A placeholder stands for any text.
+    """Return the calls whose messages contain the prompt's text. A placeholder stands for any text.
 
-    A prompt without a piece of text that is long enough is in no call.
+    Return none for a prompt whose pieces of text are all too short to be recognised.
     """
     pieces = fixed_pieces(prompt)
     return [call for call in calls if pieces and all(piece in text for text in [_input(call)] for piece in pieces)]
@@ -65,7 +66,7 @@ def _single_spaced(text: str) -> str:
 
 @dataclass(slots=True)
 class _Count:
-    """Rollouts with model calls that were given one text of a prompt."""
+    """Counts of the rollouts with model calls that were given one text of a prompt."""
 
     rollouts: int = 0
     used: int = 0
@@ -83,13 +84,13 @@ class PromptUsage:
     def observe(
         self, resources: NamedResources, spans: Sequence[Span], names: Collection[str] | None = None
     ) -> list[str]:
-        """Count one rollout, and return a warning for each prompt that the agent is now
-        known to ignore, once.
+        """Count one rollout. Return a warning for each prompt that the agent is now known to
+        ignore; each prompt has one warning at most.
 
         A rollout without recorded model calls does not count, and neither does a prompt of a few
         letters.
-
-        resources: what the agent was given. names: of the prompts that are watched; None: all.
+        resources: the resources that the agent was given.
+        names: the names of the watched prompts; None: all.
         """
         open_counts = list(self._open_counts(resources, names))
         calls = model_calls(spans) if open_counts else []
@@ -116,7 +117,7 @@ class PromptUsage:
         """Return a warning for each prompt that the agent is newly known to ignore."""
         found: list[str] = []
         for name, counts in self._counts.items():
-            if name not in self._warned and (rollouts := _rollouts_without(counts)):
+            if name not in self._warned and (rollouts := _rollouts_that_ignore(counts)):
                 self._warned.add(name)
                 found.append(
                     f"the agent ignores the prompt {name!r}: the model calls of {rollouts:,} rollouts do not have its text. "
@@ -126,13 +127,14 @@ class PromptUsage:
         return found
 
 
-def _rollouts_without(counts: Mapping[str, _Count]) -> int:
-    """Return how many rollouts ran without the prompt that they were given; 0 unless it is known
-    that the agent ignores the prompt.
+def _rollouts_that_ignore(counts: Mapping[str, _Count]) -> int:
+    """Return how many rollouts did not contain the prompt that they were given. Return 0 unless the
+    agent is known to ignore the prompt.
 
-    The agent ignores it if no rollout used any of its texts, or if most rollouts with one text used
-    that one and none of many used another: then the first text is hard-coded. A prompt that only
-    some tasks need is in few rollouts, and is not ignored.
+    It ignores the prompt if no rollout contains any text of it. It also does if most rollouts with
+    one text contain that text, and none with another text contains the other: then the agent has
+    the first text in its code. A prompt that only some tasks need is in few rollouts, and does not
+    count as ignored.
     counts: by the prompt's text.
     """
     total, used = sum(count.rollouts for count in counts.values()), sum(count.used for count in counts.values())

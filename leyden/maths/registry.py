@@ -1,7 +1,7 @@
-"""Functions by name, each with the frozen dataclass that holds its constants.
+"""A registry of functions by name, each with the frozen dataclass that holds its constants.
 
-Losses and advantage estimators are found in two ways: a user gives a name or constants, and another
-process is sent both. This module knows neither of them.
+The losses and the advantage estimators are such registries. An entry is found by its name or by the
+type of its constants; another process is sent both. The module knows no loss and no estimator.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ R = TypeVar("R", bound=Registered)
 
 
 class Registry(dict[str, R]):
-    """Entries by name, in the order of their registration. `noun` names one of them in errors."""
+    """Entries by name, in the order of their registration."""
 
     def __init__(self, noun: str) -> None:
+        """noun: what messages call an entry, such as "loss"."""
         super().__init__()
         self._noun = noun
 

@@ -1,8 +1,8 @@
 """Returns and advantages of episodes on NumPy arrays, and running statistics to scale them by.
 
-Importing this module imports NumPy. It knows no policy and no buffer: shapes are (T, N),
-time-major, with a mask of what happened, so that episodes may end, begin and leave an environment
-idle anywhere.
+Importing this module imports NumPy. It knows no policy and no buffer. Arrays have the shape (T, N):
+T steps of N environments, with a mask of valid entries, so that episodes may begin and end at any
+step, and an environment may be idle.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def gae(
     0 if the task ended, the value of the final observation if a limit cut it off. Advantages +
     values are the returns (TD(lambda)) that a value function learns.
 
-    ends_TN: the step was its episode's last. A column's last valid step that is none
-        is bootstrapped too.
-    mask_TN: False where the environment was idle; such entries may hold anything.
+    ends_TN: True where the step was its episode's last. The last valid step of an environment is
+        bootstrapped too if its episode goes on after these T steps.
+    mask_TN: False where the environment was idle; the other arrays may hold anything there.
     """
     n_steps, n_envs = rewards_TN.shape
-    following_TN = np.empty_like(values_TN)
+    following_TN = np.empty_like(values_TN)  # the value of the environment's next valid step
     after_N = np.zeros(n_envs)
     if mask_TN.all():
         following_TN[:-1] = values_TN[1:]
@@ -54,7 +54,7 @@ def gae(
         rows = n_steps - 1 - np.argmax(mask_TN[::-1], axis=0)  # each column's last valid step
         last_TN[rows, np.arange(n_envs)] = True
     delta_TN = np.where(mask_TN, rewards_TN + discount * np.where(last_TN, bootstrap_TN, following_TN) - values_TN, 0.0)
-    # idle rows hand the sum on unchanged
+    # At an idle step the sum stays as it is.
     decay_TN = np.where(mask_TN, np.where(last_TN, 0.0, discount * gae_lambda), 1.0)
     sums_TN = np.empty_like(delta_TN)
     carry_N = np.zeros(n_envs)
@@ -71,11 +71,12 @@ def n_step(
     """Return discounted rewards of up to `n` steps from each start (Sutton and Barto, 2nd ed., eq.
     7.1, without its bootstrap).
 
-    successor_S: for each of the S stored steps the one that follows in its episode, -1 where the
-        episode ends or is not known further.
-    starts_B: the steps to begin at.
-    Return sums of r_0 + ... + discount^(k-1) r_{k-1} (B,), the last step summed (B,), and
-    discount^k (B,), where k <= n steps were left.
+    rewards_S: the rewards of S stored steps.
+    successor_S: the index of the step that follows each stored step in its episode; -1 if the
+        episode ends there or its next step is not stored.
+    starts_B: the indices of the steps to begin at.
+    Return three arrays of shape (B,), with k <= n the number of steps that are summed: the sums
+    r_0 + ... + discount^(k-1) r_{k-1}, the index of the last step summed, and discount^k.
     """
     last_B = starts_B
     sums_B = rewards_S[last_B].astype(np.float64)
@@ -99,7 +100,7 @@ class RunningMoments:
         self.count = 0
 
     def update(self, values: Floats) -> None:
-        """Take a batch of any shape in."""
+        """Include a batch of values, of any shape."""
         n = int(values.size)
         if not n:
             return
@@ -113,7 +114,7 @@ class RunningMoments:
 
     @property
     def scale(self) -> float:
-        """The standard deviation, never 0."""
+        """The standard deviation of the values, at least 1e-4, so that dividing by it is safe."""
         return math.sqrt(self.variance + 1e-8)
 
     def state_dict(self) -> dict[str, Any]:

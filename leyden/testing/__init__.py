@@ -1,16 +1,16 @@
-"""Things that stand in for the outside world in tests and examples, truthfully.
+"""Fakes for tests and examples that stand for model servers and tasks, and whose truth is known.
 
 - `FakeUpstream`: a server of OpenAI's and Anthropic's APIs that knows the true tokens of
   every answer it gave. A test sets its answers (`Reply`, `ToolCall`) and its faults
-  (`Misbehaviour`). It reads and writes the formats by itself, apart from `leyden.dialects`,
-  and knows nothing of Leyden's parts.
-- `PromptSim`: a world for prompt optimisation whose best prompt is known, with a model that works
-  and one that reflects.
+  (`Misbehaviour`). It reads requests and writes answers without `leyden.dialects`, so that it can
+  judge the dialects' translations.
+- `PromptSim`: a simulated problem for prompt optimisers whose best prompt is known. One simulated
+  model works with the prompt, a second one rewrites it.
 - `LuckGame`: a game whose true advantages are known, for algorithms that credit single calls.
 - `audit_store`: lists inconsistent records of a store, after an accident or for a
   new kind of store.
 
-They are part of the package so that an agent's own tests can use them.
+They are part of the package so that the tests of your own agents can use them.
 """
 
 from leyden.testing.audit import audit_store as audit_store

@@ -1,7 +1,7 @@
 """The answers of `FakeUpstream` in the format of each API, whole or as a stream.
 
-Written apart from `leyden.dialects`, so that it can judge its translations. To add an API, write
-its class and put it into `ANSWERS`.
+The module is independent of `leyden.dialects`, so that it can judge the dialects' translations. To
+add an API, write its class and put it into `ANSWERS`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from leyden.testing.tokens import Piece, ToolCall, spoken
+from leyden.testing.tokens import Piece, ToolCall, pieces_of
 
 Json = dict[str, Any]
+_CREATED = 1_700_000_000
+"""The time of every answer, always the same so that answers can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Misbehaviour:
     delay_seconds: float = 0.0
     """Be silent for this many seconds before the first byte."""
     close_after_chunks: int | None = None
-    """Break the connection after this many chunks of a stream, or in the middle of a whole answer.
-    """
+    """Break the connection after this many chunks of a stream, or, whatever the number, in the
+    middle of an answer that is not streamed."""
     close_after_bytes: int | None = None
     """Break the connection after this many bytes of the answer's body, unless it is shorter."""
     end_after_chunks: int | None = None
@@ -53,7 +55,9 @@ class Misbehaviour:
 
 @dataclass(frozen=True, slots=True)
 class ServedCall:
-    """The truth of one answer. P prompt tokens, R response tokens."""
+    """One request and its true answer, as `FakeUpstream` remembers them. P prompt tokens, R
+    response tokens.
+    """
 
     response_id: str
     path: str
@@ -104,7 +108,7 @@ class _OpenAIAnswer:
         self._head = {
             "id": call.response_id,
             "object": "chat.completion" if chat else "text_completion",
-            "created": 1_700_000_000,
+            "created": _CREATED,
             "model": request["model"],
         }
 
@@ -125,8 +129,8 @@ class _OpenAIAnswer:
         return answer
 
     def events(self) -> list[bytes]:
-        """Return the server-sent events: the role, a chunk for each token, and the usage if
-        requested.
+        """Return the server-sent events: for a chat the role, then a chunk for each token, and the
+        usage if the request asks for it.
         """
         events = [b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n" for chunk in self._chunks()]
         return [*events, b"data: [DONE]\n\n"]
@@ -144,15 +148,15 @@ class _OpenAIAnswer:
         return message
 
     def _chunks(self) -> list[Json]:
-        """Return the stream's chunks, one per token; the last one has the usage if the request asks
-        for it.
+        """Return the stream's chunks: for a chat the role, then one per token, and one with the
+        usage if the request asks for it.
         """
         call = self._call
         chunks: list[Json] = []
         if self._chat:
             chunks.append(self._chunk({"delta": {"role": "assistant", "content": ""}}, first=True))
         n_calls = 0
-        for index, piece in enumerate(spoken(call.response_ids)):
+        for index, piece in enumerate(pieces_of(call.response_ids)):
             n_calls += piece.kind == "call"
             text = piece.text if index else self._echo + piece.text
             choice: Json = {"delta": _delta(piece, n_calls - 1)} if self._chat else {"text": text}
@@ -168,6 +172,7 @@ class _OpenAIAnswer:
         return {**self._head, "object": "chat.completion.chunk" if self._chat else "text_completion"}
 
     def _chunk(self, choice: Json, *, first: bool) -> Json:
+        """Return a stream's chunk with one choice; the first also has the prompt's token ids."""
         choice = {"index": 0, "finish_reason": None, "logprobs": None, **choice}
         chunk: Json = {**self._chunk_head(), "choices": [choice]}
         if first:
@@ -181,6 +186,9 @@ class _OpenAIAnswer:
         return {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}
 
     def _add_prompt_ids(self, answer: Json, choice: Json) -> None:
+        """Add the prompt's ids where vLLM has them: in a chat's answer, in a completion's
+        choice.
+        """
         if self._with_ids:
             (answer if self._chat else choice)["prompt_token_ids"] = self._call.prompt_ids
 
@@ -214,8 +222,9 @@ class _OpenAIAnswer:
 
 
 def _delta(piece: Piece, call_index: int) -> Json:
-    """Return the chat delta that says one piece of the response. call_index: index of the tool call
-    that the piece belongs to.
+    """Return the delta of a chat stream for one piece of the response.
+
+    call_index: index of the tool call that the piece belongs to.
     """
     match piece.kind:
         case "text":
@@ -233,7 +242,9 @@ def _delta(piece: Piece, call_index: int) -> Json:
 
 
 class _MessagesAnswer:
-    """Anthropic's messages. Reasoning is signed, as by a server that will check what comes back."""
+    """Anthropic's messages. Reasoning has a signature, as from a server that checks the reasoning
+    that a client sends back.
+    """
 
     def __init__(self, call: ServedCall, fault: Misbehaviour, *, policy_version: int | None) -> None:
         self._call = call
@@ -259,9 +270,10 @@ class _MessagesAnswer:
         call = self._call
         bodies: list[Json] = [{"type": "message_start", "message": self._message([], None, 1)}, {"type": "ping"}]
         index, kind = -1, ""
-        for piece in spoken(call.response_ids):
+        for piece in pieces_of(call.response_ids):
             if piece.kind == "nothing":
                 continue
+            # A "call" piece (id and name) opens a block. The pieces after it are the arguments.
             wanted = "arguments" if piece.kind == "call" else piece.kind
             if kind and (kind != wanted or piece.kind == "call"):
                 bodies += self._stop(index, kind)
@@ -279,6 +291,7 @@ class _MessagesAnswer:
         return [_named(body) for body in [*bodies, {"type": "message_stop"}]]
 
     def _stop(self, index: int, kind: str) -> list[Json]:
+        """Return the events that end a content block; reasoning is signed before."""
         signed: list[Json] = []
         if kind == "reasoning":
             delta = {"type": "signature_delta", "signature": self._signature()}
@@ -299,6 +312,7 @@ class _MessagesAnswer:
 
 
 def _block(piece: Piece) -> Json:
+    """Return the empty content block that a piece opens."""
     if piece.kind == "call":
         id_, _, name = piece.text.partition("\n")
         return {"type": "tool_use", "id": id_, "name": name, "input": {}}
@@ -316,7 +330,7 @@ def _block_delta(piece: Piece) -> Json:
 
 
 class _ResponsesAnswer:
-    """OpenAI's responses. Reasoning comes with what a server encrypts."""
+    """OpenAI's responses. Reasoning comes with an `encrypted_content`, as from OpenAI's servers."""
 
     def __init__(self, call: ServedCall, fault: Misbehaviour, *, policy_version: int | None) -> None:
         self._call = call
@@ -336,9 +350,10 @@ class _ResponsesAnswer:
             for name in ("created", "in_progress")
         ]
         index, kind = -1, ""
-        for piece in spoken(self._call.response_ids):
+        for piece in pieces_of(self._call.response_ids):
             if piece.kind == "nothing":
                 continue
+            # A "call" piece (id and name) opens an item. The pieces after it are the arguments.
             wanted = "arguments" if piece.kind == "call" else piece.kind
             if kind != wanted or piece.kind == "call":
                 bodies += _item_done(items[index], index) if kind else []
@@ -355,8 +370,8 @@ class _ResponsesAnswer:
         return [_named({**body, "sequence_number": number}) for number, body in enumerate(bodies)]
 
     def _items(self) -> list[Json]:
-        """Return the response's output items: reasoning, message and function calls, as far as it
-        has them.
+        """Return the output items of the response: reasoning, message and function calls, if
+        any.
         """
         call = self._call
         items: list[Json] = []
@@ -378,7 +393,7 @@ class _ResponsesAnswer:
         n_prompt, n_response = len(call.prompt_ids), len(call.response_ids)
         counted = {"input_tokens": n_prompt, "output_tokens": n_response, "total_tokens": n_prompt + n_response}
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
-        head = {"id": call.response_id, "object": "response", "created_at": 1_700_000_000, "status": status}
+        head = {"id": call.response_id, "object": "response", "created_at": _CREATED, "status": status}
         fixed: Json = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "error": None}
         return {
             **head,
@@ -391,7 +406,7 @@ class _ResponsesAnswer:
 
 
 def _item_added(item: Json, index: int) -> list[Json]:
-    """Return the events that begin an output item, which is still empty. index: its place in the
+    """Return the events that begin an output item, still empty. index: the item's place in the
     output.
     """
     empty: Json = {"content": []} if "content" in item else {"arguments": ""}
@@ -406,7 +421,7 @@ def _item_added(item: Json, index: int) -> list[Json]:
 
 
 def _item_done(item: Json, index: int) -> list[Json]:
-    """Return the events that complete an output item. index: its place in the output."""
+    """Return the events that complete an output item. index: the item's place in the output."""
     place: Json = {"item_id": item["id"], "output_index": index}
     done: list[Json] = []
     if "content" in item:
@@ -421,10 +436,14 @@ def _item_done(item: Json, index: int) -> list[Json]:
 
 
 def _named(body: Json) -> bytes:
+    """Return a server-sent event that carries a body and is named after its type."""
     return f"event: {body['type']}\ndata: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
 
 
 def _parsed(arguments: str) -> Any:
+    """Return the arguments of a call as a JSON value. Text that is no JSON is wrapped as
+    Anthropic's documentation proposes.
+    """
     try:
         return json.loads(arguments or "{}")
     except ValueError:

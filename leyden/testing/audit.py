@@ -1,8 +1,8 @@
-"""Whether a store's records agree with each other, whatever happened to the processes that wrote
+"""Check that a store's records agree with each other, whatever happened to the processes that wrote
 them.
 
-It knows the protocol and the lifecycle, no database. It reads everything, so it is for tests and
-for a store after an accident.
+The audit knows the store's protocol and the lifecycle of rollouts, but no database. It reads every
+record, so it is for tests and for a store after an accident.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def audit_store(store: LightningStore) -> list[str]:
             faults += [f"{name}: {fault}" for fault in _of_attempt(attempt, number, rollout, own)]
     by_id = {(attempt.rollout_id, attempt.attempt_id): attempt for group in attempts.values() for attempt in group}
     if len(by_id) != sum(map(len, attempts.values())):
-        faults.append("two attempts of a rollout have one id")
+        faults.append("two attempts of one rollout have the same id")
     for worker in workers:
         faults += [f"worker {worker.worker_id!r}: {fault}" for fault in _of_worker(worker, by_id)]
     for run in await store.query_runs():
@@ -55,23 +55,26 @@ async def audit_store(store: LightningStore) -> list[str]:
         ("workers", len(workers)),
     ):
         if counted[f"total_{noun}"] != found:
-            faults.append(f"the statistics count {counted[f'total_{noun}']} {noun}, there are {found}")
+            faults.append(f"the statistics count {counted[f'total_{noun}']} {noun}, but there are {found}")
     by_status = Counter(rollout.status for rollout in rollouts)
     if counted["rollouts_by_status"] != by_status:
         faults.append(f"the statistics count rollouts as {counted['rollouts_by_status']}, there are {dict(by_status)}")
     for status in get_args(RolloutStatus):
         page = await store.query_rollouts(status_in=[status], limit=1)
         if page.total != by_status[status] or not page.exact:
-            faults.append(f"a page of {status!r} rollouts counts {page.total}, there are {by_status[status]}")
+            faults.append(f"a page of {status!r} rollouts counts {page.total}, but there are {by_status[status]}")
     return faults
 
 
 def _of_rollout(rollout: Rollout, attempts: Sequence[Attempt]) -> Iterator[str]:
-    """Yield the faults of a rollout. It follows its latest attempt unless its user decided."""
+    """Yield the faults of a rollout.
+
+    A rollout's status follows its latest attempt, unless a user set it.
+    """
     latest = attempts[-1] if attempts else None
     given = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     if given != latest:
-        yield f"it is answered with {given}, and its latest attempt is {latest}"
+        yield f"it comes with the attempt {given}, but its latest attempt is {latest}"
     if rollout.finished != (rollout.end_time is not None):
         yield f"it is {rollout.status!r} and its end_time is {rollout.end_time}"
     if rollout.end_time is not None and rollout.end_time < rollout.start_time:
@@ -87,13 +90,14 @@ def _of_rollout(rollout: Rollout, attempts: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _of_attempt(attempt: Attempt, number: int, rollout: Rollout, spans: Sequence[Span]) -> Iterator[str]:
-    """Yield what is inconsistent in an attempt and its spans. number: the attempt's place among its
-    rollout's attempts, from 1.
+    """Yield the faults of an attempt and its spans.
+
+    number: the attempt's place among its rollout's attempts, from 1.
     """
     if attempt.sequence_id != number:
-        yield f"its number is {attempt.sequence_id}, and it is the {number}. that there is"
+        yield f"its sequence_id is {attempt.sequence_id}, but its place among the attempts is {number}"
     if attempt.rollout_id != rollout.rollout_id:
-        yield f"it says that it is of {attempt.rollout_id!r}"
+        yield f"its rollout_id is {attempt.rollout_id!r}"
     if attempt.finished != (attempt.end_time is not None):
         yield f"it is {attempt.status!r} and its end_time is {attempt.end_time}"
     if attempt.end_time is not None and attempt.end_time < attempt.start_time:
@@ -120,4 +124,4 @@ def _of_worker(worker: Worker, attempts: dict[tuple[str, str], Attempt]) -> Iter
         return
     current = attempts.get((worker.current_rollout_id, worker.current_attempt_id))
     if current is None or current.worker_id != worker.worker_id or current.status not in _OPEN:
-        yield f"it is busy with an attempt that is not its own and under way: {current}"
+        yield f"it is busy with an attempt that is not its own, or has ended: {current}"

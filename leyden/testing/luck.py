@@ -1,10 +1,10 @@
 """`LuckGame`: a game of several moves whose true advantages are known, and whose first move is
 luck.
 
-It is for algorithms that credit single model calls. The reward of a whole game says little of the
-later moves, because the first one is worth more than all of them and cannot be learnt: which answer
-is lucky is the task, and the player does not see it. It knows no model and no agent; an answer is
-text, and its first character counts.
+It is for algorithms that credit single model calls. The reward of a whole game says little about
+the later moves, because the first one is worth more than all of them and cannot be learnt: the task
+decides which first answer is lucky, and the player does not see it. The game knows no model and no
+agent. An answer is text, of which the first character counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DIGITS = "0123456789"
 
 def points_of(answer: str) -> float:
     """Return the points of a later answer: 0 for "0" to 1 for "9", and 0 for any other text."""
-    return DIGITS.find(answer[:1]) / 9 if answer[:1] in DIGITS[1:] and answer else 0.0
+    return max(DIGITS.find(answer[0]), 0) / 9 if answer else 0.0
 
 
 def is_even(answer: str) -> bool:
@@ -28,11 +28,11 @@ def is_even(answer: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LuckGame:
-    """A game of `n_moves` answers.
+    """A game of `n_moves` answers, at least two.
 
-    The first answer earns `luck` points if it is even and `lucky` is true, or the other way round.
-    Each later answer earns up to one point, the more the larger its digit. So the best policy says
-    9, but for its first answer, which does not matter: over many tasks, luck is even.
+    The first answer earns `luck` points if it is even and `lucky` is true, or if it is odd and
+    `lucky` is false. Each later answer earns a ninth of its digit, so 9 is the best. The first
+    answer does not matter if half of the tasks are `lucky`.
     """
 
     lucky: bool
@@ -40,8 +40,8 @@ class LuckGame:
     luck: float = 10.0
 
     def reward(self, answers: Sequence[str]) -> float:
-        """Return the points of some first answers; of `n_moves` answers they are the game's
-        reward.
+        """Return the points of a game's first answers: the game's reward if all `n_moves` are
+        given.
         """
         if not answers:
             return 0.0

@@ -1,8 +1,8 @@
 """Parse requests as the servers of each API read them.
 
-Written apart from `leyden.dialects`, so that it can judge its translations: a request and its
-translation say the same if they become the same turns, and so the same tokens. Requests are trusted
-to be right; what is not raises KeyError or TypeError.
+The module is independent of `leyden.dialects`, so that it can judge the dialects' translations: a
+request and its translation mean the same if they become the same turns, and so the same tokens.
+Requests are not validated; a malformed one raises AttributeError, KeyError or TypeError.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ Json = dict[str, Any]
 
 
 def prompt_ids(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-    """Return the token ids of a chat prompt. tools: as a chat request has them."""
+    """Return the token ids that `FakeUpstream` gives to a chat prompt.
+
+    messages, tools: as in a request to OpenAI's chat API.
+    """
     return request_prompt_ids("chat/completions", {"messages": messages, "tools": tools})
 
 
 def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of any request's prompt. path: the route below `/v1/`."""
+    """Return the token ids that `FakeUpstream` gives to the prompt of a request to any of its APIs.
+
+    path: the API's route below `/v1/`, such as `chat/completions`. Raise KeyError for another.
+    """
     if path == "completions":
         prompt = request["prompt"]
         return list(prompt) if is_list(prompt) else encode(str(prompt))
@@ -33,6 +39,7 @@ def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
 
 
 def _tool(tool: Any) -> Json:
+    """Return a tool definition of any API in one common form."""
     function = tool.get("function") or tool  # chat nests what the others have at the top
     schema: Any = function.get("input_schema") or function.get("parameters") or {"type": "object", "properties": {}}
     return {"name": function["name"], "description": function.get("description"), "parameters": schema}
@@ -52,6 +59,7 @@ def _chat_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
 
 
 def _chat_part(part: Any) -> str:
+    """Return the text that stands for one content part of the chat API."""
     match part["type"]:
         case "image_url":
             return f"[image {part['image_url']['url']}]"
@@ -89,7 +97,9 @@ def _user_turns(role: str, content: Any) -> list[ChatTurn]:
 
 
 def _assistant_turns(role: str, content: Any) -> list[ChatTurn]:
-    """Return the turns of a message. A turn reasons, then speaks, then calls tools."""
+    """Return the turns of an assistant's message. A turn has reasoning, then text, then tool calls,
+    so a block that comes out of this order begins a new turn.
+    """
     turns = [ChatTurn(role)]
     for block in content:
         last = turns[-1]
@@ -109,6 +119,7 @@ def _assistant_turns(role: str, content: Any) -> list[ChatTurn]:
 
 
 def _anthropic_part(block: Any) -> str:
+    """Return the text that stands for one content block of Anthropic's API."""
     if block["type"] == "text":
         return block["text"]
     source = block["source"]
@@ -118,7 +129,7 @@ def _anthropic_part(block: Any) -> str:
 
 def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
     """Return the turns of a request to the Responses API. Consecutive items of the assistant are
-    one turn.
+    one turn, as long as reasoning and text come before calls.
     """
     turns = [ChatTurn("system", request["instructions"])] if request.get("instructions") else []
     given: Any = request["input"]
@@ -144,7 +155,9 @@ def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
 
 
 def _put(turns: list[ChatTurn], last: ChatTurn | None, more: ChatTurn) -> None:
-    """Add to the assistant's turn that is still going on, or begin one."""
+    """Merge `more` into the assistant's turn `last`, the end of `turns`; append it if that is
+    None.
+    """
     if last is None:
         turns.append(more)
     else:
@@ -166,6 +179,7 @@ def _responses_part(part: Any) -> str:
 
 
 def _text(content: Any, read: Callable[[Any], str]) -> str:
+    """Return a message's content as text. read: returns the text of one part of a list."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(read(part) for part in content)

@@ -1,6 +1,6 @@
 """The tokens of `FakeUpstream`: one for each byte of UTF-8, and a few that no text contains.
 
-Small, total and reversible, with the trap that real tokenizers have: a character can be several
+Every text can be encoded and decoded again. As with real tokenizers, one character can be several
 tokens. The tokens that no text contains stand where chat templates have theirs: around reasoning
 and calls, and at the end of an answer. So the prompt of the next turn begins with this turn's
 prompt and answer, as long as the agent sends the answer back unchanged.
@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 END = 2
-"""Ends an answer that is whole."""
+"""The token that ends a complete answer."""
 _THINK, _THOUGHT, _CALL, _NAME, _ARGUMENTS, _CALLED = range(3, 9)
+"""Special tokens: around reasoning, then before the id, the name and the arguments of a tool call,
+and after it."""
 _FIRST_BYTE = 16
+"""The token of the byte 0. Smaller ids are special."""
 
 
 def encode(text: str) -> list[int]:
@@ -25,22 +28,22 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Return the text of token ids.
-
-    Special ids have none; an unfinished character becomes U+FFFD.
+    """Return the text of token ids. Special ids have no text; an incomplete character becomes
+    U+FFFD.
     """
     return bytes(id_ - _FIRST_BYTE for id_ in ids if id_ >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the model calls."""
+    """One tool call of a simulated model, as in `Reply(calls=(ToolCall("add", '{"a": 1}'),))`."""
 
     name: str
     arguments: str = "{}"
-    """The arguments as the model writes them: JSON, unless the model makes a mistake."""
+    """The arguments as the model writes them: the text of a JSON object, unless the model makes a
+    mistake."""
     call_id: str = ""
-    """Empty in a reply: the server makes one up."""
+    """The call's id. Empty in a reply: the server makes one up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,15 @@ class ChatTurn:
     """One message of a conversation. Only an assistant has reasoning and tool calls."""
 
     role: str
-    """`tool` and the id of its call, for a result."""
+    """"system", "user" or "assistant"; "tool ID" for the result of the tool call ID."""
     text: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
 
 
 def prompt_ids_of(turns: Sequence[ChatTurn], tools: str = "") -> list[int]:
-    """Return the prompt's token ids by the chat template: tools and turns, then the
-    assistant's begin.
+    """Return the prompt's token ids by the chat template: the tools, the turns, and the start of
+    the assistant's next turn.
     """
     ids = encode(f"<tools>{tools}</>") if tools else []
     for turn in turns:
@@ -81,12 +84,13 @@ class Piece:
 
     kind: Literal["text", "reasoning", "call", "arguments", "nothing"]
     text: str = ""
-    """A character belongs to its last token. Of a `call`: the id and the name, with a
-    line between them."""
+    """The text that the token completes: a character of several bytes belongs to its last token.
+    For
+    a `call`: the id and the name, separated by a line feed."""
 
 
-def spoken(ids: Sequence[int]) -> Iterator[Piece]:
-    """Yield the part of the answer that each token adds; an unfinished character is left out."""
+def pieces_of(ids: Sequence[int]) -> Iterator[Piece]:
+    """Yield the part of an answer that each token adds. An incomplete character is left out."""
     kind: Literal["text", "reasoning", "call", "arguments"] = "text"
     head = ""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")

@@ -1,12 +1,11 @@
 """`FakeUpstream`: a small truthful server that speaks OpenAI's APIs and Anthropic's messages.
 
-Its answers follow from the request alone (and its `seed`), with real token ids and
-log-probabilities in vLLM's convention where the API has room for them, streamed or not, and it
-keeps the truth of every answer to compare with. On demand it misbehaves as real servers do.
+An answer depends on the request and its `seed` alone. It has real token ids and log-probabilities
+in vLLM's convention where the API has room for them, streamed or not. The server keeps each answer
+as a `ServedCall` to compare with. On demand it misbehaves as real servers do.
 
-It knows nothing of the gateway. What a request says is read in `requests`, what an answer
-looks like is in `answers`. To add a way to misbehave, add a field to `Misbehaviour` and
-honour it there or here.
+It knows nothing of the gateway. The module `requests` parses requests, `answers` writes answers.
+To add a way to misbehave, add a field to `Misbehaviour` and honour it there or here.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from typing import Any, Self, cast
 from aiohttp import web
 
 from leyden.dialects import anthropic_error, openai_error
+from leyden.errors import ConfigError
 from leyden.testing.answers import ANSWERS, ApiAnswer, Misbehaviour, ServedCall
 from leyden.testing.requests import request_prompt_ids
-from leyden.testing.tokens import ChatTurn, Piece, ToolCall, response_ids_of, spoken
+from leyden.testing.tokens import ChatTurn, Piece, ToolCall, pieces_of, response_ids_of
 from leyden.types import LLM
 
 Json = dict[str, Any]
 
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")
 _KEPT = 100_000
+"""How many calls, and how many requests, a server remembers."""
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 """Errors that reading a malformed request raises."""
 _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_"}
@@ -38,7 +39,12 @@ _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "ms
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer for `FakeUpstream(reply=...)` to give, where a plain text is not enough."""
+    """What a reply function of `FakeUpstream` returns if a plain text is not enough: text,
+    reasoning and tool calls, all optional.
+
+    `Reply(calls=(ToolCall("get_weather", '{"city": "Paris"}'),))` calls a tool. The server writes
+    it in the form of the API that was requested.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -46,8 +52,20 @@ class Reply:
 
 
 class FakeUpstream:
-    """Serves on a free loopback port of the running event loop, between `start` and `stop`
-    (or in `async with`).
+    """A local model server for tests: OpenAI's chat, completions and responses, and Anthropic's
+    messages.
+
+    It listens on a loopback port in the running event loop, between `start` and `stop` or in
+    `async with`. `reply` decides what it says: a text, or a `Reply` with reasoning and tool calls,
+    whichever API is used.
+
+        def reply(body):
+            if body["messages"][-1]["role"] == "tool":
+                return "It is sunny."
+            return Reply(calls=(ToolCall("get_weather", '{"city": "Paris"}'),))
+
+        async with FakeUpstream(reply=reply) as server:
+            client = openai.AsyncOpenAI(base_url=server.endpoint, api_key="any")
     """
 
     def __init__(
@@ -59,12 +77,13 @@ class FakeUpstream:
         policy_version: int | None = None,
         fault: Callable[[Json], Misbehaviour | None] | None = None,
     ) -> None:
-        """reply: returns the response to a request's body; without it, text derived from prompt and
-        seed.
-
+        """model: the only model name that is served; a request for another one gets status 404.
+        reply: a function of a request's body (its JSON, a dict) that returns a str or a `Reply`.
+            None: a few words that depend on the prompt and the seed.
         delay_seconds: how long each answer takes.
         policy_version: claimed for every token, if given.
-        fault: returns the fault for a request's body, if `misbehave` has none for it.
+        fault: a function of a request's body that returns its fault, or None. Faults that were
+            given to `misbehave` go first.
         """
         self.model = model
         self.calls: deque[ServedCall] = deque(maxlen=_KEPT)
@@ -72,7 +91,7 @@ class FakeUpstream:
         self.requests: deque[Json] = deque(maxlen=_KEPT)
         """The body of each request that was JSON, answered or not, newest last."""
         self.cancelled = 0
-        """How many answers the client did not wait for."""
+        """How many requests the client dropped before their answer was complete."""
         self._reply = reply
         self._delay_seconds = delay_seconds
         self._policy_version = policy_version
@@ -110,7 +129,7 @@ class FakeUpstream:
         raise KeyError(response_id)
 
     async def start(self, *, port: int = 0) -> None:
-        """Take requests. Calling it again does nothing."""
+        """Start to serve. Calling it again does nothing. port: 0 chooses a free one."""
         if self._runner is not None:
             return
         app = web.Application(client_max_size=2**30)
@@ -126,7 +145,7 @@ class FakeUpstream:
         self._runner = runner
 
     async def stop(self) -> None:
-        """Refuse further requests. Calling it again does nothing."""
+        """Close the port and every connection. Calling it again does nothing."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -152,6 +171,7 @@ class FakeUpstream:
         return web.json_response({"object": "list", "model": body.get("model"), "data": data, "usage": usage})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        """Respond to a request; count it in `cancelled` if the client leaves before the end."""
         try:
             return await self._answer_or_fail(request, request.path.removeprefix("/v1/"))
         except (asyncio.CancelledError, ConnectionResetError):
@@ -159,8 +179,9 @@ class FakeUpstream:
             raise
 
     async def _answer_or_fail(self, request: web.Request, path: str) -> web.StreamResponse:
-        """Respond to a request as the next fault says, or with a generated response. path: the API,
-        a key of `ANSWERS`.
+        """Respond to a request as the next fault says, or with a generated response.
+
+        path: the API, a key of `ANSWERS`.
         """
         try:
             body: Json = json.loads(await request.read())
@@ -181,6 +202,8 @@ class FakeUpstream:
             return _error(path, 404, f"The model `{body.get('model')}` does not exist.")
         try:
             answer = ANSWERS[path](self._serve(request, body, path), fault, policy_version=self._policy_version)
+        except ConfigError as error:  # of the reply function; a 400, because clients retry a 500
+            return _error(path, 400, str(error))
         except _UNREADABLE as error:
             return _error(path, 400, f"this request cannot be read: {type(error).__name__}: {error}")
         if body.get("stream"):
@@ -190,13 +213,15 @@ class FakeUpstream:
         return web.json_response(answer.whole())
 
     def _serve(self, request: web.Request, body: Json, path: str) -> ServedCall:
-        """Generate the response to a request and remember the call. Equal prompts with an equal
-        seed get equal responses.
+        """Generate the response to a request and append the call to `calls`.
+
+        Without a reply function, equal prompts with an equal seed get equal responses. Raise
+        ConfigError if the reply function fails.
         """
         prompt_ids = request_prompt_ids(path, body)
         draw = hashlib.sha256(f"{prompt_ids}\x1f{body.get('seed')}".encode()).digest()
-        reply = self._reply(body) if self._reply else " ".join(_WORDS[byte % 12] for byte in draw[: 2 + draw[0] % 4])
-        reply = Reply(reply) if isinstance(reply, str) else reply
+        words = [_WORDS[byte % len(_WORDS)] for byte in draw[: 2 + draw[0] % 4]]  # two to five
+        reply = _replied(self._reply, body) if self._reply else Reply(" ".join(words))
         calls = tuple(
             call if call.call_id else replace(call, call_id=f"call_{draw[:6].hex()}_{index}")
             for index, call in enumerate(reply.calls)
@@ -206,7 +231,7 @@ class FakeUpstream:
         limit = next((limit for limit in limits if limit), len(ids))
         whole = len(ids) <= limit
         ids = ids[:limit]
-        pieces = list(spoken(ids))
+        pieces = list(pieces_of(ids))
         self._served += 1
         call = ServedCall(
             response_id=f"{_IDS[path]}{self._served:08d}",
@@ -219,14 +244,35 @@ class FakeUpstream:
             text="".join(piece.text for piece in pieces if piece.kind == "text"),
             finish_reason="length" if not whole else "tool_calls" if calls else "stop",
             reasoning="".join(piece.text for piece in pieces if piece.kind == "reasoning"),
-            calls=calls if whole else _begun(pieces),
+            calls=calls if whole else _begun_calls(pieces),
         )
         self.calls.append(call)
         return call
 
 
-def _begun(pieces: list[Piece]) -> tuple[ToolCall, ...]:
-    """Return the calls of an answer that was cut short.
+def _replied(reply: Callable[[Json], str | Reply], body: Json) -> Reply:
+    """Return what a reply function says to a request's body. Raise ConfigError if the function
+    raises, or returns something else than text or a `Reply` with `ToolCall`s.
+    """
+    try:
+        said: Any = reply(body)
+    except Exception as error:  # a user's function may raise anything, and its client must learn what
+        raise ConfigError(f"reply raised {type(error).__name__}: {error}") from error
+    said = Reply(said) if isinstance(said, str) else said
+    if not isinstance(said, Reply):
+        raise ConfigError(f"reply returned {_a(said)}; return a str or leyden.testing.Reply")
+    if wrong := next((call for call in said.calls if not isinstance(cast(object, call), ToolCall)), None):
+        raise ConfigError(f"reply returned a Reply whose calls hold {_a(wrong)}; use leyden.testing.ToolCall")
+    return said
+
+
+def _a(value: object) -> str:
+    """Return a value's type for a message, such as "a dict"; "None" for None."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _begun_calls(pieces: list[Piece]) -> tuple[ToolCall, ...]:
+    """Return the tool calls of an answer that was cut short.
 
     The last one may have only the beginning of its arguments.
     """
@@ -274,7 +320,10 @@ async def _paced(events: list[bytes], delay_seconds: float) -> AsyncIterator[byt
 
 
 async def _break_off(request: web.Request, answer: ApiAnswer, after_bytes: int | None) -> web.StreamResponse:
-    """Break the connection after this many bytes of a whole answer, or in its middle."""
+    """Send the first bytes of an answer that is not streamed, then break the connection.
+
+    after_bytes: how many; None: half of them. A shorter answer is sent completely.
+    """
     body = json.dumps(answer.whole()).encode()
     if after_bytes is not None and after_bytes >= len(body):
         return web.Response(body=body, content_type="application/json")

@@ -1,10 +1,11 @@
-"""Record what an agent does, in the right attempt: traces, where their spans come from, and their
-way to the store.
+"""Record what an agent does, in the right attempt: traces, the sources of their spans, and the
+delivery of spans to the store.
 
-`Tracer.trace_context` opens a `Trace`, which is a context variable; `OtelTracer` collects
-OpenTelemetry's spans, `AgentOpsTracer` and `WeaveTracer` what these make of an agent's calls (both
-are optional), `DummyTracer` only what the agent's code emits. It knows the store's protocol and no
-runner, agent or model. For a new source of spans see `base.py`; for other processes `carry.py`.
+`Tracer.trace_context` opens a `Trace`, which becomes the current one of its context. `OtelTracer`
+collects OpenTelemetry's spans. `AgentOpsTracer` and `WeaveTracer` collect the calls that these
+libraries trace (both are optional). `DummyTracer` collects only what the agent's code emits. The
+package knows the store's protocol and no runner, agent or model. For a new source of spans see
+`base.py`; for other processes see `carry.py`.
 """
 
 from leyden.tracer.agentops import AgentOpsTracer as AgentOpsTracer

@@ -1,9 +1,9 @@
-"""`AgentOpsTracer`: what AgentOps instruments, recorded here instead of at AgentOps.
+"""`AgentOpsTracer`: records in Leyden what AgentOps instruments, instead of sending it to AgentOps.
 
-AgentOps's instrumentation and decorators make OpenTelemetry spans, which are collected as
-`OtelTracer` collects any. Its client, which asks for a key and sends to agentops.ai, is never
-started: while a trace is open `agentops.init()` does nothing. AgentOps is looked for when a tracer
-is made, and not imported otherwise (extra `agentops`).
+AgentOps's instrumentation and decorators make OpenTelemetry spans, which `OtelTracer` collects like
+any others. AgentOps's client, which needs a key and sends to agentops.ai, is never started: while a
+trace is open, `agentops.init()` does nothing. AgentOps (extra `agentops`) is imported when the
+first trace of such a tracer opens.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ A second block would record each call twice."""
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records what AgentOps's own instrumentation sees, and `@agentops.operation` and its like.
+    """Records the calls that AgentOps's own instrumentation sees, and functions with decorators
+    such as `@agentops.operation`.
 
     No service is called, and no key is needed.
-    Raise ConfigError where `agentops` is not installed.
+    Raise MissingExtra if `agentops` is not installed.
     """
 
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
@@ -45,7 +46,9 @@ class AgentOpsTracer(OtelTracer):
         require_packages("agentops", extra="agentops", needed_by="AgentOpsTracer")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context around each trace, in which AgentOps's own spans reach it too."""
+        """Return a context, entered around each trace, in which AgentOps's instrumentation is on
+        and its client off.
+        """
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_AgentOps())
@@ -53,8 +56,8 @@ class AgentOpsTracer(OtelTracer):
 
 
 class _AgentOps(Instrumentation):
-    """Record AgentOps's spans while a trace is open, unless the user has started AgentOps
-    themselves.
+    """Turns AgentOps's instrumentation on while a trace is open, and its client off. If the user
+    has started AgentOps themselves, its instrumentation stays as it is.
     """
 
     modules: ClassVar[tuple[str, ...]] = ("agentops",)
@@ -63,7 +66,9 @@ class _AgentOps(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Replace AgentOps's client."""
+        """Turn AgentOps's decorators and instrumentation on, and let `agentops.init()` do
+        nothing.
+        """
         instrumentation: Any = importlib.import_module("agentops.instrumentation")
         client: Any = importlib.import_module("agentops.client.client")
         core: Any = instrumentation.tracer
@@ -80,7 +85,7 @@ class _AgentOps(Instrumentation):
             self._undo.callback(instrumentation.uninstrument_all)
 
     def remove(self) -> None:
-        """Restore AgentOps's client."""
+        """Undo `install`."""
         self._undo.close()
 
 
@@ -94,10 +99,13 @@ def _left_wrapped() -> Iterator[tuple[Any, str]]:
 
 
 def _reset(core: Any) -> None:
-    core.provider, core._initialized = None, False  # or it would shut the provider down as the process ends
+    """Make AgentOps forget the provider, because it would shut it down when the process exits."""
+    core.provider, core._initialized = None, False
 
 
 def _does_nothing(original: Callable[..., Any]) -> Callable[..., None]:
+    """Return a method that does nothing, to replace `original`."""
+
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         """Replace the `init` of AgentOps's client while a trace of Leyden is open."""
 

@@ -1,9 +1,9 @@
 """`Tracer`, the base of tracers.
 
-A tracer says where spans come from; traces, their delivery to the store and the current trace are
-the same for all of them. To write one: implement `prepare`, and where a step ends call
-`current_trace().add(span)` (or keep the trace from the step's start, which is right in every
-thread). It does not know runners or agents.
+A tracer decides where spans come from. Traces, their delivery to the store and the current trace
+are the same for all tracers. To write one, implement `prepare`, and call
+`current_trace().add(span)` where a step ends. If steps end in other threads, remember the trace at
+the step's start instead. A tracer does not know runners or agents.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class Tracer(NamedOptions, ABC):
     """
 
     model_hosts: Sequence[str] = MODEL_HOSTS
-    """The hosts whose requests are model calls; see `leyden.instrumentation.route`."""
+    """The hosts whose requests are model calls, as `host` or `host/path`."""
     _worker_stores: Mapping[int, LightningStore] = {}
     """The store of each worker that was set up and not torn down, by worker id."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make sure that steps are noticed from now on.
+        """Set up whatever notices steps, such as a listener of a library.
 
-        Called by `init` and as each trace opens; cheap when there is nothing to do.
+        It is called by `init` and each time that a trace opens, so it must be cheap when there is
+        nothing left to do.
         """
 
     def while_open(self) -> AbstractContextManager[object]:
@@ -66,7 +67,7 @@ class Tracer(NamedOptions, ABC):
     def teardown(self) -> None:
         """Release everything. Called once, at the end.
 
-        What was recorded has arrived by then: each trace delivers as it closes.
+        No span is lost, because each trace has delivered its spans when it closed.
         """
 
     def trace_context(
@@ -77,8 +78,8 @@ class Tracer(NamedOptions, ABC):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> TraceContext:
-        """Return a trace around a block: `async with tracer.trace_context(...) as trace:`, or
-        `with` in sync code.
+        """Return a context manager that opens a trace: `async with tracer.trace_context(...) as
+        trace:`, or `with` in sync code.
 
         With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by
         default the store that `init_worker` was given. Leaving the block raises if they could not
@@ -102,6 +103,9 @@ class Tracer(NamedOptions, ABC):
         return context
 
     def _workers_store(self) -> LightningStore | None:
+        """Return the store of this tracer's workers, or None if no worker was set up. Raise
+        ConfigError if they have several.
+        """
         stores = list({id(store): store for store in self._worker_stores.values()}.values())
         if len(stores) > 1:
             raise ConfigError(
@@ -111,7 +115,7 @@ class Tracer(NamedOptions, ABC):
         return stores[0] if stores else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the workers' stores, which belong to this process."""
+        """Return what is pickled: all but the workers' stores, which belong to this process."""
         return {name: value for name, value in vars(self).items() if name != "_worker_stores"}
 
     def get_last_trace(self) -> list[Span]:
@@ -129,26 +133,30 @@ class Tracer(NamedOptions, ABC):
         timestamp: float | None = None,
         status: SpanStatus | StatusCode | None = None,
     ) -> Span:
-        """Record an event, a span that ends when it begins, in the current trace.
+        """Record an event in the current trace: a span that ends when it begins.
 
-        timestamp: Unix seconds; None for now. Raise NoActiveTrace or InvalidEmission.
+        timestamp: Unix seconds; None for now.
+        Raise NoActiveTrace outside a trace, and InvalidEmission for an attribute that is neither a
+        string, a number, a bool nor a list of one of these.
         """
         return active_trace("create_span").create_span(name, attributes, timestamp=timestamp, status=status)
 
     def operation_context(
         self, name: str, attributes: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[OpenSpan]:
-        """Record a block as one step of the current trace. See Trace.operation.
+        """Record a block as one step of the current trace. Spans that are made within the block are
+        below it, and an exception is recorded and propagates.
 
-        Raise NoActiveTrace or InvalidEmission.
+        Raise NoActiveTrace outside a trace, and InvalidEmission for an attribute that is neither a
+        string, a number, a bool nor a list of one of these.
         """
         return active_trace("operation_context").operation(name, attributes)
 
 
 class DummyTracer(Tracer):
-    """Records what the agent's code emits, and touches no library and no global state.
+    """Records only what the agent's code emits. It changes no library and no global state.
 
-    For tests, and for agents whose calls the gateway records anyway.
+    Use it for tests, and for agents whose model calls the gateway records.
     """
 
     def prepare(self) -> None:

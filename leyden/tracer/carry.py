@@ -1,21 +1,22 @@
 """Carry the current trace into threads and processes.
 
-While a trace is open, whatever starts a thread or a process takes the trace along.
+While a trace is open, threads and processes that are started in it continue the trace.
 
-| started by | takes along |
+| started by | gets |
 |---|---|
 | `threading.Thread`, `ThreadPoolExecutor`, `multiprocessing.pool.ThreadPool` | the context |
 | `multiprocessing.Process`, by any start method | the trace, for the life of the process |
 | `ProcessPoolExecutor`, `multiprocessing.Pool` | the trace, for each piece of work |
-| `subprocess`, `asyncio.create_subprocess_*` | variables (`Trace.environment`) |
+| `subprocess`, `asyncio.create_subprocess_*` | environment variables (`Trace.environment`) |
 
-A variable in the call's own `env` takes precedence. `asyncio` tasks and `asyncio.to_thread` carry
-context variables by themselves. The methods are replaced while at least one trace is open, and
-restored with the last one; code outside a trace is not touched. A worker of a pool does not belong
-to the trace in which it was started: each piece of work brings its own. A child of a bare
-`os.fork()` is in no trace, so what it emits is refused, not lost.
+A variable that a program's own `env` changes keeps that value. `asyncio` tasks and
+`asyncio.to_thread` carry context variables by themselves. The methods are replaced while at least
+one trace is open, and restored when the last one closes. A call outside a trace works as before. A
+worker of a pool does not belong to the trace in which it was started, because each piece of work
+brings its own. A child of a bare `os.fork()` is in no trace, so emitting there raises an error
+instead of losing the span.
 
-The module knows these starters and the current trace. To carry it in another way (a new kind of
+The module knows these starters and the current trace. To support another one (a new kind of
 executor), add its method to `_patches`.
 """
 
@@ -95,26 +96,26 @@ class _InContext:
 
 
 class _CarriedRun:
-    """Replaces a process's `run`, and takes the trace to the child."""
+    """The `run` of a process object that is being started. It is pickled with the object, or
+    inherited by a fork, and opens the trace in the child.
+    """
 
     def __init__(self, process: multiprocessing.process.BaseProcess, trace: Trace) -> None:
         self._process, self._carried = process, trace.packed()
 
     def __call__(self) -> None:
-        vars(self._process).pop("run", None)
+        vars(self._process).pop("run", None)  # uncovers the process's own `run`
         self._carried.run(self._process.run)
 
 
 def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a `Process.start` whose child continues the current trace; without one it is
-    `original`.
-    """
+    """Return a `Process.start` whose child continues the current trace, if there is one."""
 
     def start(self: multiprocessing.process.BaseProcess) -> None:
         trace = CURRENT.get()
         if trace is None:
             return original(self)
-        vars(self)["run"] = _CarriedRun(self, trace)
+        vars(self)["run"] = _CarriedRun(self, trace)  # hides the process's `run` until it has started
         try:
             with _outside_traces():
                 return original(self)
@@ -125,6 +126,10 @@ def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    """Return a `ProcessPoolExecutor.submit` whose worker runs the call in the current trace, if
+    there is one.
+    """
+
     def submit(self: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         trace = CURRENT.get()
         if trace is None:
@@ -137,6 +142,8 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
 
 
 def _apart(original: Callable[..., None]) -> Callable[..., None]:
+    """Return an `__init__` of a pool whose workers start outside any trace."""
+
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         with _outside_traces():
             original(self, *args, **kwargs)
@@ -145,13 +152,13 @@ def _apart(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method of `multiprocessing.pool.Pool` so that the function it passes on runs in the
-    current trace.
+    """Return a method of `multiprocessing.pool.Pool` whose workers run the given function in the
+    current trace, if there is one.
 
-    A thread gets a copy of the context, a process the packed trace.
+    A worker thread gets a copy of the context, a worker process the packed trace.
     """
 
-    def give(self: multiprocessing.pool.Pool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def apply(self: multiprocessing.pool.Pool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         trace = CURRENT.get()
         if trace is None:
             return original(self, func, *args, **kwargs)
@@ -159,14 +166,14 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, _InContext(func), *args, **kwargs)
         return original(self, functools.partial(trace.packed().run, func), *args, **kwargs)
 
-    return give
+    return apply
 
 
 # ---- programs ------------------------------------------------------------------------------------
 
 
 def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `Popen.__init__` so that the program gets the current trace's environment variables,
+    """Return a `Popen.__init__` whose program gets the current trace's environment variables,
     merged with the call's `env`.
     """
 
@@ -183,6 +190,10 @@ def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of uvloop's loop that starts a program with the current trace's environment
+    variables, merged with the call's `env`.
+    """
+
     def spawn(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace = CURRENT.get()
         if trace is not None:
@@ -193,8 +204,10 @@ def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
-    """Return the environment of a program: the trace's variables, except where the call changes
-    them.
+    """Return the environment of a program that a trace starts: the trace's variables, except those
+    that the call sets to another value than this process has.
+
+    given: the call's own `env`; None: this process's environment.
     """
     if given is None:
         return {**os.environ, **trace.environment()}
@@ -207,8 +220,9 @@ def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
 
 @contextmanager
 def _outside_traces() -> Generator[None]:
-    """Start things outside the trace, such as a pool's worker, which would belong to it
-    for good.
+    """Leave the current trace during the block.
+
+    A pool's worker that starts within the block would otherwise belong to the trace for good.
     """
     token = CURRENT.set(None)
     try:
@@ -219,6 +233,7 @@ def _outside_traces() -> Generator[None]:
 
 @functools.cache
 def _patches() -> Sequence[Patch]:
+    """Return the patches of Python's own starters."""
     pool = multiprocessing.pool.Pool
     return (
         Patch(threading.Thread, "start", _carrying_start),
@@ -238,8 +253,8 @@ def _patches_of_uvloop() -> Sequence[Patch]:
     return tuple(Patch(loop, name, _carrying_spawn) for name in ("subprocess_exec", "subprocess_shell"))
 
 
-class _Held:
-    """The number of open traces. The patches are in place while there is at least one."""
+class _Patched:
+    """The number of open traces, and the patches, which are applied while there is at least one."""
 
     lock = threading.Lock()
     open_traces = 0
@@ -249,20 +264,20 @@ class _Held:
 def hold() -> None:
     """Count one more open trace; the first one applies the patches."""
     _watch_forks()
-    with _Held.lock:
-        _Held.open_traces += 1
-        if _Held.open_traces == 1:
-            _Held.applied = (*_patches(), *(_patches_of_uvloop() if "uvloop" in sys.modules else ()))
-            for patch in _Held.applied:
+    with _Patched.lock:
+        _Patched.open_traces += 1
+        if _Patched.open_traces == 1:
+            _Patched.applied = (*_patches(), *(_patches_of_uvloop() if "uvloop" in sys.modules else ()))
+            for patch in _Patched.applied:
                 patch.apply()
 
 
 def release() -> None:
     """Count one open trace fewer; the last one undoes the patches."""
-    with _Held.lock:
-        _Held.open_traces -= 1
-        if _Held.open_traces == 0:
-            for patch in _Held.applied:
+    with _Patched.lock:
+        _Patched.open_traces -= 1
+        if _Patched.open_traces == 0:
+            for patch in _Patched.applied:
                 patch.undo()
 
 
@@ -272,12 +287,12 @@ def _watch_forks() -> None:
 
 
 def _forget_trace() -> None:
-    """Forget the trace in a forked child.
+    """Leave the trace in a forked child, and replace the lock.
 
-    The connection to the store stayed in the parent, and so did the threads that may have held a
-    lock.
+    The connection to the store stayed in the parent, and so did the threads, one of which may have
+    held the lock.
     """
-    _Held.lock = threading.Lock()
+    _Patched.lock = threading.Lock()
     if CURRENT.get() is not None:
         CURRENT.set(None)
         otel_context.attach(otel_context.Context())

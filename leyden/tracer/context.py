@@ -1,9 +1,9 @@
 """Open and close a trace, with `with` or `async with`, here or in a process to which it was
 carried.
 
-Opening makes it the current trace of this context; closing delivers all of its spans. This module
-puts a trace together with its outbox, its address and the way into threads and processes. It makes
-no spans.
+Opening makes it the current trace of this context. Closing delivers all of its spans. This module
+joins a trace with its outbox, with the address for other processes, and with what carries it into
+threads and processes. It makes no spans.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leyden.instrumentation.route import MODEL_HOSTS, ROUTE_KEY
 from leyden.tracer import carry
 from leyden.tracer.current import current_trace
 from leyden.tracer.delivery import SpanDestination, background_loop, open_outbox
-from leyden.tracer.remote import SpansAddress, below
+from leyden.tracer.remote import RemoteDestination, below
 from leyden.tracer.trace import CURRENT, LOCAL, OTEL_KEY, SPANS_URL, Address, Trace
 from leyden.types import Span
 
@@ -36,14 +36,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LAST: ContextVar[Trace | None] = ContextVar("leyden_last_trace", default=None)
+"""The last trace that this context opened, whether it is closed or not."""
 
 
 class TraceContext:
-    """One trace, to be entered once.
+    """A context manager that opens one trace. Enter it once.
 
-    `async with` delivers in the running loop, `with` blocks its thread until all is delivered.
-    Leaving raises what kept spans from the store, unless the block itself was cancelled or
-    interrupted: then it is logged.
+    `async with` delivers the spans in the running loop; `with` blocks its thread until all are
+    delivered. Leaving the block raises the error that kept spans from the store. If the block
+    itself was cancelled or interrupted, that error is only logged.
     """
 
     def __init__(
@@ -58,11 +59,14 @@ class TraceContext:
         model_hosts: Sequence[str] = MODEL_HOSTS,
         url: str | None = None,
     ) -> None:
-        """Check that the ids and the store fit together.
-
-        prepare: see `Trace.prepare`.
-        around: contexts that stay open as long as the trace.
-        url: see `Trace`.
+        """
+        name: the trace's name; None: the rollout id.
+        store: where the spans go; None: they stay in the trace.
+        prepare: makes another process record its steps, before carried work runs there.
+        around: makes a context that stays open as long as the trace.
+        model_hosts: the hosts whose requests are model calls.
+        url: where other processes send spans of this trace; None: to an address of its own.
+        Raise ConfigError for one id without the other, or for a store without ids.
         """
         if (rollout_id is None) != (attempt_id is None):
             raise ConfigError(
@@ -76,7 +80,8 @@ class TraceContext:
         self._name = name
         self._store, self._rollout_id, self._attempt_id = store, rollout_id, attempt_id
         self._prepare, self._around, self._model_hosts, self._url = prepare, around, model_hosts, url
-        self._held: AbstractContextManager[object] | None = None
+        self._entered: AbstractContextManager[object] | None = None
+        """The context that `around` made."""
         self._trace: Trace | None = None
         self._tokens: tuple[Token[Trace | None], Token[otel_context.Context]] | None = None
 
@@ -118,11 +123,11 @@ class TraceContext:
             )
         rollout_id, attempt_id = self._rollout_id or LOCAL, self._attempt_id or LOCAL
         outbox = None
-        held = self._around()
-        held.__enter__()
+        entered = self._around()
+        entered.__enter__()
         if self._store is not None and loop is not None:
             outbox = open_outbox(self._store, loop, f"attempt {attempt_id!r} of rollout {rollout_id!r}")
-        self._held = held
+        self._entered = entered
         self._trace = trace = Trace(
             self._name or rollout_id,
             rollout_id,
@@ -143,17 +148,18 @@ class TraceContext:
         return trace
 
     def _close(self) -> Trace:
-        """End the recording and make the trace that was current before the current one again."""
-        assert self._trace is not None and self._tokens is not None and self._held is not None
+        """End the recording, and restore the trace that was current before. Return this trace."""
+        assert self._trace is not None and self._tokens is not None and self._entered is not None
         carry.release()
-        self._held.__exit__(None, None, None)
+        self._entered.__exit__(None, None, None)
         self._trace.close_address()
         current, attached = self._tokens
         otel_context.detach(attached)
         try:
             CURRENT.reset(current)
         except ValueError:
-            # The trace was entered in another context (a generator finished elsewhere).
+            # The trace was opened in another context, as in a generator that another task finishes.
+            # That context ends with its task, so there is nothing to restore.
             logger.debug("the trace %r was closed in another context than it was opened in", self._trace.name)
         _LAST.set(self._trace)
         return self._trace
@@ -167,9 +173,12 @@ class Carried:
     rollout_id: str
     attempt_id: str
     environment: dict[str, str]
+    """The trace's environment variables, among them the address for its spans."""
     model_hosts: tuple[str, ...]
     route: tuple[str | None, str | None]
+    """The base URL and the key of the attempt's gateway, if there is one."""
     prepare: bytes | None
+    """The pickled `Trace.prepare`; None if it cannot be pickled."""
 
     @classmethod
     def of(cls, trace: Trace) -> Carried:
@@ -203,15 +212,15 @@ class Carried:
         packed.
         """
         url = self.environment[SPANS_URL]
-        # A tracer's own `prepare`, of which the tracer is `__self__`; what it keeps open around its
-        # traces is kept open here too.
+        # `prepare` is mostly a tracer's bound method, with the tracer as its `__self__`. Then this
+        # trace opens the same contexts (`while_open`) as the tracer's traces.
         prepare: Any = None if self.prepare is None else pickle.loads(self.prepare)
         around = getattr(getattr(prepare, "__self__", None), "while_open", nullcontext)
         if prepare is not None:
             prepare()
         with TraceContext(
             self.name,
-            SpansAddress(url),
+            RemoteDestination(url),
             self.rollout_id,
             self.attempt_id,
             prepare=prepare,
@@ -229,6 +238,7 @@ class Carried:
 
 @contextmanager
 def _variables(environment: dict[str, str]) -> Generator[None]:
+    """Set environment variables of this process during the block."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -254,7 +264,10 @@ def last_trace() -> list[Span]:
 
 
 def _raise_or_log(failure: LeydenError, error: BaseException | None) -> None:
-    """Raise `failure`, except where that would take the place of a cancellation or an interrupt."""
+    """Raise `failure`; only log it if it would hide a cancellation or an interrupt.
+
+    error: what the block raised, if anything.
+    """
     if error is None or isinstance(error, Exception):
         raise failure
     logger.error("a trace that was interrupted is incomplete in the store: %s", failure)

@@ -1,9 +1,9 @@
 """The current trace: the one that is open in this context, or the one in which this process was
 started.
 
-It is a context variable, so hundreds of attempts run in one process, each in its own tasks and
-threads. OpenTelemetry's context holds it as well, because some code carries only that context into
-a thread pool of its own.
+A context variable holds it, so hundreds of attempts can run in one process, each in its own tasks
+and threads. OpenTelemetry's context holds it as well, because some libraries carry only that
+context into their thread pools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from leyden.tracer.trace import CURRENT, OTEL_KEY, SPANS_URL, Trace
 
 
 def current_trace() -> Trace | None:
-    """Return the trace that is open here, or None."""
+    """Return the trace that is open in this context, else the one in which this process was
+    started, or None.
+    """
     trace = CURRENT.get()
     if trace is None:
         trace = trace_of(otel_context.get_current())
@@ -26,7 +28,10 @@ def current_trace() -> Trace | None:
 
 
 def inherited_trace() -> Trace | None:
-    """Return the trace in which this process was started (see `Trace.environment`), or None."""
+    """Return the trace in which this process was started, or None.
+
+    Its environment variables say so (`Trace.environment`).
+    """
     return process_trace() if SPANS_URL in os.environ else None
 
 
@@ -37,9 +42,9 @@ def trace_of(context: otel_context.Context) -> Trace | None:
 
 
 def active_trace(what: str) -> Trace:
-    """Return the trace that is open here.
+    """Return the current trace. Raise NoActiveTrace if there is none.
 
-    Raise NoActiveTrace, which names `what` and how to open one.
+    what: the name of the caller, for the message.
     """
     trace = current_trace()
     if trace is None:

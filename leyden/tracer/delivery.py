@@ -1,15 +1,15 @@
-"""Bring finished spans to the store, in batches, off the agent's path.
+"""Deliver finished spans to the store, in batches, off the agent's path.
 
 There is one `Delivery` for each store and event loop, however many attempts are open, and at most
-one `add_many_spans` of it is under way: what ends meanwhile travels in the next one. A span waits
-0.2 s at most (it is a heartbeat), 64 spans do not wait, and closing a `SpanOutbox` delivers
-everything of its trace. A span that ends after that (a late one) goes through a background thread
-with an event loop of its own, since the loop of its attempt may be over by then; so do the spans of
-traces that were opened without a loop.
+one `add_many_spans` of it is under way. Spans that end meanwhile go into the next call. A span
+waits 0.2 s at most, because it is also a heartbeat of its attempt; 64 spans do not wait. Closing a
+`SpanOutbox` delivers all spans of its trace. A span that ends after that (a late one) goes through
+a background thread with its own event loop, because the loop of its attempt may be closed by then.
+So do the spans of traces that were opened without a loop.
 
-It knows outboxes and stores, and nothing of agents or OpenTelemetry. A store that fails is tried
-again every second until the outbox closes (a late span: for a minute); what one attempt did wrong
-(an unknown id, a value that cannot be stored) never holds up the others.
+The module knows outboxes and stores, and nothing of agents or OpenTelemetry. After a failure of the
+store, delivery is retried every second until the outbox closes, and for a minute for a late span.
+An error of one attempt (an unknown id, a value that cannot be stored) never holds up the others.
 """
 
 from __future__ import annotations
@@ -31,15 +31,20 @@ from leyden.types import Span
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 0.2
+"""How long a span waits for others."""
 _FLUSH_SPANS = 64
+"""So many spans are sent at once."""
 _MOST_SPANS = 5000
 """The most spans of one request.
 
 After an outage of the store, more may wait than a server accepts at once.
 """
 _RETRY_SECONDS = 1.0
+"""The time between a failure of the store and the next try."""
 _LATE_TRIES = 60
+"""How often a late span is tried."""
 _EXIT_SECONDS = 2.0
+"""How long late spans may delay the end of the process."""
 
 _FINAL = (ValueError, TypeError, StoreClosed)
 """Errors that no retry can cure: the spans are wrong, or the store is closed.
@@ -84,7 +89,9 @@ class SpanOutbox:
         self.closed = False
 
     def put(self, span: Span) -> None:
-        """Queue the span for delivery, and return at once."""
+        """Queue the span for delivery, and return at once. After `close` it is a late span, which
+        the background thread delivers.
+        """
         if self._delivery.put(self, span):
             return
         logger.debug("span %r of %s ended after its trace was closed; it is delivered late", span.name, self.name)
@@ -95,10 +102,10 @@ class SpanOutbox:
         self._late.put(span)
 
     async def close(self) -> None:
-        """Deliver everything that was put; call it in the delivery's own loop.
+        """Deliver every span that was put. Call it in the delivery's own loop.
 
-        Raise what the store raised if something could not be delivered (a StoreError around
-        whatever is not a LeydenError).
+        If a span could not be delivered, raise the store's error. An error that is no LeydenError
+        is raised as a StoreError.
         """
         try:
             await self._delivery.drain(self)
@@ -115,16 +122,14 @@ class SpanOutbox:
             ) from self.error
 
     def close_blocking(self) -> None:
-        """Call `close` from a thread where no loop can be awaited; the delivery must be the
-        background loop's.
-        """
+        """Run `close` from sync code. The delivery must be that of the background loop."""
         asyncio.run_coroutine_threadsafe(self.close(), self._delivery.loop).result()
 
 
 class Delivery:
-    """The one flusher of a store in an event loop.
+    """Sends the spans of all outboxes to one store, in one event loop.
 
-    `put` may be called from any thread, everything else runs in the loop.
+    `put` may be called from any thread; everything else runs in the loop.
     """
 
     def __init__(self, store: SpanDestination, loop: asyncio.AbstractEventLoop) -> None:
@@ -137,10 +142,13 @@ class Delivery:
         self._armed = False
         """Whether a timer that will flush the pending spans is running or about to start."""
         self._batch: asyncio.Task[None] | None = None
+        """The call of the store that is under way."""
 
     def put(self, outbox: SpanOutbox, span: Span) -> bool:
-        """Queue a span for delivery. Return False if the outbox is closed, or the event loop that
-        delivers.
+        """Queue a span for delivery. Return False if the outbox or the delivery's event loop is
+        closed.
+
+        Once the store has refused spans of an outbox, further ones are only counted as lost.
         """
         with self._lock:
             if outbox.closed or self.loop.is_closed():
@@ -160,8 +168,8 @@ class Delivery:
         return True
 
     async def drain(self, outbox: SpanOutbox) -> None:
-        """Close the outbox and return when its spans are in the store, or when the store has
-        refused them.
+        """Close the outbox, and wait until its spans are in the store, or are refused, or failed
+        once more.
         """
         with self._lock:
             outbox.closed = True
@@ -178,6 +186,7 @@ class Delivery:
             outbox.error = StoreError(f"delivery to {self.store.url} was cancelled")
 
     def _in_loop(self, call: Callable[[], object]) -> None:
+        """Run a function in the delivery's loop: now if this is the loop's thread, else soon."""
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -192,6 +201,7 @@ class Delivery:
         self.loop.call_later(seconds, self._tick, context=contextvars.Context())
 
     def _tick(self) -> None:
+        """Send the pending spans, when the timer ends."""
         with self._lock:
             self._armed = False
         if self._pending:
@@ -213,6 +223,7 @@ class Delivery:
         return self._batch
 
     async def _deliver(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
+        """Send a batch, and queue again what was not delivered, also if the task is cancelled."""
         undelivered = batch
         try:
             undelivered = await self._send(batch)
@@ -221,8 +232,8 @@ class Delivery:
             self._put_back(undelivered)
 
     def _put_back(self, undelivered: Sequence[tuple[SpanOutbox, Span]]) -> None:
-        """Schedule the pending spans: at once if there are many, after a moment if few or on a
-        failure.
+        """Queue undelivered spans again, and schedule the next batch: at once if many spans are
+        pending, otherwise after a while.
         """
         with self._lock:
             self._pending[:0] = undelivered
@@ -235,9 +246,10 @@ class Delivery:
             self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
 
     async def _send(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> Sequence[tuple[SpanOutbox, Span]]:
-        """Deliver the batch, each outbox by itself if one of them spoils it.
+        """Send a batch to the store, and return the spans to retry.
 
-        Return the spans to retry.
+        If the store refuses the batch, send the spans of each outbox alone, to find whose spans are
+        wrong.
         """
         if len(batch) > _MOST_SPANS:
             parts = [batch[start : start + _MOST_SPANS] for start in range(0, len(batch), _MOST_SPANS)]
@@ -266,6 +278,7 @@ class Delivery:
         return ()
 
     def _note_failure(self, outbox: SpanOutbox, error: Exception) -> None:
+        """Remember a failed try that may be repeated. The first one in a row is logged."""
         if outbox.tries is not None:
             outbox.tries -= 1
         if outbox.error is None:
@@ -273,6 +286,7 @@ class Delivery:
         outbox.error = error
 
     def _refuse(self, outbox: SpanOutbox, count: int, error: Exception) -> None:
+        """Give up `count` spans of an outbox for good."""
         logger.error("%d spans of %s are refused: %s", count, outbox.name, error)
         with self._lock:
             outbox.waiting -= count
@@ -281,7 +295,7 @@ class Delivery:
 
 
 def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
-    """Copy the sequence ids that the store drew to the trace's own spans."""
+    """Copy the sequence ids that the store assigned to the trace's own spans."""
     drawn = {(span.rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in added}
     for _, span in batch:
         span.sequence_id = drawn.get((span.rollout_id, span.attempt_id, span.span_id), span.sequence_id)
@@ -305,6 +319,9 @@ def open_outbox(store: SpanDestination, loop: asyncio.AbstractEventLoop, name: s
 
 
 def _background_delivery(store: SpanDestination) -> Delivery:
+    """Return the delivery of late spans to a store, in the background loop. It is flushed when the
+    process exits.
+    """
     loop = background_loop()
     with _registry_lock:
         delivery = _deliveries.get((id(store), id(loop))) or Delivery(store, loop)
@@ -314,6 +331,7 @@ def _background_delivery(store: SpanDestination) -> Delivery:
 
 
 def _release(delivery: Delivery) -> None:
+    """Count one open outbox fewer; drop the delivery with its last one."""
     with _registry_lock:
         delivery.users -= 1
         if not delivery.users:

@@ -1,16 +1,16 @@
 """`OtelTracer`: collects every span that OpenTelemetry ends inside a trace, from any library.
 
-Instrumentation finds its provider through OpenTelemetry's global one. Where the user has set one,
-ours only listens to it; where there is none, ours becomes the global one. Spans outside a trace are
-ignored. A span belongs to the trace in which it started, wherever it ends.
+Instrumentation makes its spans with OpenTelemetry's global provider. If the user has set one,
+Leyden only listens to it; otherwise Leyden sets one. Spans outside a trace are ignored. A span
+belongs to the trace in which it started, wherever it ends.
 
-While a trace is open the clients of `leyden.instrumentation` are instrumented, those that are
-installed: a model call of an agent that knows nothing of Leyden brings the trace context along, and
-goes to the gateway where the attempt has one.
+While a trace is open, the installed clients of `leyden.instrumentation` are instrumented: a model
+call of an agent that knows nothing of Leyden carries the trace context, and goes to the attempt's
+gateway if there is one.
 
-The sampler, limits and other exporters of the user's own provider stay as they are, so what it does
-not sample is not collected; what Leyden's emitters record does not pass through it. A user who sets
-up OpenTelemetry does so before the first trace.
+The sampler, limits and other exporters of the user's own provider stay as they are, so spans that
+it does not sample are not collected. What Leyden's emitters record does not pass through it. A user
+who sets up OpenTelemetry must do so before the first trace.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OtelTracer(Tracer):
     instrumentation: which of `leyden.instrumentation.names()` to install while a trace is open;
         None: HTTP clients, and every library that is imported by the time the trace opens (none is
         imported only to be instrumented).
-    model_hosts: which services are models, as `host` or `host/path`; in place of MODEL_HOSTS.
+    model_hosts: the services that are models, as `host` or `host/path`. They replace MODEL_HOSTS.
     Raise ConfigError for an unknown instrumentation.
     """
 
@@ -70,34 +70,34 @@ class OtelTracer(Tracer):
         listen()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the worker's store, and import what instrumentation needs before the first rollout
-        waits for it.
+        """Bind the worker's store, and import what instrumentation needs, so that the first rollout
+        does not wait for it.
         """
         super().init_worker(worker_id, store)
         with self.while_open():
             pass
 
     def while_open(self) -> AbstractContextManager[object]:
-        """See Tracer.while_open."""
+        """Return a context, entered around each trace, in which the clients are instrumented."""
         return instrument(*(in_use() if self._instrumentation is None else self._instrumentation))
 
 
 class LightningSpanProcessor(SpanProcessor):
-    """Gives each ended span to the trace in which it started, which delivers it in batches, off the
+    """Adds each ended span to the trace in which it started, which delivers it in batches, off the
     agent's thread.
 
-    Leaving a trace waits for what has ended in it. A span that ends later goes to the same attempt
-    by itself.
+    Leaving a trace waits until the spans that have ended in it are delivered. A span that ends
+    later is delivered to the same attempt afterwards.
     """
 
     def __init__(self) -> None:
-        # By span id, because OpenTelemetry hands over a copy at the end; weak, because some spans
-        # are never ended.
+        # By span id, because `on_end` gets a copy of the span. Weak, because some spans are never
+        # ended.
         self._started: weakref.WeakValueDictionary[int, SdkSpan] = weakref.WeakValueDictionary()
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        """Note the trace of a span: of the parent context that was given, else of the running code,
-        else of the parent span.
+        """Remember which trace a span belongs to: that of the given parent context, else the
+        current trace of the running code, else that of the parent span.
         """
         trace = None if parent_context is None else trace_of(parent_context)
         if trace is None:
@@ -115,6 +115,7 @@ class LightningSpanProcessor(SpanProcessor):
 
 
 _MARK = "_leyden_trace"
+"""The attribute of an OpenTelemetry span that holds its trace."""
 
 
 def _trace_of_span(span: object) -> Trace | None:
@@ -128,8 +129,8 @@ def _span_id(span: ReadableSpan) -> int:
 
 
 class UnseededIds(IdGenerator):
-    """Ids that an agent's `random.seed(...)` cannot repeat; spans without a parent share the trace
-    id of their trace.
+    """Makes ids that an agent's `random.seed(...)` cannot repeat. Spans without a parent get the
+    trace id of their trace.
     """
 
     def generate_span_id(self) -> int:
@@ -144,6 +145,7 @@ class UnseededIds(IdGenerator):
 
 _lock = threading.Lock()
 _heard: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The providers that the collector listens to."""
 
 
 @functools.cache
@@ -153,9 +155,9 @@ def collector() -> LightningSpanProcessor:
 
 
 def listen() -> None:
-    """Have the global provider tell our collector, once.
+    """Register the collector with the global provider, and set one if there is none.
 
-    Safe to repeat; only the first call and a new provider cost anything.
+    Safe to repeat: only the first call and a new provider cost anything.
     """
     with _lock:
         provider: Any = otel_trace.get_tracer_provider()
@@ -176,6 +178,7 @@ def listen() -> None:
 
 
 def _own_provider() -> TracerProvider:
+    """Return Leyden's provider, which samples every span and cuts none."""
     # OpenTelemetry's default limit of 128 attributes cuts long conversations.
     unlimited = SpanLimits(
         max_attributes=SpanLimits.UNSET, max_span_attributes=SpanLimits.UNSET, max_events=SpanLimits.UNSET
@@ -184,9 +187,10 @@ def _own_provider() -> TracerProvider:
 
 
 def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Span:
-    """Return an ended OpenTelemetry span as a span of an attempt.
+    """Return an ended OpenTelemetry span as a span of an attempt. Its sequence id is 0 until the
+    store assigns one.
 
-    The store assigns its sequence id. A span received over OTLP has the same form.
+    A span that is received over OTLP has the same form.
     """
     context, parent = span.context, span.parent
     assert context is not None
@@ -221,11 +225,12 @@ def _status(status: Status) -> SpanStatus:
 
 
 _resource_read: tuple[Resource | None, Attributes] = (None, {})
+"""The last resource and its attributes."""
 
 
 def _resource(resource: Resource) -> Attributes:
-    """Return a resource's attributes, cached for the last resource, since a process has one or a
-    few.
+    """Return a resource's attributes. The last result is cached, because a process has one resource
+    or a few.
     """
     global _resource_read
     last, attributes = _resource_read
@@ -240,6 +245,7 @@ def _event(event: Event) -> SpanEvent:
 
 
 def _attributes(attributes: Mapping[str, Any] | None) -> Attributes:
+    """Return OpenTelemetry's attributes in the form that the store keeps."""
     if not attributes:
         return {}
     # Reading OpenTelemetry's own mapping takes a lock for each entry; copying it takes none.
@@ -248,3 +254,4 @@ def _attributes(attributes: Mapping[str, Any] | None) -> Attributes:
 
 
 _PLAIN = frozenset({str, bool, int})
+"""Types of attributes that need no conversion."""

@@ -10,7 +10,7 @@ This process has one HTTP server on the loopback address, with one secret path f
 A path is served while its receiver is open. Its spans go into the trace with the attempt's other
 spans, so that they are in the store when the attempt is reported. The server starts with the first
 receiver and ends with the process. It knows one trace for each path, and not the sender. To serve
-more below a secret path, give the receiver handlers.
+further paths below a secret path, pass `handlers` to `Receiver`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Receiver:
         }
         """The handlers by path below the trace's secret path."""
         self._seen: set[str] = set()
+        """The ids of the spans that were added."""
         self._server = _ReceiverServer.of_this_process()
         self._secret = secrets.token_urlsafe(24)
         self.url = f"{self._server.url}/{self._secret}"
@@ -79,8 +80,8 @@ class Receiver:
         self._server.open.pop(self._secret, None)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> None:
-        """Add spans of the attempt, each once, because an exporter repeats a request whose reply
-        was lost.
+        """Add spans to the trace. A span that was added before is skipped, because an exporter
+        repeats a request whose reply was lost.
 
         Raise UnknownAttempt, and add none, if one belongs to another attempt.
         """
@@ -107,7 +108,7 @@ class Receiver:
                 400, "bad_spans", f"the body is no list of spans: {storable(str(error), limit=500)}"
             ) from None
         except UnknownAttempt as error:
-            raise Refusal(400, "unknown_attempt", str(error)) from None
+            raise Refusal(404, "unknown_attempt", str(error)) from None
         return HttpReply(200, b"{}\n", JSON)
 
 
@@ -115,7 +116,7 @@ _SPANS = TypeAdapter(list[Span])
 
 
 class _ReceiverServer:
-    """The server of this process."""
+    """The HTTP server of this process, an ASGI application in a thread of its own."""
 
     _current: _ReceiverServer | None = None
     _lock = threading.Lock()
@@ -139,6 +140,7 @@ class _ReceiverServer:
             return cls._current
 
     def _stop(self, thread: AsgiThread) -> None:
+        """Stop the server as its process exits. A forked child leaves it alone."""
         if self.pid == os.getpid():
             thread.stop()
 
@@ -161,7 +163,7 @@ class _ReceiverServer:
         receiver = self.open.get(secret)
         if receiver is None:
             raise Refusal(
-                404, "no_attempt", "no attempt is running at this address: it is over, or the address is not whole"
+                404, "no_attempt", "no attempt is running at this address: it is over, or the address is incomplete"
             )
         handler = receiver.handlers.get(slash + rest)
         if handler is None:

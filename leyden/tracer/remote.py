@@ -1,9 +1,10 @@
-"""A trace in another process than its own: the way of its spans back, and the trace of a whole
-process.
+"""A trace in another process than the one that opened it: how its spans are sent back, and the
+trace of a whole process.
 
-Spans go to the address of the trace (`Trace.address`), in the batches in which they would go to a
-store. All of them have arrived when the carried work ends, or the process does. This module knows
-traces and their addresses, and not how a process is started (`carry.py`).
+Spans are sent to the URL of the trace (`Trace.address`), where the process that opened the trace
+listens (`receiver.py`), in the batches in which they would go to a store. All of them have arrived
+when the carried work ends, or the process does. This module knows traces and their addresses, and
+not how a process is started (`carry.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from opentelemetry import trace as otel_trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pydantic import TypeAdapter
 
-from leyden.errors import LeydenError, StoreError, UnknownAttempt
+from leyden.errors import InvalidEmission, LeydenError, StoreError, UnknownAttempt
 from leyden.tracer.delivery import SpanOutbox, background_loop, open_outbox
 from leyden.tracer.trace import SPANS, SPANS_URL, Trace
 from leyden.types import Span
@@ -35,19 +36,21 @@ _SPANS = TypeAdapter(list[Span])
 _BATCH = 200
 """Spans in one request, whose size the receiver limits."""
 _SECONDS = 30.0
+"""The time limit of one request."""
 
 
-class SpansAddress:
-    """Sends spans to the address of a trace."""
+class RemoteDestination:
+    """Sends spans to the process that opened their trace. Implements `SpanDestination`."""
 
     def __init__(self, url: str) -> None:
+        """url: the address of the trace (`Trace.address`)."""
         self.url = url
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Send all spans.
+        """Send all spans. Safe to repeat.
 
-        Raise UnknownAttempt if the attempt is over, StoreError if the address does not answer. Safe
-        to repeat.
+        Raise UnknownAttempt if the attempt is over, InvalidEmission if the receiver refuses a span,
+        and StoreError, after which a retry may succeed, if it fails or does not respond.
         """
         for start in range(0, len(spans), _BATCH):
             body = _SPANS.dump_json(list(spans[start : start + _BATCH]))
@@ -57,13 +60,16 @@ class SpansAddress:
             except (OSError, EOFError, ValueError) as error:
                 raise StoreError(f"spans of another process cannot be sent to {self.url}: {error!r}") from error
             if status != 200:
-                raise UnknownAttempt(f"spans of another process are refused: {answer}")
+                kind = StoreError if status >= 500 else UnknownAttempt if status == 404 else InvalidEmission
+                raise kind(f"spans of another process are refused with status {status}: {answer}")
         return spans
 
 
 async def _post(url: str, body: bytes) -> tuple[int, str]:
-    """Send one request, by hand, because no thread can be started at a process's very end, and a
-    library costs imports.
+    """Send one POST request; return the status and the text of the reply.
+
+    It is written by hand, because no thread can be started at a process's very end, and a library
+    costs imports.
     """
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -78,7 +84,11 @@ async def _post(url: str, body: bytes) -> tuple[int, str]:
 
 
 def below(traceparent: str, trace: Trace) -> otel_context.Context:
-    """Return the current context, with a step of another process as the current span."""
+    """Return the current context with a step of another process as the current span, and make that
+    step the parent of the trace's outermost spans.
+
+    traceparent: the step, as a W3C header. If it is malformed, the trace stays as it is.
+    """
     context = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
     step = otel_trace.get_current_span(context).get_span_context()
     if step.is_valid:
@@ -97,9 +107,10 @@ class _ProcessTrace:
 
 
 def process_trace() -> Trace | None:
-    """Return the trace of this whole process, or None if a variable is missing.
+    """Return the trace in which this process was started, or None if a variable of
+    `Trace.environment` is missing.
 
-    The first call opens it. It is delivered at the process's end.
+    The first call in a process opens it. The process delivers its spans when it exits.
     """
     if _ProcessTrace.pid != os.getpid():
         with _ProcessTrace.lock:
@@ -110,11 +121,13 @@ def process_trace() -> Trace | None:
 
 
 def _open_process_trace() -> Trace | None:
+    """Open the trace that the environment variables name, and register its delivery at exit."""
     wanted = (SPANS_URL, "LEYDEN_ROLLOUT_ID", "LEYDEN_ATTEMPT_ID")
     url, rollout_id, attempt_id = (os.environ.get(name) for name in wanted)
     if not url or not rollout_id or not attempt_id:
         return None
-    outbox = open_outbox(SpansAddress(url), background_loop(), f"attempt {attempt_id!r} of rollout {rollout_id!r}")
+    name = f"attempt {attempt_id!r} of rollout {rollout_id!r}"
+    outbox = open_outbox(RemoteDestination(url), background_loop(), name)
     trace = Trace(rollout_id, rollout_id, attempt_id, outbox, url=url)
     below(os.environ.get("TRACEPARENT", ""), trace)
     atexit.register(_close, outbox, os.getpid())
@@ -122,7 +135,8 @@ def _open_process_trace() -> Trace | None:
 
 
 def _close(outbox: SpanOutbox, pid: int) -> None:
-    if pid != os.getpid():
+    """Deliver the spans of the process's trace as it exits. pid: the process that opened it."""
+    if pid != os.getpid():  # a forked child runs its parent's exit functions, too
         return
     try:
         outbox.close_blocking()

@@ -1,10 +1,10 @@
 """`Trace`: the record of one attempt while it is made.
 
 Spans of Leyden's emitters are made here, without OpenTelemetry's SDK, so that no sampler, limit or
-switch of the user's can lose a reward. A trace knows its attempt, its outbox, and the variables
-that other processes need to record in it. It does not know which tracer opened it, how it is
-carried into another process, or how its address is served: whoever opens it hands these in
-(`context.py`).
+switch of the user's can lose a reward. A trace knows its attempt, its outbox, and the environment
+variables that other processes need to record in it. It does not know which tracer opened it, how it
+is carried into another process, or how its address is served; `context.py` passes functions for
+that.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ OTEL_KEY: Final = otel_context.create_key("leyden-trace")
 
 
 class OpenSpan:
-    """A step under way (`Trace.operation`).
-
-    Attributes that are set here are recorded when it ends.
-    """
+    """A step under way, made by `Trace.operation`. Its attributes are recorded when it ends."""
 
     def __init__(self, name: str, attributes: Attributes) -> None:
         self.name = name
@@ -89,7 +86,7 @@ class CarriedTrace(Protocol):
 
 
 class Trace:
-    """The spans of one attempt, in the order in which they ended."""
+    """The spans of one attempt, in the order in which they ended. Safe in any thread."""
 
     def __init__(
         self,
@@ -106,7 +103,7 @@ class Trace:
         outbox: delivers the spans; None: they stay in `spans`.
         url: where other processes send spans of this trace; None: to an address of its own.
         open_address: opens that address when the first process needs it.
-        pack: makes what travels to another process. A trace without it is not carried.
+        pack: makes the form that is sent to another process. A trace without it is not carried.
         """
         self.name = name
         self.rollout_id = rollout_id
@@ -114,7 +111,7 @@ class Trace:
         self.trace_id = ids.trace_id()
         """The OpenTelemetry trace id of the spans that have no parent elsewhere."""
         self.parent_id: str | None = None
-        """The step of another process below which the spans are that have no parent here."""
+        """The id of the other process's step that is the parent of this trace's outermost spans."""
         self.spans: list[Span] = []
         """The spans that have ended so far.
 
@@ -127,8 +124,8 @@ class Trace:
 
         One that cannot be pickled is left out."""
         self._root_id = self.trace_id[:16]
-        """Stands for the trace where W3C demands the id of a step and none is under way; no span
-        has it."""
+        """The id that stands for the trace in a `traceparent` header, which must name a step, while
+        none is under way. No span has this id."""
         self._url, self._open_address, self._pack = url, open_address, pack
         self._address: Address | None = None
         self._lock = threading.Lock()
@@ -146,8 +143,8 @@ class Trace:
             return
         if logger.isEnabledFor(logging.DEBUG):
             milliseconds = 1000 * ((span.end_time or 0.0) - (span.start_time or 0.0))
-            told = span.status.status_code if (reward := get_reward_value(span)) is None else f"reward {reward:g}"
-            logger.debug("rollout %s: span %s, %.0f ms, %s", span.rollout_id, span.name, milliseconds, told)
+            outcome = span.status.status_code if (reward := get_reward_value(span)) is None else f"reward {reward:g}"
+            logger.debug("rollout %s: span %s, %.0f ms, %s", span.rollout_id, span.name, milliseconds, outcome)
         self.outbox.put(span)
 
     def create_span(
@@ -159,8 +156,9 @@ class Trace:
         status: SpanStatus | StatusCode | None = None,
         events: Sequence[SpanEvent] = (),
     ) -> Span:
-        """Record a step of no length at `timestamp` (Unix seconds; None: now), below the step that
-        is under way here.
+        """Record an event (a span that ends when it begins) below the step that is under way here.
+
+        timestamp: Unix seconds; None: now.
 
         Raise InvalidEmission for an attribute that is neither a string, a number, a bool nor a
         list of one of these.
@@ -176,10 +174,11 @@ class Trace:
 
     @contextmanager
     def operation(self, name: str, attributes: Mapping[str, Any] | None = None) -> Generator[OpenSpan]:
-        """Record the block as one step, with all that is recorded within it, by OpenTelemetry too,
-        below it.
+        """Record the block as one step. Spans that are made within the block, also by
+        OpenTelemetry, are below it.
 
-        An exception is recorded and propagates. Raise InvalidEmission as `create_span` does.
+        An exception is recorded and propagates. Raise InvalidEmission for an attribute that is
+        neither a string, a number, a bool nor a list of one of these.
         """
         step = OpenSpan(name, checked_attributes(attributes or {}))
         span_id, start, parent = ids.span_id(), time.time(), self._parent()
@@ -200,7 +199,8 @@ class Trace:
             self.add(self._span(step.name, step.attributes, step.status, start, time.time(), span_id, parent))
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables by which a child process records in this trace.
+        """Return the environment variables with which a child process records in this trace, and
+        with which its model calls reach the attempt's gateway.
 
         The child may be written in any language.
         """
@@ -214,7 +214,9 @@ class Trace:
                 self._address = None
 
     def _recording(self) -> dict[str, str]:
-        """Return the environment variables with which a child process records into this trace."""
+        """Return the environment variables that name the attempt, the address for spans, and the
+        parent of the child's spans.
+        """
         place = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
         listed = [*([others] if others else []), *(f"{name}={quote(value, safe='')}" for name, value in place.items())]
@@ -249,7 +251,7 @@ class Trace:
             return self._address.url
 
     def packed(self) -> CarriedTrace:
-        """Return what travels to another process.
+        """Return the trace in a form that can be pickled, for another process.
 
         Raise NoActiveTrace for a trace that no `TraceContext` opened.
         """
@@ -258,8 +260,8 @@ class Trace:
         return self._pack(self)
 
     def _parent(self) -> tuple[str, str | None]:
-        """Return the trace id and span id of the step under way; this trace's own id and None
-        outside one.
+        """Return the trace id and the span id of the step under way. Outside any step, return this
+        trace's own ids, of which the span id may be None.
         """
         context = otel_trace.get_current_span().get_span_context()
         if not context.is_valid:
@@ -276,8 +278,10 @@ class Trace:
         span_id: str,
         parent: tuple[str, str | None],
     ) -> Span:
-        """Return a finished span. Times in Unix seconds; parent: its trace id and the parent's span
-        id.
+        """Return a finished span of this attempt.
+
+        start, end: Unix seconds.
+        parent: the span's trace id, and the span id of its parent or None.
         """
         return Span(
             rollout_id=self.rollout_id,
@@ -299,9 +303,10 @@ def _nothing() -> None:
 
 
 def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
-    """Return a copy of the attributes with lists for tuples.
+    """Return a copy of the attributes in which tuples are lists.
 
-    Raise InvalidEmission, naming the key, for a value that has no attribute form.
+    Raise InvalidEmission, naming the key, for a value that is neither a string, a finite number, a
+    bool nor a list of one of these.
     """
     return {_checked_key(key): _checked_value(key, value) for key, value in attributes.items()}
 
@@ -324,8 +329,8 @@ def _checked_key(key: object) -> str:
 
 
 def _checked_value(key: str, value: object) -> Any:
-    """Return an attribute's value as the store keeps it. Raise InvalidEmission for another type, or
-    NaN.
+    """Return an attribute's value as the store keeps it. Raise InvalidEmission for another type and
+    for a number that is not finite.
     """
     numbers = cast(Sequence[Any], value) if isinstance(value, list | tuple) else (value,)
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):

@@ -1,12 +1,12 @@
-"""`WeaveTracer`: what Weave's ops and integrations trace, recorded here instead of at Weights &
-Biases.
+"""`WeaveTracer`: records in Leyden what Weave's ops and integrations trace, instead of sending it
+to Weights & Biases.
 
-In the place of Weave's client, which needs an account and a server, stands one that makes a span of
-each call. What needs the server (`weave.publish`, datasets, feedback) raises. Weave is looked for
-when a tracer is made, and not imported otherwise (extra `weave`).
+While a trace is open, Weave's client, which needs an account and a server, is replaced by one that
+makes a span of each call. Functions that need the server (`weave.publish`, datasets, feedback)
+raise. Weave (extra `weave`) is imported only if a `WeaveTracer` is made.
 
-Weave reports to Sentry as it is imported, unless WANDB_ERROR_REPORTING says `false`. The tracer
-says so before it imports Weave; who imports Weave before there is a tracer has to set it.
+Weave reports to Sentry when it is imported, unless WANDB_ERROR_REPORTING is `false`. The tracer
+sets this variable before it imports Weave. A program that imports Weave earlier must set it itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WeaveTracer(OtelTracer):
     """Records calls of `@weave.op` and of Weave's integrations for openai and anthropic.
 
     No service is called, and no key is needed.
-    Raise ConfigError where `weave` is not installed.
+    Raise MissingExtra if `weave` is not installed.
     """
 
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
@@ -46,7 +46,7 @@ class WeaveTracer(OtelTracer):
         _import_quietly("weave")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context around each trace, in which Weave's calls reach it too."""
+        """Return a context, entered around each trace, in which Weave's calls are recorded."""
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_Weave())
@@ -54,8 +54,10 @@ class WeaveTracer(OtelTracer):
 
 
 class _Weave(Instrumentation):
-    """A client that the user has made themselves is put back afterwards; an integration that they
-    have patched stays so.
+    """Replaces Weave's client while a trace is open, and patches its integrations.
+
+    Afterwards the user's own client is restored. An integration that the user has patched stays
+    patched.
     """
 
     modules: ClassVar[tuple[str, ...]] = ("weave",)
@@ -64,7 +66,7 @@ class _Weave(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Replace Weave's client."""
+        """Replace Weave's client, and patch the integrations that are not patched yet."""
         context: Any = _import_quietly("weave.trace.context.weave_client_context")
         before = context.get_weave_client()
         _set_client(context, _Client())
@@ -77,11 +79,12 @@ class _Weave(Instrumentation):
                 self._undo.callback(patcher.undo_patch)
 
     def remove(self) -> None:
-        """Restore Weave's client."""
+        """Undo `install`."""
         self._undo.close()
 
 
 def _import_quietly(module: str) -> Any:
+    """Import a module of Weave without a report to Sentry."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return importlib.import_module(module)
 
@@ -92,7 +95,9 @@ def _set_client(context: Any, client: Any) -> None:
 
 
 class _Client:
-    """A client with the methods that Weave's ops call."""
+    """Replaces Weave's client: has the methods that ops call, and records each call as a step of
+    the current trace.
+    """
 
     project_id = entity = project = "leyden"
 
@@ -119,7 +124,7 @@ class _Client:
         _call_id_override: str | None = None,
         **_: Any,
     ) -> Any:
-        """Begin a call of an op."""
+        """Begin a call of an op: open a step of the current trace, if there is one."""
         parent = parent or self._context.get_current_call()
         call_id = _call_id_override or str(uuid4())
         name = op if isinstance(op, str) else str(op.name)
@@ -134,8 +139,8 @@ class _Client:
         )
         trace = current_trace()
         if trace is not None:
-            said = {semconv.OPERATION_NAME: name, semconv.OPERATION_INPUT: as_json(_own(inputs), default=_plain)}
-            step = trace.operation(name, said)
+            arguments = as_json(_without_self(inputs), default=_plain)
+            step = trace.operation(name, {semconv.OPERATION_NAME: name, semconv.OPERATION_INPUT: arguments})
             self._open[call_id] = step, step.__enter__()
         if use_stack:
             self._context.push_call(call)
@@ -162,25 +167,27 @@ class _Client:
         self.finish_call(call, exception=exception)
 
 
-def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without `self`, because a client's attributes would show its keys."""
+def _without_self(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call without `self`: a client's attributes may hold its API key."""
     return {name: value for name, value in inputs.items() if name != "self"}
 
 
 def _plain(value: Any) -> Any:
-    """Return a part of an input or output as JSON can hold it."""
+    """Return JSON's form of a value that JSON does not know: the fields of a pydantic model, else
+    its `repr`.
+    """
     dump = getattr(value, "model_dump", None)
     return dump(mode="json", exclude_none=True) if callable(dump) and not isinstance(value, type) else repr(value)
 
 
 def _response_attributes(output: Any) -> dict[str, str | int]:
-    """Return the attributes that join a model's answer with the gateway's record of the
-    same call.
+    """Return the attributes by which a model's answer is matched with the gateway's record of the
+    same call. Return none if the output is no answer.
     """
-    said: Any = _plain(output) if hasattr(output, "model_dump") else output
-    if not isinstance(said, dict):
+    fields: Any = _plain(output) if hasattr(output, "model_dump") else output
+    if not isinstance(fields, dict):
         return {}
-    answer = cast(dict[str, Any], said)
+    answer = cast(dict[str, Any], fields)
     usage: dict[str, Any] = answer.get("usage") or {}
     found: dict[str, Any] = {
         semconv.GEN_AI_RESPONSE_ID: answer.get("id"),

@@ -1,7 +1,7 @@
-"""The front door: put an agent, an algorithm and data together and run them.
+"""Leyden's entry point: `Trainer` runs an agent, an algorithm and data together.
 
-Lives here: `Trainer`, the resolution of component specs, and the registry of short names. It knows
-every part by its protocol only. A new component needs one line in `registry.py`, or a call of
+The package holds `Trainer` and the registry of components' short names. It knows every component by
+its protocol only. A new component needs one line in `registry.py`, or a call of
 `register_component`.
 """
 

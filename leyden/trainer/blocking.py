@@ -1,5 +1,5 @@
-"""Run a coroutine from synchronous code, under a running loop or without one, so that Ctrl-C and
-SIGTERM cancel it once.
+"""Run a coroutine from synchronous code, whether or not an event loop runs in the thread. The first
+Ctrl-C or SIGTERM cancels the coroutine; a second one does not wait for its end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Debugged:
     strategy: ExecutionStrategy
     runner: Runner[Any]
     _caller: CallingThread | None
-    """Calls the sync agents if this thread already runs a loop, as in a notebook."""
+    """Calls sync agents on this thread if a loop runs here already, as in a notebook."""
 
     @classmethod
     def of(cls, runner: Runner[Any]) -> Debugged:
-        """Return a strategy, and a copy of the runner, that suit a debugger in the calling
+        """Return a strategy and a copy of the runner with which agents run on the calling
         thread.
         """
         caller = CallingThread() if _loop_runs_here() else None
@@ -42,10 +42,10 @@ class Debugged:
         return cls(SharedMemoryExecutionStrategy(main_thread="runner"), runner, caller)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result.
+        """Run a coroutine in a loop of this thread, and return its result.
 
-        Its loop runs in this thread. If another loop runs here already, the coroutine runs in
-        another thread, and this thread calls the sync agents.
+        If another loop runs here already, the coroutine runs in another thread, and this thread
+        calls the sync agents.
         """
         try:
             if self._caller is None:
@@ -56,11 +56,11 @@ class Debugged:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Return the coroutine's result.
+    """Run a coroutine, block until it has ended, and return its result.
 
-    Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended. A second Ctrl-C does not
-    wait. If a loop runs in this thread already (a notebook), the coroutine runs on a loop of its
-    own in another thread, and the caller blocks all the same.
+    Ctrl-C cancels the coroutine, and raises KeyboardInterrupt when it has ended. A second Ctrl-C
+    does not wait. If a loop runs in this thread already (a notebook), the coroutine runs in a loop
+    of another thread, and the caller still blocks.
     """
     return _in_thread(work) if _loop_runs_here() else asyncio.run(_until_terminated(work))
 
@@ -74,10 +74,10 @@ def _loop_runs_here() -> bool:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """Await the work. In the main thread, treat SIGTERM as Ctrl-C.
+    """Await a coroutine. In the main thread, treat SIGTERM as Ctrl-C.
 
-    This replaces any handler of SIGTERM for the time of the work, and works where SIGTERM is
-    ignored, as in programs that a shell starts with `&`.
+    Any handler of SIGTERM is replaced meanwhile, also if SIGTERM is ignored, as in programs that a
+    shell starts with `&`.
     """
     if threading.current_thread() is not threading.main_thread():  # signals are not ours to handle
         return await work
@@ -102,10 +102,10 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None) -> T:
-    """Run the coroutine in a loop of a new thread, and return its result or raise its error.
+    """Run a coroutine in a loop of a new thread, and return its result or raise its error. Ctrl-C
+    cancels the coroutine and waits for its end.
 
-    caller: runs work for the coroutine in the calling thread meanwhile. Ctrl-C cancels the
-    coroutine and waits for its end.
+    caller: meanwhile runs calls of the coroutine in the calling thread.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -1,8 +1,7 @@
-"""The border between Leyden and a user's script: errors leave it short, and with the user's own
-frames.
+"""Shorten the tracebacks of errors that leave Leyden for a user's script.
 
 A traceback of `fit` would hold dozens of frames of event loops and threads, which say nothing about
-the user's mistake. The whole traceback is in the log at DEBUG.
+the user's mistake. Only the user's own frames are kept; the complete traceback is logged at DEBUG.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ _EXIT_STATUS = 130
 
 
 def short_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Let errors leave `function`, sync or async, without Leyden's frames around those of the user.
+    """Decorate a function, sync or async, so that its errors leave it without Leyden's frames
+    around those of the user.
 
-    A LeydenError keeps the user's frames alone. Another error that came through a user's agent or
-    algorithm keeps its frames from the user's first one on. An error that met no user's code is a
-    fault of Leyden or of a library, and stays whole.
+    A LeydenError keeps only the user's frames. Another error that passed through a user's agent or
+    algorithm keeps its frames from the user's first one on. An error that passed through no user's
+    code is a fault of Leyden or of a library, and keeps all frames.
     """
 
     @functools.wraps(function)
@@ -58,6 +58,9 @@ def short_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _shortened(error: BaseException) -> BaseException:
+    """Return the error after shortening the tracebacks of its whole chain, in place. Log it at
+    DEBUG before.
+    """
     logger.debug("%s leaves with this traceback", type(error).__name__, exc_info=error)
     if isinstance(error, RunInterrupted):
         _exit_quietly_if_uncaught()
@@ -71,7 +74,9 @@ def _shortened(error: BaseException) -> BaseException:
 
 
 def _shorten(error: BaseException) -> None:
-    """Cut one link of a chain of errors, and drop what follows it if that is only Leyden's."""
+    """Shorten the traceback of one error, in place. Drop the error that a LeydenError came from,
+    unless that one has frames of the user.
+    """
     is_ours = isinstance(error, LeydenError | KeyboardInterrupt)
     part = users_part(_inside(error.__traceback__), and_below=not is_ours)
     if part is not None or is_ours:
@@ -80,7 +85,7 @@ def _shorten(error: BaseException) -> None:
         return
     following = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if following is None or users_part(_inside(following.__traceback__)) is None:
-        error.__cause__ = None  # which hides the context too
+        error.__cause__ = None  # setting it also hides the context
 
 
 def _inside(traceback: TracebackType | None) -> TracebackType | None:
@@ -94,10 +99,10 @@ def _inside(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _exit_quietly_if_uncaught() -> None:
-    """Install an excepthook that shows an uncaught RunInterrupted as its message alone, and exits
-    with 130.
+    """Install an excepthook that prints only the message of an uncaught RunInterrupted and exits
+    with status 130.
 
-    Other errors, and a hook of the program's own, are left as they are.
+    Other errors are shown as before. If the program has a hook of its own, that one shows all.
     """
     before = sys.excepthook
     if getattr(before, "__module__", None) == __name__:

@@ -44,18 +44,21 @@ def exclusively(*parts: Any) -> Generator[None]:
 
 
 def require_used(runner: Runner[Any], **options: Any) -> None:
-    """Refuse an option that the runner given does not follow: it would be lost without a word."""
+    """Raise ConfigError for an option of the trainer that its runner has with another value,
+    because it would have no effect.
+    """
     for name, value in options.items():
         if value is not None and getattr(runner, name, value) != value:
             raise ConfigError(
-                f"{name}={value!r}, but the runner given has {name}={getattr(runner, name)!r}; say it to the runner only"
+                f"{name}={value!r}, but the runner given has {name}={getattr(runner, name)!r}; set it on the runner only"
             )
 
 
 def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
-    """Refuse an option of the trainer that its strategy does not have, or was given otherwise.
+    """Raise ConfigError for an option of the trainer that its strategy does not have, or has with
+    another value, because it would have no effect.
 
-    Each is named as the strategy names it.
+    options: by the strategy's names.
     """
     kind = type(strategy).__name__
     for name, value in options.items():
@@ -65,13 +68,13 @@ def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
             raise ConfigError(f"{name}={value!r}, but {kind} has no such option; leave it out, or use strategy='cs'")
         if getattr(strategy, name) != value:
             raise ConfigError(
-                f"{name}={value!r}, but the strategy given has {name}={getattr(strategy, name)!r}; say it to the strategy only"
+                f"{name}={value!r}, but the strategy given has {name}={getattr(strategy, name)!r}; set it on the strategy only"
             )
 
 
 def check_dataset(name: str, dataset: object) -> None:
-    """Refuse what has no length or no items by index (a generator), and text and dicts, which are
-    seldom meant.
+    """Raise ConfigError for a data set without a length or items by index (a generator), and for
+    text and dicts, which are mistakes although they have both.
     """
     kind = type(dataset).__name__
     if isinstance(dataset, str | bytes | Mapping):
@@ -84,7 +87,9 @@ def check_dataset(name: str, dataset: object) -> None:
 
 
 def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
-    """Return one hook or several as a tuple. Raise ConfigError for other objects."""
+    """Return one hook or several as a tuple, for None an empty one. Raise ConfigError for other
+    objects.
+    """
     several = isinstance(hooks, Sequence)
     given: tuple[Any, ...] = tuple(cast(Sequence[Any], hooks)) if several else () if hooks is None else (hooks,)
     for hook in given:
@@ -94,6 +99,7 @@ def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
 
 
 def _several(given: Any) -> tuple[Any, ...]:
+    """Return the items of a sequence, or one object as a tuple."""
     return tuple(cast(Sequence[Any], given)) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
@@ -116,7 +122,7 @@ def checked_loggers(loggers: Any) -> tuple[LogWriter, ...]:
 
 
 def checked_name(name: Any) -> str | None:
-    """Return the run's name. Raise ConfigError unless a store can keep it."""
+    """Return the run's name, or None. Raise ConfigError unless a store can keep it."""
     if name is None or (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
         return name
     raise ConfigError(
@@ -125,7 +131,7 @@ def checked_name(name: Any) -> str | None:
 
 
 def checked_run_dir(run_dir: Any) -> Path | None:
-    """Return the run's directory as a path. Raise ConfigError for an empty one."""
+    """Return the run's directory as a path, or None. Raise ConfigError for an empty one."""
     if run_dir is None:
         return None
     if not isinstance(run_dir, str | Path) or not str(run_dir):
@@ -141,7 +147,7 @@ def checked_retention(retention: Any) -> Retention | None:
 
 
 def checked_resources(resources: Any) -> NamedResources | None:
-    """Return resources by name. Raise ConfigError for other objects."""
+    """Return resources by name, or None. Raise ConfigError for other objects."""
     if resources is None:
         return None
     if not isinstance(resources, Mapping):
@@ -160,8 +166,8 @@ def checked_resources(resources: Any) -> NamedResources | None:
 
 
 def check_not_imported() -> None:
-    """Raise ConfigError if a command imports the file that calls `fit`, because importing must
-    start no run.
+    """Raise ConfigError if a command of `leyden` is importing the file that calls `fit`, because an
+    import must not start a run.
     """
     if (command := imported_by.get()) is not None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """End an algorithm whose runners have all ended because each had done its `max_rollouts`.
 
-The algorithm continues as long as it needs no runner. If a rollout is left that no runner will run,
-it would wait for ever, so its work is cancelled.
+The algorithm continues as long as no rollout is left. If one is left, no runner will run it and the
+algorithm would wait for ever, so it is cancelled.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from leyden.store.base import LightningStore
 from leyden.types.rollout import ROLLOUT_FINISHED
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks of an algorithm that continues without runners."""
+"""Seconds between two checks for rollouts of an algorithm that continues without runners."""
 
 
 async def until_done_or_deserted(work: asyncio.Task[None], event: StopSignal, store: LightningStore) -> int:
-    """Wait for `work`, and return 0 when it is done. Raise what it raises.
+    """Wait for the algorithm's task, and return 0 when it is done. Raise its error.
 
-    Cancel `work` if all runners have ended and rollouts are left; return how many are.
+    If all runners have ended and rollouts are left, cancel the task and return how many are left.
     """
     deserted = asyncio.ensure_future(event.deserted.wait_async())
     try:
@@ -47,5 +47,6 @@ async def until_stopped_or_deserted(event: StopSignal) -> None:
 
 
 async def _unfinished(store: LightningStore) -> int:
+    """Return how many rollouts of the store have not finished."""
     counts = (await store.statistics())["rollouts_by_status"]
     return sum(count for status, count in counts.items() if status not in ROLLOUT_FINISHED)

@@ -1,8 +1,8 @@
 """`Fit`: one call of `fit` or `dev`, from its run's directory to its summary.
 
-A fit opens the run and its store, starts the gateway and the workers, hands both sides to the
-strategy, restarts an algorithm that may be restarted, and records how the run ended. It knows the
-trainer's configuration as `FitConfig`, never the trainer.
+A fit opens the run and its store, starts the gateway and the workers, passes the algorithm and the
+workers to the strategy, restarts an algorithm that may be restarted, and records how the run ended.
+It knows the trainer's configuration as `FitConfig`, never the trainer.
 """
 
 from __future__ import annotations
@@ -104,13 +104,14 @@ class _Begun:
 
 
 class Fit:
-    """One call of `fit` or `dev`. Making one opens the run; `execute` works on it.
-
-    resume: continue the run in `config.run_dir`. dev: keep no directory.
-    Raise ConfigError, and leave nothing behind, if an argument is wrong.
-    """
+    """One call of `fit` or `dev`. The constructor opens the run; `execute` runs it."""
 
     def __init__(self, config: FitConfig, given: FitInput, *, resume: bool = False, dev: bool = False) -> None:
+        """
+        resume: continue the run in `config.run_dir`.
+        dev: keep no directory.
+        Raise ConfigError, and leave nothing behind, if an argument is wrong.
+        """
         self._config, self._given = config, given
         self._strategy, self._runner = config.strategy, config.runner
         begun = _begin_dev(config, given.algorithm, resume) if dev else _begin(config, given, resume)
@@ -132,7 +133,7 @@ class Fit:
         if not self._strategy.runs_algorithm:
             async with run_store.attached(self._store):
                 await self._work(None)
-            return RunSummary(self.directory)  # the algorithm's process counts the results of its rollouts
+            return RunSummary(self.directory)  # the algorithm's process counts rollouts and their results
         nothing_started = self._is_new_folder
         try:
             async with run_store.attached(self._store):
@@ -167,7 +168,7 @@ class Fit:
         return summary
 
     def _recorder(self) -> RunRecorder:
-        """Return the recorder of this run. A progress bar is added unless some callback is one."""
+        """Return the recorder of this run. It adds a progress bar unless a callback is one."""
         config, algorithm = self._config, self._given.algorithm
         of_algorithm = algorithm.callbacks if isinstance(algorithm, IterativeAlgorithm) else ()
         has_bar = any(isinstance(callback, ProgressBar) for callback in (*of_algorithm, *config.callbacks))
@@ -194,7 +195,9 @@ class Fit:
     # ---- both sides ----------------------------------------------------------------------------
 
     async def _work(self, algorithm: Algorithm | None) -> RunSummary:
-        """Run both sides on the open store, and return the summary of their rollouts."""
+        """Run the algorithm and the runners on the open store, and return the summary of their
+        rollouts.
+        """
         store, run, config = self._store, self._run, self._config
         started = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
@@ -237,7 +240,7 @@ class Fit:
             if not isinstance(run.recorder, RunRecorder):
                 return RunSummary(self.directory)
             # The store may hold rollouts of other runs, and calls of the algorithm itself. Without
-            # an algorithm, the work is another's.
+            # an algorithm, other programs enqueued the rollouts, so all are counted.
             rollouts, failures = await count_rollouts(store, None if algorithm is None else run.run_id)
             metrics = metrics_of(run.recorder.rows)
             return RunSummary(
@@ -255,30 +258,32 @@ class Fit:
             )
 
     async def _run_both(self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle) -> None:
-        """Run algorithm and runners until the algorithm is done, restarting both as often as
-        allowed.
+        """Run algorithm and runners until the algorithm is done. After a failure, restart both as
+        often as allowed.
         """
         restarts, random_states = Restarts(self._config.max_algorithm_restarts), capture_rng()
         while (error := await self._run_once(algorithm, proxy, workers, restarts)) is not None:
             await restarts.pause(error)
             await self._requeue()
-            restore_rng(random_states)  # a checkpoint's states, if there is one, come after these
+            restore_rng(random_states)  # a checkpoint, if there is one, sets its own states later
             self._run = replace(self._run, resume=True)
 
     async def _run_once(
         self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle, restarts: Restarts
     ) -> Exception | None:
-        """Run both sides once. Return the error after which to restart the algorithm, or None."""
+        """Run algorithm and runners once. Return the error after which to restart them; None if the
+        algorithm is done.
+        """
         ready, failures = Latch(), list[Exception]()
 
         async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
             """Run the algorithm once. Raise RunsAgain if it failed and may be started anew."""
             try:
-                left = await self._run_algorithm(algorithm, store, proxy, ready, event)
-                if left and self._stopped is None:
-                    self._stopped = self._why_deserted(left)
+                n_left = await self._run_algorithm(algorithm, store, proxy, ready, event)
+                if n_left and self._stopped is None:
+                    self._stopped = self._deserted_message(n_left)
             except Exception as error:
-                event.set()  # first: runners that still wait for it to be ready do not begin
+                event.set()  # before `ready` is set below, so that waiting runners see it and do not begin
                 if not restarts.allow(error):
                     raise
                 failures.append(error)
@@ -300,8 +305,11 @@ class Fit:
         ready: Latch,
         event: Latch,
     ) -> int:
-        """Run the algorithm with its collaborators; without an algorithm, wait to be stopped.
+        """Pass the algorithm its collaborators and run it; without an algorithm, wait to be
+        stopped.
 
+        ready: set when the runners may begin.
+        event: set when the run is to stop.
         Return 0, or how many rollouts are left because all runners have ended.
         """
         if algorithm is None or not algorithm.holds_runners:
@@ -312,6 +320,7 @@ class Fit:
             return 0
 
         async def interrupt() -> None:
+            """Stop the runners, and requeue their attempts."""
             if isinstance(event, StopSignal):
                 event.set()
                 ready.set()  # runners that still wait for it end at once, because they see that the run is stopped
@@ -332,6 +341,7 @@ class Fit:
             run.recorder.begin_algorithm(resume=run.resume)
 
         async def work() -> None:
+            """Run the algorithm as this run's, and keep the value that it returns."""
             data = self._given.train_dataset, self._given.val_dataset
             token = current_run_id.set(run.run_id)
             try:
@@ -348,22 +358,25 @@ class Fit:
             return 0
         return await until_done_or_deserted(asyncio.ensure_future(work()), event, store)
 
-    def _why_deserted(self, left: int) -> str:
+    def _deserted_message(self, n_left: int) -> str:
+        """Return why the run ended although `n_left` rollouts are left, and how to continue."""
         limit = getattr(self._runner, "max_rollouts", None)
         after = "" if limit is None else f" after max_rollouts={limit} each"
         again = "" if self.directory is None else ", or continue with fit(..., resume=True)"
         return (
-            f"all {self._strategy.n_runners} runners have ended{after}, and {left:,} rollouts are left; "
+            f"all {self._strategy.n_runners} runners have ended{after}, and {n_left:,} rollouts are left; "
             f"raise max_rollouts{again}"
         )
 
     # ---- the gateway and the workers -----------------------------------------------------------
 
     async def _gateway(self, algorithm: Algorithm | None, stack: contextlib.AsyncExitStack) -> LLMProxy | None:
-        """Return the user's running gateway, or a new one if the algorithm needs one.
+        """Return the user's gateway, or a new one if the algorithm needs one; running, or reserved
+        for the engine that will host it.
 
-        `stack` stops a gateway that is started here. None if neither is there, or if the algorithm,
-        and so its gateway, runs in another process.
+        stack: stops the gateway at the end if it is started here.
+        None if there is no gateway and no need for one, or if another process runs the algorithm
+        and its gateway.
         """
         if not self._strategy.runs_algorithm:
             return None
@@ -403,15 +416,16 @@ class Fit:
         return [f"{prefix}Worker-{worker_id}" for worker_id in range(self._strategy.n_runners)]
 
     def _claimants(self) -> list[str] | None:
-        """Return the workers whose claims end with this run; None for all, if no other run uses the
-        store.
+        """Return the ids of the workers whose claims end with this run; None for all workers, if no
+        other run uses the store.
         """
         return self._worker_names() if self._store.capabilities["zero_copy"] else None
 
     async def _requeue(self) -> None:
         """Requeue the rollouts that an earlier process of the run left under way.
 
-        Calls that the algorithm itself was making are cancelled, because they are no agent's work.
+        Rollouts that record the algorithm's own model calls are cancelled, because no runner runs
+        them.
         """
         await self._store.release_claims(worker_ids=self._claimants())
         for rollout in await self._store.query_rollouts(group_id=algorithm_group(self._run.run_id)):
@@ -429,8 +443,10 @@ class Fit:
 
 
 def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:
-    """Return the message for a run that was stopped or has failed: the place of its results, and
-    how to continue it.
+    """Return the message for a run that has ended early: where its results are, how to continue it.
+
+    directory: the run's; None for a run without one.
+    failed: whether an error has ended the run.
     """
     if directory is not None and not (directory / MANIFEST).exists():
         return "the run was stopped before it had begun; nothing is left of it"
@@ -444,9 +460,9 @@ def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:
 
 
 def _begin(config: FitConfig, given: FitInput, resume: bool) -> _Begun:
-    """Make or find the run's directory and its store.
+    """Open the run of a `fit`: make or find its directory and its store.
 
-    Leave nothing behind if an argument is wrong.
+    Raise ConfigError, and leave nothing behind, if an argument is wrong.
     """
     strategy, stores = config.strategy, config.run_store
     if resume and stores.is_given and config.run_dir is None:
@@ -478,6 +494,7 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> _Begun:
 
 
 def _begin_dev(config: FitConfig, algorithm: Algorithm | None, resume: bool) -> _Begun:
+    """Open the run of a `dev`, which has no directory, and by default a store in memory."""
     if resume:
         raise ConfigError("resume=True, but dev=True keeps no run; leave one of them out")
     store = config.strategy.remote_store()
@@ -501,16 +518,18 @@ async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool
 
 
 def _gateway_for(elsewhere: Elsewhere) -> LLMProxy:
-    """Return a gateway at the address where runners on other machines look for it.
+    """Return a gateway at the address where runners in other processes look for it.
 
-    The callers of its models find its token in their resources.
+    If other machines can reach it, it demands a token, which agents find in their resources.
     """
     token = None if is_loopback(elsewhere.host) else secrets.token_urlsafe(32)
     return LLMProxy(host=elsewhere.host, port=elsewhere.gateway_port, token=token)
 
 
 def _show(text: str) -> None:
-    """Write to standard error. A closed stream does not end the run."""
+    """Write text to standard error. Errors of a closed or missing stream are ignored, because they
+    must not end the run.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -1,7 +1,8 @@
-"""`TrainerLegacy`: what a Trainer of Agent Lightning 0.1 and 0.2 has beside `fit` and `dev`.
+"""`TrainerLegacy`: the methods and names of a Trainer of Agent Lightning 0.1 and 0.2, beside `fit`
+and `dev`.
 
-Nothing here trains: `fit_v0` is one run of the trainer whose algorithm is the server of tasks
-(`served_tasks.py`), so every strategy, hook and monitor works with it.
+`fit_v0` is a run of the trainer whose algorithm (`served_tasks.py`) fetches tasks from a server, so
+every strategy, hook and monitor works with it.
 """
 
 from __future__ import annotations
@@ -95,11 +96,11 @@ class TrainerLegacy(NamedOptions, ABC):
         """Run the agent on the tasks of a server of Agent Lightning 0.1, or train it on data.
 
         With a server's URL or a client, each runner has one task at a time. The run ends after
-        `max_rollouts` tasks for each runner, or with Ctrl-C. With data, this is `fit`.
+        `max_rollouts` tasks for each runner, or with Ctrl-C. With data, this calls `fit`.
 
-        dev_data: what a trainer with `dev=True` uses in place of `train_data`.
+        dev_data: replaces `train_data` if the trainer has `dev=True`.
         dev_backend: the older name of `dev_data`.
-        Raise ConfigError for a server together with an algorithm, which would have no runners, and
+        Raise ConfigError for a server together with an algorithm, which would get no rollouts, and
         for data without an algorithm.
         """
         warn_deprecated("Trainer.fit_v0", "trainer.fit(agent, train_dataset), or runners on a LightningStoreServer")
@@ -125,8 +126,8 @@ class TrainerLegacy(NamedOptions, ABC):
             self.teardown()
 
     def init(self, backend: str | AgentLightningClient) -> None:
-        """Make the client of a server (`client()`) and prepare the tracer. A second call keeps the
-        first client.
+        """Make the client of a server, which `client` returns, and prepare the tracer. A second
+        call keeps the first client.
 
         Raise ConfigError for text that is no URL.
         """
@@ -142,14 +143,18 @@ class TrainerLegacy(NamedOptions, ABC):
         self._client = None
 
     def client(self) -> AgentLightningClient:
-        """Return the client. Raise ConfigError before `init` and after `teardown`."""
+        """Return the client that `init` made. Raise ConfigError before `init` and after
+        `teardown`.
+        """
         if self._client is None:
             raise ConfigError("the trainer has no client; call trainer.init(url) first")
         return self._client
 
     @contextlib.contextmanager
     def init_worker_context(self, agent: LitAgent[Any], worker_id: int = 0) -> Generator[LegacyAgentRunner]:
-        """Yield a worker that runs the agent in this process on the tasks of `client()`."""
+        """Yield a worker that runs the agent, in this process, on the tasks of the client that
+        `init` made.
+        """
         worker = LegacyAgentRunner(agent, self.client(), self.tracer, self.adapter, worker_id, self.max_rollouts)
         agent.set_trainer(self)
         worker.init_worker(worker_id)
@@ -159,26 +164,28 @@ class TrainerLegacy(NamedOptions, ABC):
             worker.teardown_worker(worker_id)
 
     def run_worker(self, agent: LitAgent[Any], worker_id: int = 0) -> int:
-        """Run one worker in this process until it has done `max_rollouts` tasks; return how many it
+        """Run one worker in this process until it has done `max_rollouts` tasks. Return how many it
         did.
 
-        `init` comes first. Several programs that do this share a server's tasks.
+        Call `init` before. Several programs that do this share a server's tasks.
         """
         with self.init_worker_context(agent, worker_id) as worker:
             return worker.iter()
 
     @staticmethod
     def kill_orphaned_processes() -> int:
-        """End processes that agents left on this machine when their run was killed; return how
+        """End processes that agents left on this machine when their run was killed. Return how
         many.
 
-        Leyden's runners end with their program, so only what agents started themselves can be left.
+        Leyden's runners end with their program, so only processes that agents started can be left.
         Processes of runs under way are not touched.
         """
         return kill_orphans()
 
     def _determine_backend(self, train_data: Source, dev_data: Source = None) -> AgentLightningClient | None:
-        """Return a client for the data, or None for a data set."""
+        """Return a client for a URL or a client, or None for a data set. With `dev=True`,
+        `dev_data` counts instead of `train_data`; raise ConfigError if it is missing.
+        """
         if self._dev and dev_data is None:
             raise ConfigError(
                 "fit_v0 of a trainer with dev=True needs dev_data: a client (DevTaskLoader), a URL or data"
@@ -193,15 +200,16 @@ class TrainerLegacy(NamedOptions, ABC):
 
 
 def is_url(data: object) -> bool:
-    """Return whether this is a server's URL in the place of a data set."""
+    """Return whether an argument for a data set is a server's URL."""
     return isinstance(data, str) and data.startswith(("http://", "https://"))
 
 
 def renamed(given: dict[str, tuple[Any, str, Any]]) -> dict[str, Any]:
-    """Return the values of options that have a new name, by that name.
+    """Return the values of renamed options by their new names. Give a DeprecationWarning for each
+    old name that is used.
 
-    given: by old name: the old value, the new name, the new value. The new one counts if both are
-        given. Give a DeprecationWarning for each old one.
+    given: for each old name its value, the new name and the new name's value, which counts if both
+        are given.
     """
     values: dict[str, Any] = {}
     for old, (old_value, new, new_value) in given.items():

@@ -1,6 +1,6 @@
-"""Short names for components.
+"""Short names for components, such as `strategy="ipc"`.
 
-Leyden's own are listed here; `register_component` adds those of other packages.
+Leyden's own names are listed here; `register_component` adds those of other packages.
 """
 
 from __future__ import annotations
@@ -68,20 +68,21 @@ _REGISTRIES: Final[Mapping[str, dict[str, Component]]] = {
 
 
 def register_component(kind: str, name: str, component: Component) -> None:
-    """Make a component known by a short name in this process, so that `Trainer(<kind>=<name>)`
+    """Register a component under a short name in this process, so that `Trainer(<kind>=<name>)`
     finds it.
 
     kind: "adapter", "algorithm", "engine", "runner", "store", "strategy" or "tracer".
-    component: a class, a factory, or its import path, which is imported when the name is first
-        used.
-    Raise ConfigError for an unknown kind, for a name that could be an import path, and for one that
-    means another component.
+    component: a class, a factory, or an import path, which is imported when the name is first used.
+    Raise ConfigError for an unknown kind, for a name that could be an import path, and for a name
+    of another component.
     """
     register_name(_registry(kind), name, component, kind=kind)
 
 
 def registered_components(kind: str) -> dict[str, Component]:
-    """Return the components of a kind by short name. Raise ConfigError for an unknown kind."""
+    """Return the components of a kind by their short names. Raise ConfigError for an unknown
+    kind.
+    """
     return dict(_registry(kind))
 
 

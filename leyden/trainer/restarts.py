@@ -1,7 +1,8 @@
-"""When a failed algorithm is restarted: how often, after how long, and after which failures.
+"""Decide whether a failed algorithm is restarted: how often, after how long, and after which
+errors.
 
-It knows no strategy and no checkpoint: the trainer runs both sides again, and the algorithm resumes
-as it would in a new process.
+The module knows no strategy and no checkpoint. The trainer runs algorithm and runners again, and
+the algorithm resumes as it would in a new process.
 """
 
 from __future__ import annotations
@@ -20,20 +21,25 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
 def check_restarts(most: int, algorithm: Algorithm | None, *, keeps_checkpoints: bool) -> None:
-    """Raise ConfigError for restarts that could not continue anything."""
+    """Raise ConfigError if restarts are wanted and the algorithm could not continue after one.
+
+    most: how many restarts are allowed.
+    keeps_checkpoints: whether the run has a directory for them.
+    """
     check_number("max_algorithm_restarts", most, at_least=0, whole=True)
     if most == 0:
         return
     if algorithm is None or not algorithm.resumable:
-        raise ConfigError(f"max_algorithm_restarts={most}, but {_why_not(algorithm)}; or leave it out")
+        reason = _not_resumable_reason(algorithm)
+        raise ConfigError(f"max_algorithm_restarts={most}, but {reason}; or leave it out")
     if not keeps_checkpoints:
         raise ConfigError(
             f"max_algorithm_restarts={most} needs a directory for checkpoints; give run_dir= beside the store"
         )
 
 
-def _why_not(algorithm: Algorithm | None) -> str:
-    """Return why this algorithm cannot be started again, and what would make it possible."""
+def _not_resumable_reason(algorithm: Algorithm | None) -> str:
+    """Return why an algorithm cannot be restarted, and what would make it possible."""
     if algorithm is None:
         return "there is no algorithm; give one"
     name = type(algorithm).__name__
@@ -49,23 +55,21 @@ def _why_not(algorithm: Algorithm | None) -> str:
 
 
 class Restarts:
-    """Counts the failures of one run.
-
-    All of them count, whether or not there was a new checkpoint in between.
-    """
+    """Counts the restarts of one run, whether or not there was a new checkpoint between them."""
 
     def __init__(self, most: int) -> None:
+        """most: how many restarts are allowed."""
         self._most = most
         self._used = 0
 
     def allow(self, error: Exception) -> bool:
-        """Return whether to start the algorithm again. A ConfigError is never retried; it would
-        recur.
+        """Return whether to restart the algorithm after this error. Never do so after a
+        ConfigError, which would recur.
         """
         return self._used < self._most and not isinstance(error, ConfigError)
 
     async def pause(self, error: Exception) -> None:
-        """Log the failure, and wait for the pause before the next restart."""
+        """Count a restart, log the error that caused it, and sleep before it."""
         seconds = min(_FIRST_PAUSE_SECONDS * 2**self._used, _LONGEST_PAUSE_SECONDS)
         self._used += 1
         logger.warning(

@@ -19,9 +19,9 @@ def run_config(
     n_runners: int,
     concurrency: int,
 ) -> dict[str, Any]:
-    """Return the configuration of a run of `fit`.
+    """Return the configuration that a run of `fit` records, as JSON.
 
-    Reading the data sets costs at most about a second each.
+    It includes digests of the data sets, which take at most about a second each.
     """
     data = {"train": train_dataset, "val": val_dataset}
     return {
@@ -35,7 +35,9 @@ def run_config(
 
 
 def algorithm_config(algorithm: Algorithm | None) -> dict[str, Any]:
-    """Return the algorithm's import path and options, its model, and its seed if it has one."""
+    """Return the algorithm's import path and options, its model, and its seed, as JSON. Without an
+    algorithm, or if it has no model or seed, the value is None.
+    """
     if algorithm is None:
         return {"algorithm": None, "model": None, "seed": None}
     if isinstance(algorithm, FunctionalAlgorithm):

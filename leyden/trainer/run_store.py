@@ -12,16 +12,15 @@ from leyden.trainer.registry import StoreRegistry
 
 
 class RunStore:
-    """Makes a run's store, and shows the store of the run under way or of the last run.
-
-    spec: the trainer's `store=`; None if every run makes its own.
-    """
+    """Makes a run's store, and knows the store of the run under way or of the last run."""
 
     def __init__(self, spec: Any) -> None:
+        """spec: the trainer's `store=`; None if every run makes a store of its own."""
         self._spec = spec
         self._current: LightningStore | None = None
         """The store of the run under way, or of the last run, opened for reading."""
         self._last_file: str | None = None
+        """The URL of the last run's store, if that was a file."""
 
     @property
     def is_given(self) -> bool:
@@ -42,7 +41,9 @@ class RunStore:
         )
 
     def current(self) -> LightningStore | None:
-        """Return the store of the run under way, or of the last run (see `Trainer.store`)."""
+        """Return the store of the run under way, else that of the last run, else the trainer's own,
+        or None. A file is opened read-only.
+        """
         if self._current is None and self._last_file is not None:
             self._current = open_store(self._last_file, read_only=True)
         if self._current is not None:
@@ -69,5 +70,5 @@ class RunStore:
                     self._last_file = store.url
 
     def drop_file(self) -> None:
-        """Drop the address of the last run's store, whose file is about to be removed."""
+        """Forget the URL of the last run's store, whose file is about to be removed."""
         self._last_file = None

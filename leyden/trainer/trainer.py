@@ -1,6 +1,6 @@
-"""`Trainer`: the configuration of training, resolved and checked when it is given.
+"""`Trainer`: the configuration of training, resolved and checked when the trainer is made.
 
-What one call of `fit` or `dev` does with it is in `leyden.trainer.fit`.
+`leyden.trainer.fit` runs one call of `fit` or `dev` with this configuration.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Trainer(TrainerLegacy):
     """Trains an agent with an algorithm.
 
     A component is an instance, a class, a factory, an import path, a registered name, or a dict of
-    options (see `build_component`). A dict needs `type` if the component has no default class, as
-    an algorithm has none.
+    options. A dict of options for an algorithm needs the key `type` (a name or import path); the
+    other components have a default class.
 
     algorithm: trains the agent, or measures it (`Baseline`). None: runners work on rollouts that
         others enqueue, until the run is stopped; data sets are refused.
@@ -71,8 +71,8 @@ class Trainer(TrainerLegacy):
     n_runners: the number of runners. Default: 1, or the strategy's own number.
     concurrency: rollouts in flight in each runner. Default: 64, or the runner's own number.
     max_rollouts: the number of rollouts after which each runner ends. If rollouts are left when all
-        have ended, the run ends too, with the reason in `RunSummary.stopped`. It continues if
-        others work on its store.
+        runners have ended, the run ends too, with the reason in `RunSummary.stopped`. If other
+        programs work on its store, the run continues instead.
     initial_resources: the resources of agents until the algorithm publishes its own.
     tracer: records what agents do. Default: `OtelTracer`.
     adapter: turns spans into training data. Default: `TraceToTriplet`.
@@ -81,11 +81,13 @@ class Trainer(TrainerLegacy):
         `cs` if `port` is given.
     port: the port at which the store is served to runners in other processes (the strategy's
         `server_port`).
-    daemon: the strategy's option `daemon`.
+    daemon: whether runners are daemonic processes, whose agents cannot use `multiprocessing`. For
+        strategies with processes.
     store: a store, or its URL (see `open_store`). Default: a SQLite file in the run directory for
         `fit`, and memory for `dev`.
     llm_proxy: the gateway. Default: one is made if the algorithm needs it.
-    hooks: called at four points of every attempt.
+    hooks: `Hook`s, whose methods are called at the start and the end of every attempt
+        (`on_rollout_start`, `on_rollout_end`) and of its trace (`on_trace_start`, `on_trace_end`).
     max_algorithm_restarts: how often in all a failed algorithm is started again, with new runners.
         It continues from its last checkpoint, or from its beginning. Finished rollouts are kept and
         found by their ids. Rollouts under way return to the queue without using up an attempt.
@@ -204,12 +206,12 @@ class Trainer(TrainerLegacy):
 
     @property
     def store(self) -> LightningStore | None:
-        """Return the store of the run under way, for hooks, agents, algorithms and other threads.
+        """The store of the run under way, for hooks, agents, algorithms and other threads.
 
-        Outside a run: the store that the trainer was given as an instance. Otherwise the store of
-        the last run: one in memory as it is, one in a file opened read-only (the next run or
-        another process may own it). None before the first run, and for a store on a server, which
-        `open_store` opens by its address.
+        After a run it is the store of that run: one in memory is unchanged, one in a file is opened
+        read-only, because the next run or another process may own it. Else it is the store that the
+        trainer was given as an instance, or None. It is also None for a store on a server; open
+        that one with `open_store`.
         """
         return self._run_store.current()
 
@@ -223,13 +225,14 @@ class Trainer(TrainerLegacy):
         *,
         resume: bool = False,
     ) -> RunSummary:
-        """Train the agent and block until it is done; works under a running event loop too.
+        """Train the agent, block until the run has ended, and return its summary. This also works
+        under a running event loop, as in a notebook.
 
         resume: continue the run in `run_dir` from its last finished step; without `run_dir`, the
             newest run under `.leyden/` that this program started with this algorithm. Another
             algorithm or model is refused, other differences are logged.
-        Raise RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is
-        kept.
+        Raise ConfigError for a mistake that can be found before the run starts. Raise
+        RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
         """
         if is_url(train_dataset):
             return self.fit_v0(agent, train_dataset, val_data=val_dataset, dev_data=train_dataset)
@@ -247,7 +250,9 @@ class Trainer(TrainerLegacy):
         *,
         resume: bool = False,
     ) -> RunSummary:
-        """Run `fit` from async code. Cancelling the call stops the run as Ctrl-C does."""
+        """Train the agent as `fit` does, from async code. Cancelling the call stops the run as
+        Ctrl-C does.
+        """
         given = self._checked(agent, train_dataset, val_dataset, dev=self._dev)
         with self._exclusively(given.algorithm):
             return await self._begin(self._config(), given, resume=resume, dev=self._dev).execute()
@@ -258,13 +263,13 @@ class Trainer(TrainerLegacy):
         self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> RunSummary:
         """Run the agent on the data without training it, in memory: a quick check that everything
-        fits together.
+        fits together. Return the run's summary.
 
-        Made for debuggers: the agent runs on the calling thread, in this process, with any
-        strategy; one rollout at a time, without time limits. An agent's error is logged with its
-        traceback. Ctrl-C, and the debugger's "quit", end the run. Under a running event loop (a
-        notebook), async agents run in another thread. The algorithm must be a FastAlgorithm;
-        `Baseline()` when there is none. Raise InvalidArgument (a TypeError) for another one.
+        It suits debuggers: whatever the strategy, the agent runs on the calling thread, one rollout
+        at a time, without time limits. An agent's error is logged with its traceback. Ctrl-C, and
+        the debugger's "quit", end the run. Under a running event loop (a notebook), async agents
+        run in another thread. The algorithm must be a FastAlgorithm, and is `Baseline()` if the
+        trainer has none. Raise InvalidArgument (a TypeError) for another one.
         """
         return self._debug(self._checked(agent, train_dataset, val_dataset, dev=True))
 
@@ -273,6 +278,9 @@ class Trainer(TrainerLegacy):
         return self._debug(given) if self._dev else self._fit(given, resume=False)
 
     def _fit(self, given: FitInput, *, resume: bool) -> RunSummary:
+        """Run a fit and block until it has ended. A KeyboardInterrupt becomes a RunInterrupted that
+        says how to continue.
+        """
         with self._exclusively(given.algorithm):
             fit = self._begin(self._config(), given, resume=resume, dev=self._dev)
             try:
@@ -281,6 +289,7 @@ class Trainer(TrainerLegacy):
                 raise RunInterrupted(how_to_resume(fit.directory)) from None
 
     def _debug(self, given: FitInput) -> RunSummary:
+        """Run a fit on the calling thread, as `dev` describes."""
         with self._exclusively(given.algorithm):
             debugged = Debugged.of(self.runner)
             config = replace(self._config(), strategy=debugged.strategy, runner=debugged.runner)
@@ -309,6 +318,7 @@ class Trainer(TrainerLegacy):
         )
 
     def _begin(self, config: FitConfig, given: FitInput, *, resume: bool, dev: bool) -> Fit:
+        """Open a run, and let its agent and algorithm know this trainer."""
         fit = Fit(config, given, resume=resume, dev=dev)
         given.agent.set_trainer(self)
         if given.algorithm is not None:
@@ -324,7 +334,7 @@ class Trainer(TrainerLegacy):
         dev: bool,
         algorithm: Algorithm | None = None,
     ) -> FitInput:
-        """Return the call's arguments.
+        """Return the arguments of a call of `fit` or `dev`, checked. Start logging if it is wanted.
 
         algorithm: the one to run in place of the trainer's own.
         Raise ConfigError for any mistake that can be found before a run starts.
@@ -366,6 +376,7 @@ class Trainer(TrainerLegacy):
         return FitInput(agent, algorithm, train_dataset, val_dataset)
 
     def _fast_algorithm(self) -> FastAlgorithm:
+        """Return the algorithm for `dev`. Raise InvalidArgument for one that takes long."""
         algorithm = self.algorithm or Baseline()
         if not isinstance(algorithm, FastAlgorithm):
             raise InvalidArgument(
@@ -375,6 +386,7 @@ class Trainer(TrainerLegacy):
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -412,7 +424,7 @@ def _client_server() -> type[ExecutionStrategy]:
 
 
 def _optional(spec: Any, default: type[T], name: str) -> T | None:
-    """Return the component, or None if there is no spec; a dict holds the arguments of
+    """Return the component of a spec, or None if there is no spec. A dict holds the arguments of
     `default`.
     """
     return build_component(

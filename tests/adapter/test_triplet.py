@@ -21,7 +21,9 @@ from tests.adapter.traces import agent, gateway_call, reward, sdk_call, span
 
 
 def two_agents() -> list[Span]:
-    """A planner and a writer who share a conversation; the gateway has its parents from the SDK's traceparent."""
+    """A planner and a writer who share a conversation; the gateway has its parents from the SDK's
+    traceparent.
+    """
     return [
         span("run", 0, 20, id=1),
         agent("planner", 1, 6, id=2, parent=1),
@@ -68,7 +70,9 @@ def test_agents_are_chosen_for_conversations_too():
 
 
 def test_an_agent_and_an_adapter_cannot_both_choose():
-    with pytest.raises(ConfigError, match=r"agent_match='a' has no say; use TraceToTrajectory\(TracerTraceToTriplet"):
+    with pytest.raises(
+        ConfigError, match=r"agent_match='a' has no effect; use TraceToTrajectory\(TracerTraceToTriplet"
+    ):
         TraceToTrajectory(LlmProxyTraceToTriplet(), agent_match="a")
 
 
@@ -204,7 +208,9 @@ def test_a_reward_that_names_its_call_belongs_to_it(prefix: str, key: str, value
 
 
 def test_rewards_are_matched_by_the_agents_clock_and_not_by_the_gateways():
-    """The gateway's clock is an hour ahead; the agent emits a reward after each of its two calls."""
+    """The gateway's clock is an hour ahead; the agent emits a reward after each of its two
+    calls.
+    """
     spans = [*calls(1, 3), reward(0.5, 2.5, id=11), reward(0.25, 4.5, id=12)]
     spans += [
         gateway_call(3600 + n, 3600.5 + n, id=20 + n, prompt=[n], response=[n], response_id=str(n)) for n in (1, 2)

@@ -155,3 +155,19 @@ async def test_a_call_that_is_cut_short_is_told_as_far_as_it_came(path: str, lim
     assert truth.finish_reason == "length"
     assert truth.calls[0].arguments == CALLS[0].arguments[: len(truth.calls[0].arguments)] != ""
     assert (answer.get("stop_reason"), answer.get("status")) in (("max_tokens", None), (None, "incomplete"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (lambda _: {"tool_calls": []}, "reply returned a dict; return a str or leyden.testing.Reply"),
+        (lambda _: None, "reply returned None; return a str or leyden.testing.Reply"),
+        (lambda _: Reply(calls=({"name": "add"},)), "whose calls hold a dict; use leyden.testing.ToolCall"),
+        (lambda body: body["absent"], "reply raised KeyError: 'absent'"),
+    ],
+)
+async def test_a_wrong_reply_function_is_named_and_not_the_request(reply: Any, message: str) -> None:
+    async with FakeUpstream(reply=reply) as upstream:
+        answer = await post(upstream, "chat/completions", messages=MESSAGES)
+    assert message in answer["error"]["message"]
+    assert not upstream.calls

@@ -1,4 +1,6 @@
-"""`PromptSim` tells the truth: outcomes agree with exact scores, and each family has the property that it is named for."""
+"""`PromptSim` tells the truth: outcomes agree with exact scores, and each family has the property
+that it is named for.
+"""
 
 from __future__ import annotations
 
@@ -340,7 +342,10 @@ def test_a_symptom_is_shown_at_the_stated_rate_and_names_an_unmet_rule() -> None
         (lambda: PromptSim().expected_score({"promt": ""}), r"the prompts are \['promt'\]"),
         (lambda: PromptSim(prompts=3).expected_score("one"), "plan, search, write"),
         (lambda: World(RULES[:2], (Kind("a", frozenset({"tidy"})),), {"p": ("greeting", "order")}), "no rule 'tidy'"),
-        (lambda: World(RULES[:2], (Kind("a", frozenset()),), {"p": ("greeting",)}), "each rule of the world once"),
+        (
+            lambda: World(RULES[:2], (Kind("a", frozenset()),), {"p": ("greeting",)}),
+            "each rule of the world exactly once",
+        ),
         (
             lambda: World((AnswerRule("x", ("X.",), (("x",),), "An x."),), (Kind("a", frozenset("x")),), {"p": ("x",)}),
             "'An x.' of the rule 'x' states",

@@ -1,4 +1,6 @@
-"""A rollout goes with its agent into other processes: pools, `multiprocessing`, programs, and back comes every span."""
+"""A rollout goes with its agent into other processes: pools, `multiprocessing`, programs, and back
+comes every span.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ import pytest
 from opentelemetry import trace as otel_trace
 
 from leyden.emitter import emit_message, emit_reward, get_message_value, operation
-from leyden.errors import NoActiveTrace
+from leyden.errors import InvalidEmission, NoActiveTrace, StoreError, UnknownAttempt
 from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.tracer import OtelTracer, TraceContext, active_trace, current_trace
+from leyden.tracer.remote import RemoteDestination
 from leyden.types import AttemptedRollout, Span
 
 ROOT = Path(__file__).parents[2]
@@ -277,6 +280,37 @@ def test_the_child_of_a_bare_fork_is_refused_not_lost():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         emit_reward(1.0)
         assert len(trace.spans) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(404, UnknownAttempt), (400, InvalidEmission), (413, InvalidEmission), (500, StoreError), (503, StoreError)],
+)
+async def test_only_an_error_of_the_receiver_itself_may_be_retried(status: int, error: type[Exception]):
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status} Status\r\nconnection: close\r\n\r\nthe reason".encode())
+        writer.close()
+
+    span = Span(rollout_id="r", attempt_id="a", sequence_id=0, trace_id="t", span_id="s", name="n")
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        destination = RemoteDestination(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(error, match=rf"status {status}: the reason"):
+            await destination.add_many_spans([span])
+
+
+async def test_an_address_tells_an_attempt_that_is_over_from_a_span_that_is_wrong(store: LightningStore):
+    rollout = await store.start_rollout(None)
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    span = Span(**ids, sequence_id=0, trace_id="t", span_id="s", name="n")
+    async with attempt_of(store, rollout) as trace:
+        destination = RemoteDestination(trace.address())
+        await destination.add_many_spans([span])
+        with pytest.raises(UnknownAttempt, match="is not the one that this address is for"):
+            await destination.add_many_spans([span.model_copy(update={"attempt_id": "other"})])
+    with pytest.raises(UnknownAttempt, match="it is over"):
+        await destination.add_many_spans([span])
+    assert [each.name for each in await spans_of(store, rollout)] == ["n"]
 
 
 async def test_spans_of_an_attempt_that_is_over_are_refused(store: LightningStore):

@@ -1,10 +1,11 @@
 """Train a policy on rollouts of any number of model calls.
 
-Lives here: `PolicyGradient` (fresh rollouts) with its named settings, and `SFT` and `DPO` (recorded
-rollouts). `base.py` is what they share; `reading.py` reads rollouts, `batch.py` makes a step's data
-of them, as pure functions, `preparation.py` adds what other models compute, `stream.py` runs groups
-ahead. The maths is `leyden.maths`; gradients are the policy backend's. To add an algorithm that
-differs in an estimator, a loss or an option, add a setting to `settings.py`.
+The package holds `PolicyGradient` (fresh rollouts) with its named settings, and `SFT` and `DPO`
+(recorded rollouts). `base.py` has their common base class. `reading.py` reads rollouts, `batch.py`
+makes a step's data of them, `preparation.py` adds columns that models compute, and `stream.py` runs
+groups ahead of their step. Advantages and losses come from `leyden.maths`, gradients from the
+policy backend. To add an algorithm that differs in an estimator, a loss or an option, add a setting
+to `settings.py`.
 """
 
 from leyden.algorithm.policy_gradient.algorithm import PolicyGradient

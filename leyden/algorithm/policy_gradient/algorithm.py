@@ -1,9 +1,10 @@
-"""`PolicyGradient`: sample groups of rollouts, compare within each, step the policy.
+"""`PolicyGradient`: sample groups of rollouts, compare the rollouts of each group, and update the
+policy.
 
-One step, from the store's point of view: groups of rollouts whose ids are derived from the run and
-the group's number are enqueued (a repeat is not a second rollout, so a killed step continues where
-it was), waited for by event, read back as spans, and trained on. From the policy's: every token
-keeps the log-probability and the version it was sampled with.
+A step enqueues groups of rollouts, waits for them, reads their spans, and trains on them. The
+rollouts' ids are derived from the run and the group's number, so enqueuing again makes no second
+rollout, and a step of a killed process continues where it was. Every token keeps the
+log-probability and the version of the weights with which it was sampled.
 """
 
 from __future__ import annotations
@@ -49,40 +50,42 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 _DIFFERENCE = "max_logprob_difference"
-"""The metric of a loss that compares log-probabilities of learner and sampler."""
+"""The metric in which losses report how much the log-probabilities of learner and sampler
+differ."""
 _FEW_MERGED = 0.9
-"""Below this share of merged turns, a warning explains one that is not."""
+"""If a smaller share of turns is merged, a warning explains one that is not."""
 _MANY_DIVERGED = 0.1
-"""Above this share of forks that leave the record, a warning explains one."""
+"""If a larger share of forks leaves the record, a warning explains one of them."""
 _COLLECTION_FILE = "collection.json"
+"""The file of a checkpoint that lists the groups under way."""
 
 
 @dataclass(slots=True)
 class _Collected:
-    """The groups of one step, by number."""
+    """The groups of one step, with counts of their rollouts."""
 
     groups: list[Group] = field(default_factory=list[Group])
     counts: RolloutCounts = field(default_factory=RolloutCounts)
     forks: ForkCounts = field(default_factory=ForkCounts)
     staleness: list[int] = field(default_factory=list[int])
-    """Steps between the enqueuing of each group and this step."""
+    """For each group, the number of steps between its enqueuing and this step."""
     stale: int = 0
-    """Groups that were cancelled because they were too old."""
+    """The number of groups that were cancelled because they were too old."""
 
 
 class PolicyGradient(PolicyAlgorithm):
-    """Policy optimisation on groups of rollouts of any number of model calls.
+    """Optimises a policy on groups of rollouts with any number of model calls.
 
     Each step samples `tasks_per_step` groups of `rollouts_per_task` rollouts, estimates advantages,
     and minimises a loss of the tokens that the policy sampled. The named settings (`GRPO`, `PPO`,
-    ...) are this algorithm with other options. By default it is GRPO (arXiv:2402.03300) with the
-    clip range of DAPO (arXiv:2503.14476): loss = mean over rollouts of (mean over the rollout's
-    tokens), so each rollout weighs the same however many turns it took.
+    ...) are this algorithm with other options. The default is GRPO (arXiv:2402.03300) with the clip
+    range of DAPO (arXiv:2503.14476): loss = mean over rollouts of (mean over the rollout's tokens),
+    so each rollout weighs the same however many turns it took.
 
     backend: the policy.
-    tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of
-        one task are a group.
-    minibatch_size: approximate number of rollouts in each optimizer step. None: all rollouts of the
+    tasks_per_step: the number of groups in a step.
+    rollouts_per_task: the number of rollouts in a group. All rollouts of a group have one task.
+    minibatch_size: about how many rollouts each optimizer step uses. None: all rollouts of the
         step.
     epochs: passes over the step's rollouts.
     advantages: estimator of the advantages, by name (`leyden.maths.ESTIMATORS`) or constants
@@ -90,22 +93,22 @@ class PolicyGradient(PolicyAlgorithm):
     loss: the loss of the sampled tokens, by name (`leyden.maths.LOSSES`) or constants
         (`PPOLoss(clip_high=0.2)`).
     weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
-    max_staleness: how many steps after the one at which it was enqueued a group may be trained on.
-        At 0, a step waits for its own rollouts. Above, the rollouts of later steps run while the
-        policy is trained, and a step takes the groups that finish first. A group that is older is
+    max_staleness: the number of steps after its enqueuing for which a group may be trained on.
+        With 0, a step waits for its own rollouts. Otherwise the rollouts of later steps run while
+        the policy is trained, and a step takes the groups that finish first. An older group is
         cancelled and counted.
     max_groups_per_step: replace groups without signal by further ones, up to this many groups in a
-        step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
+        step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: no further groups.
     kl_in_reward: coefficient of a penalty, subtracted from each reward: an estimate of
         KL(policy / reference), summed over the rollout's sampled tokens.
     kl_in_reward_estimator: estimator of the KL divergence in the reward: "k1", "k2" or "k3"
         (`leyden.maths.losses.kl`); None: "k1".
     reference: the frozen policy that a KL term compares with. None: a second backend like
         `backend`, if there is such a term.
-    critic: estimates values, for an estimator that needs them. None: the value head of `backend`.
+    critic: a separate model that estimates values, for an estimator that needs them. None: the
+        value head of `backend`.
     critic_optim: parameters of the critic's optimizer; None: `optim`.
-
-    Options of every algorithm that trains a policy: see `PolicyAlgorithm`.
+    options: further options of `PolicyAlgorithm` and `IterativeAlgorithm`.
     """
 
     def __init__(
@@ -174,12 +177,12 @@ class PolicyGradient(PolicyAlgorithm):
         self._watch = self._new_watch()
         self._train: Dataset[Any] = ()
         self._next_group: int | None = None
-        """The number of the next group to enqueue; None: that of the step under way."""
+        """The number of the next group to enqueue; None: the first group of the step under way."""
         self._waiting: dict[int, int] = {}
-        """Groups that were under way when the checkpoint was written, each with the step at
-        which it was enqueued."""
+        """The step at which each group was enqueued, by the group's number, for the groups that
+        were under way when the loaded checkpoint was written."""
         self._generations: dict[int, int] = {}
-        """How often a group was sampled anew, by number; 0 times if it is not there."""
+        """How often a group was sampled anew, by its number; missing groups never were."""
         self._stream: GroupStream | None = None
         self._warned_of_split_turns = self._warned_of_forks = False
 
@@ -201,8 +204,8 @@ class PolicyGradient(PolicyAlgorithm):
             self._greedy_resources_id = await self._publish_policy("greedy policy", llm)
 
     async def teardown(self) -> None:
-        """Stop waiting for rollouts, and stop the policy."""
-        async with contextlib.AsyncExitStack() as stack:  # one that fails to stop must not keep the others
+        """Stop waiting for rollouts, and stop the policy, the reference and the critic."""
+        async with contextlib.AsyncExitStack() as stack:  # an error of one does not keep the others running
             for other in self._other_backends():
                 stack.push_async_callback(other.stop)
             stack.push_async_callback(super().teardown)
@@ -245,9 +248,9 @@ class PolicyGradient(PolicyAlgorithm):
         }
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
-        """Write the policy's state, the critic's, and which groups are under way.
+        """Write the states of the policy and the critic, and the numbers of the groups under way.
 
-        Return a function to await until the policy's files are written; None if they are.
+        Return a function to await until the policy's files are written; None if they are already.
         """
         written = await super().save(path)
         if self._trains_critic and self.critic is not None:
@@ -259,7 +262,9 @@ class PolicyGradient(PolicyAlgorithm):
         return written
 
     async def load(self, path: Path) -> None:
-        """Restore the algorithm's state from a checkpoint that `save` wrote."""
+        """Restore the policy, the critic, and the numbers of the groups that were under way, from a
+        checkpoint. Raise CheckpointError if it cannot be read.
+        """
         await super().load(path)
         if self._trains_critic and self.critic is not None:
             await self.critic.load_state(path / "critic")
@@ -275,7 +280,7 @@ class PolicyGradient(PolicyAlgorithm):
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     async def finish(self) -> None:
-        """Warn of a run that could not learn, and leave the trained model in the run's
+        """Warn of a run that could not learn, and write the trained model to the run's
         directory.
         """
         self._warn(self._watch.end(self.max_iters))
@@ -285,8 +290,8 @@ class PolicyGradient(PolicyAlgorithm):
 
     @property
     def _has_other_terms(self) -> bool:
-        """Return whether a term beside the advantages has a gradient, also where all
-        rewards are equal.
+        """Whether a term beside the advantages gives a gradient even if all rewards of a group are
+        equal: a KL or an entropy term.
         """
         loss = self.loss
         of_loss = isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
@@ -294,7 +299,7 @@ class PolicyGradient(PolicyAlgorithm):
 
     @property
     def _trains_critic(self) -> bool:
-        """Return whether the critic is a separate model, which has its own optimizer."""
+        """Whether the critic is a separate model, with its own optimizer."""
         return self.critic is not None and self.critic is not self.backend
 
     def _other_backends(self) -> list[PolicyBackend]:
@@ -302,7 +307,9 @@ class PolicyGradient(PolicyAlgorithm):
         return [each for each in (self.reference, critic) if each is not None]
 
     def _checked_reference(self, given: PolicyBackend | None) -> PolicyBackend | None:
-        """Return the frozen policy, or None if no term compares with it."""
+        """Return the frozen policy: the given one, or a new one if a term needs it, else None.
+        Raise ConfigError for one that no term needs.
+        """
         is_needed = self.kl_in_reward > 0 or "reference_logprobs" in find_loss(self.loss).columns_of(self.loss)
         if not is_needed and given is not None:
             raise ConfigError(
@@ -312,7 +319,9 @@ class PolicyGradient(PolicyAlgorithm):
         return given if given is not None or not is_needed else make_reference(self.backend)
 
     def _checked_critic(self, given: PolicyBackend | None) -> PolicyBackend | None:
-        """Return the backend that estimates values, or None if the estimator needs none."""
+        """Return the backend that estimates values, or None if the estimator needs none. Raise
+        ConfigError for a critic that is not needed, has no value head, or does not fit the loss.
+        """
         if not self.advantages.uses_values:
             if given is not None:
                 raise ConfigError(
@@ -337,7 +346,7 @@ class PolicyGradient(PolicyAlgorithm):
         return SignalWatch(self.optim.learning_rate, self.sampling_parameters.get("max_tokens"))
 
     def _warn_of_split_turns(self, counts: RolloutCounts) -> None:
-        """Log once why turns do not merge, if many of them do not."""
+        """Log once why turns do not merge, if more than a tenth of them do not."""
         split = counts.split_turn
         if self._warned_of_split_turns or split is None or counts.merged_turns >= _FEW_MERGED * counts.continued_turns:
             return
@@ -353,8 +362,8 @@ class PolicyGradient(PolicyAlgorithm):
         )
 
     def _warn_of_forks(self, counts: ForkCounts) -> None:
-        """Log once why forks cannot be used: rollouts whose calls have no index, or many forks that
-        diverge.
+        """Log once why forks are missing: if a rollout cannot be forked, because its calls have no
+        numbers, or if more than a tenth of the forks differ from their records.
         """
         if self._warned_of_forks:
             return
@@ -383,7 +392,9 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- rollouts --------------------------------------------------------------------------------
 
     async def _collect(self, iteration: int) -> _Collected:
-        """Take groups until enough have signal; have the next steps' groups run meanwhile."""
+        """Take finished groups until enough of them have signal, or `max_groups_per_step` are
+        taken. Groups of later steps are enqueued meanwhile, as `max_staleness` allows.
+        """
         collected, n_signal = _Collected(), 0
         collected.stale = await self._give_up_waiting(iteration)
         stream = self._open_stream(iteration)
@@ -412,8 +423,8 @@ class PolicyGradient(PolicyAlgorithm):
         return len(too_old)
 
     def _open_stream(self, iteration: int) -> GroupStream:
-        """Return the stream, which at first holds the groups that were under way at the
-        checkpoint.
+        """Return the stream of groups. The first call makes it, with the groups that were under way
+        when the loaded checkpoint was written.
         """
         if self._stream is None:
             self._stream = GroupStream(self.collector, self._requests_of, self._run_requests, self._forks_of)
@@ -425,11 +436,11 @@ class PolicyGradient(PolicyAlgorithm):
         return self._stream
 
     async def _take(self, stream: GroupStream, count: int, iteration: int) -> list[CollectedGroup]:
-        """Wait for groups, with as many enqueued as this step and `max_staleness` further ones
-        need.
+        """Enqueue groups for this step and `max_staleness` further ones, wait until `count` groups
+        have finished, and take them.
 
-        Groups of which every rollout had failed before a resume are sampled anew, under other ids,
-        because the cause may have been fixed since.
+        If every rollout of the taken groups had failed before the run was resumed, all of them are
+        sampled anew, under other ids, because the cause may have been fixed since.
         """
         assert self._next_group is not None
         steps_ahead = min(self.max_staleness, self.max_iters - 1 - iteration)
@@ -446,8 +457,8 @@ class PolicyGradient(PolicyAlgorithm):
             stream.enqueue(numbers, step=iteration, keep_until=keep_until)
 
     def _requests_of(self, number: int) -> list[EnqueueRolloutRequest]:
-        """Return the requests of a group; the last one decodes greedily, if the estimator compares
-        with it.
+        """Return the requests of a group. If the estimator has a baseline, the last request is for
+        the greedily decoded rollout.
         """
         step, place_in_step = divmod(number, self.tasks_per_step)
         generation = self._generations.get(number, 0)
@@ -465,8 +476,8 @@ class PolicyGradient(PolicyAlgorithm):
         ]
 
     def _forks_of(self, collected: CollectedGroup) -> list[EnqueueRolloutRequest]:
-        """Return the requests of the forks that the estimator needs of a group whose
-        rollouts have finished.
+        """Return the requests of the forks that the estimator needs, for a group whose rollouts
+        have finished.
         """
         if not self.advantages.forks_per_call:
             return []
@@ -480,6 +491,9 @@ class PolicyGradient(PolicyAlgorithm):
         return self._results(requests, keep_until, on_progress=self._show_progress)
 
     def _show_progress(self) -> None:
+        """Report how many of the step's rollouts have finished, at most all of them: the stream may
+        hold those of later steps, too.
+        """
         groups = () if self._stream is None else self._stream.groups.values()
         done = sum(result is not None for group in groups for result in group.results)
         total = self.tasks_per_step * (self.rollouts_per_task + self.advantages.uses_baseline)
@@ -488,8 +502,9 @@ class PolicyGradient(PolicyAlgorithm):
     def _read(
         self, collected: Sequence[CollectedRollout | None], counts: RolloutCounts, reader: RolloutReader
     ) -> Group:
-        """Return a group of read rollouts. If the estimator has a baseline, the last rollout is the
-        greedy one that gives it.
+        """Return a group with the data of its rollouts, and count them in `counts`. If the
+        estimator has a baseline, the last rollout is the greedy one: its reward is the baseline,
+        and it is neither trained on nor counted.
         """
         results = [result for result in collected if result is not None]
         baseline = None
@@ -502,8 +517,8 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- the gradient ----------------------------------------------------------------------------
 
     async def _update(self, iteration: int, data: StepData) -> Metrics:
-        """Take the optimizer steps of one iteration (`epochs` passes over its minibatches), publish
-        the weights and return the metrics. Without trained sequences, nothing changes.
+        """Make the optimizer steps of one iteration (`epochs` passes over its minibatches), publish
+        the weights, and return metrics. Without sequences to train on, change nothing.
         """
         if not data.trained:
             return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
@@ -538,8 +553,8 @@ class PolicyGradient(PolicyAlgorithm):
                 if self._trains_critic and self.critic is not None:
                     critic_losses.append((await self.critic.forward_backward(batch, ValueLoss())).loss)
                     await self.critic.optim_step(self._scaled(self.critic_optim, iteration))
-        # The learner's log-probabilities differ from the sampler's by rounding alone, before the
-        # first step.
+        # Before the first optimizer step, the learner's log-probabilities differ from the sampler's
+        # by rounding only, so only the first result shows a difference of their kernels.
         first = {"logprob_difference": results[0].metrics[_DIFFERENCE]} if _DIFFERENCE in results[0].metrics else {}
         names = [name for name in results[0].metrics if name != _DIFFERENCE]
         n_trained = sum(result.n_trained for result in results)
@@ -565,5 +580,5 @@ def _over_minibatches(name: str, values: Sequence[float]) -> float:
 
 
 def _failed_before(result: CollectedRollout | None) -> bool:
-    """Return whether a rollout had failed before it was requested, as in a run that was resumed."""
+    """Return whether a rollout had failed before this process requested it, in a resumed run."""
     return result is not None and result.cached and result.status in ("failed", "cancelled")

@@ -1,9 +1,8 @@
-"""`PolicyAlgorithm`: what all algorithms that train a policy have in common, whatever they learn
-from.
+"""`PolicyAlgorithm`: the base class of all algorithms that train a policy.
 
 It starts the policy, routes the gateway to it, gives it to agents as a resource, runs rollouts, and
-saves the policy. What a step learns from is the subclass's: fresh rollouts (`algorithm.py`) or
-recorded ones (`supervised.py`).
+saves the policy. A subclass defines what a step learns from: fresh rollouts (`algorithm.py`) or
+recorded ones (`recorded.py`).
 """
 
 from __future__ import annotations
@@ -45,25 +44,25 @@ _PROGRESS_SECONDS = 0.5
 
 
 class PolicyAlgorithm(IterativeAlgorithm):
-    """Trains a policy in steps. Override `step`.
+    """Base class of algorithms that train a policy in steps. Override `step`.
 
     backend: the policy: a backend, or a dict with its type ("embedded", "isolated", "vllm", or an
         import path) and its options, such as {"type": "vllm", "model": FOLDER}.
     n_steps: steps in all.
     optim: parameters of the optimizer; None: `OptimParams()`.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
-    schedule: how the learning rate continues: "constant", "linear" or "cosine", down to
-        `final_fraction` of itself in the last step.
+    schedule: how the learning rate continues: "constant", "linear" or "cosine".
+    final_fraction: the learning rate of the last step, as a fraction of the full one; for the
+        schedules "linear" and "cosine".
     temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
     timeout_seconds, max_attempts: limits of each rollout.
-    failed_reward: what a failed rollout counts in the reported reward and in its group's baseline;
+    failed_reward: the reward of a failed rollout in the reported mean and in its group's baseline.
         None leaves it out of both.
     success_reward: a rollout with at least this reward counts as a success.
     val_every_n_steps: run the validation set each time this many steps are done.
     resource_name: the name under which agents find the policy.
-    agent_match: a regular expression; only calls of agents whose names it matches are trained
-        (`TracerTraceToTriplet` finds a call's agent). Other agents' messages are context, and need
-        no tokens. None: all calls.
+    agent_match: a regular expression. Only calls of agents whose name contains a match are trained
+        on. Other agents' messages are context, and need no tokens. None: all calls.
     seed: seed of all random choices.
     """
 
@@ -155,7 +154,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return arguments_of(self.backend).get("model", self.backend.model_name)
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, route the gateway to it, publish it as a resource."""
+        """Start the policy, route the gateway to it, and publish it as a resource. Raise
+        ConfigError without a gateway.
+        """
         proxy = self.get_llm_proxy()
         if proxy is None:
             name = type(self).__name__
@@ -173,10 +174,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self._resources_id = await self._publish_policy("policy", self._llm)
 
     async def teardown(self) -> None:
-        """Stop the policy.
-
-        If the policy's process runs the gateway, too, it continues until the gateway stops, after
-        the last runner.
+        """Stop the policy. If its process also runs the gateway, the policy continues until the
+        gateway stops, after the last runner.
         """
         proxy = self.get_llm_proxy()
         if proxy is None or not (proxy.is_reserved and proxy.is_running()):
@@ -188,10 +187,10 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return isinstance(self.backend, IsolatedBackend)
 
     async def _start_backend(self, proxy: LLMProxy) -> None:
-        """Start the policy, and in its process the gateway if that is reserved."""
+        """Start the policy. If the gateway is reserved, start it in the policy's process."""
         if not (proxy.is_reserved and isinstance(self.backend, IsolatedBackend)):
             return await self.backend.start()
-        await proxy.leave()  # the process of a life before
+        await proxy.leave()  # a process from before a restart of the algorithm
         settings, listener = proxy.for_process()
         self.backend.host(Visitor(hosted.FUNCTION, settings, listener))
         try:
@@ -201,7 +200,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         proxy.run_by(self.backend.stop)
 
     async def validate(self, iteration: int) -> Metrics:
-        """Run the validation set once with the current policy."""
+        """Run the validation set once with the current policy, and return metrics of its
+        rollouts.
+        """
         if self._val is None:
             return {}
         started = time.perf_counter()
@@ -213,25 +214,24 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return rollout_metrics(counts, seconds=time.perf_counter() - started, success_reward=self.success_reward)
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
-        """Copy the policy's weights, optimizer and random state.
+        """Save the policy's weights, optimizer and random state.
 
-        Training continues while they are written. The function that is returned waits for it.
+        If the backend can copy them, training continues while they are written, and the returned
+        function waits until they are. Otherwise return None.
         """
         if await self.backend.snapshot_state(path):
             return partial(self.backend.state_written, path)
         return None
 
     async def load(self, path: Path) -> None:
-        """Restore the algorithm's state from a checkpoint that `save` wrote."""
+        """Restore the policy's weights, optimizer and random state from a checkpoint."""
         await self.backend.load_state(path)
         if (proxy := self.get_llm_proxy()) is not None:
             self._note_version(proxy)
 
     async def finish(self) -> None:
-        """Leave the trained model in the run's directory, as a Hugging Face folder that
-        any library loads.
-
-        A policy with adapters leaves them too, in `adapter/`.
+        """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that
+        any library loads, and the adapters of a policy that has some to `adapter/`.
         """
         if (directory := self.get_run().directory) is not None:
             if self.backend.capabilities.adapter:
@@ -260,8 +260,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     async def _publish_weights(self) -> int:
         """Let sampling use the trained weights, and return their version.
 
-        A sampler that has weights of its own gets them while the gateway holds new calls up and no
-        call is at the model, so that every call has one version, which its record shows.
+        If the sampler has its own copy of the weights, the gateway first holds new calls back and
+        waits for running ones. So every call has one version, which its record shows.
         """
         if self.backend.capabilities.shared_weights:
             return await self.backend.publish_weights()
@@ -277,8 +277,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return version
 
     def _note_version(self, proxy: LLMProxy) -> None:
-        """Let the gateway record which weights a call has, if the sampler's endpoint does not
-        report it.
+        """Tell the gateway the version of the weights, to record it with each call, unless the
+        sampler's endpoint reports versions itself.
         """
         if not self.backend.capabilities.reports_versions:
             proxy.set_policy_version(self.backend.model_name, self.backend.policy_version)
@@ -289,10 +289,11 @@ class PolicyAlgorithm(IterativeAlgorithm):
     def _request(
         self, mode: RolloutMode, iteration: int, place: int | str, task: Any, *, generation: int = 0, **changes: Any
     ) -> EnqueueRolloutRequest:
-        """Return the request of the rollout at a place of a step.
+        """Return the request of one rollout of a step.
 
-        generation: above 0, the rollout is another one at the same place.
-        changes: fields of the request that differ, by name.
+        iteration, place: the step, and the rollout's place in it, from which its id is derived.
+        generation: counts how often the rollout was replaced by a new one at the same place.
+        changes: fields of the request to replace, by name.
         """
         place_in_run = [mode, iteration, place, *([generation] if generation else [])]
         request = EnqueueRolloutRequest(
@@ -317,9 +318,10 @@ class PolicyAlgorithm(IterativeAlgorithm):
     ) -> AsyncGenerator[CollectedRollout]:
         """Run rollouts, and yield their results as they finish.
 
-        on_progress: called after each result, and between them; None shows how many of the
-            requests are done.
-        Raise EngineError if the policy has died, because its calls wait for the run to end.
+        keep_until: the step until which the rollouts stay pinned in the store.
+        on_progress: called after each result, and between them; None: report how many requests are
+            done.
+        Raise EngineError if the policy has died, because its calls would wait until the run ends.
         """
         look = asyncio.create_task(self.backend.statistics())
         done = 0
@@ -348,8 +350,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
             await asyncio.gather(look, return_exceptions=True)
 
     async def _publish_policy(self, name: str, llm: LLM) -> str:
-        """Store the initial resources with a model under `resource_name`, and return the id of
-        this run's resources.
+        """Write the initial resources to the store, with a model under `resource_name`. Return
+        their id, which is derived from the run and `name`.
         """
         resources_id = ids.derived_id("rs", self.get_run().run_id, name)
         resources = {**(self.get_initial_resources() or {}), self.resource_name: llm}
@@ -357,9 +359,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return resources_id
 
     def _warn_of_learning_rate(self) -> None:
-        """Log a hint if the learning rate was left at its default and seldom fits the model's
-        size.
-        """
+        """Log a hint if the learning rate is the default and seldom fits a model of this size."""
         counted = None if self._chose_optim else weights_of(self.trained_model())
         if counted is None:
             return
@@ -369,9 +369,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
 
 
 def make_reference(backend: PolicyBackend) -> PolicyBackend:
-    """Return a second backend with the model that `backend` starts with.
+    """Return a second backend with the model that `backend` was made with.
 
-    Raise ConfigError if that is an object, because training changes it.
+    Raise ConfigError if that is a model object, because training changes it.
     """
     backend = backend.learner
     arguments = arguments_of(backend)
@@ -384,7 +384,7 @@ def make_reference(backend: PolicyBackend) -> PolicyBackend:
 
 
 def _no_backend(algorithm: str, given: object) -> str:
-    """Return the error message for an object that is no backend, with what to write instead."""
+    """Return the error message for an object that is no backend, with the remedy."""
     kind = type(given).__name__
     if isinstance(given, str | Path):
         return f"backend is {str(given)!r}; a model needs a backend that runs it: {algorithm}(IsolatedBackend({str(given)!r}))"

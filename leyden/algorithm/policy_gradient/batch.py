@@ -1,9 +1,9 @@
-"""The batch of one policy gradient step, as pure functions: its tasks, advantages, tokens
-and their weights.
+"""Make the batch of one policy gradient step, with pure functions: its tasks, advantages, and
+tokens with their weights.
 
-They know no store, engine or torch. Everything is a function of the seed and the group's number, so
-a resumed run does what the killed one would have done. A further column that a loss reads is added
-in `preparation.py`.
+The module knows no store, engine or torch. Everything is a function of the seed and the group's
+number, so a resumed run does what the killed one would have done. To add a column that a loss
+reads, see `preparation.py`.
 
 Shapes: T tokens of a sequence, C model calls of a rollout.
 """
@@ -48,7 +48,7 @@ class RolloutData:
     """Shape (C,): the gateway's number of each trained call (`leyden.call_index`); empty if
     the record has none."""
     forked_returns: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
-    """The rewards of the forks that keep the first c trained calls, by the number c."""
+    """The rewards of the forks that repeat the first c trained calls, by the number c."""
 
 
 @dataclass(slots=True)
@@ -62,19 +62,22 @@ class Group:
 
 @dataclass(slots=True)
 class StepRollout:
-    """A rollout of a group that has signal."""
+    """A rollout that a step uses, as sequences to train on."""
 
     data: RolloutData
     sequences: list[TrainingSequence]
-    """One for each trajectory; their weights sum to 1. Empty if the rollout is not trained on."""
+    """One sequence for each trajectory; the weights of all their tokens sum to 1. Empty if the
+    rollout is not trained on."""
     group: int = 0
+    """The number of the rollout's group in the step."""
     baseline: float | None = None
+    """The reward of the group's greedy rollout; None if there is none."""
     advantages: list[float] = field(default_factory=list[float])
     """Shape (C,): the advantage of each call, in the order of the calls."""
 
     @classmethod
     def of(cls, data: RolloutData, *, group: int = 0, baseline: float | None = None) -> StepRollout:
-        """Return a rollout with its sequences, which have the column `logprobs` alone."""
+        """Return a rollout with its sequences, which have only the column `logprobs`."""
         n_trained = sum(trajectory.n_trained for trajectory in data.trajectories)
         sequences = [
             TrainingSequence(
@@ -93,19 +96,19 @@ class StepData:
 
     rollouts: list[StepRollout] = field(default_factory=list[StepRollout])
     flat_groups: int = 0
-    """Groups in which all rewards are equal: they give no gradient, so they are not trained on."""
+    """The number of groups in which all rewards are equal, so that advantages give no gradient."""
     small_groups: int = 0
-    """Groups with too few rollouts to compare, or none that can be trained on."""
+    """The number of groups with too few rollouts to compare, or none that can be trained on."""
 
     @property
     def trained(self) -> list[StepRollout]:
-        """Return the rollouts that are trained on."""
+        """The rollouts that are trained on."""
         return [rollout for rollout in self.rollouts if rollout.sequences]
 
 
 def epoch_place(n_items: int, number: int, seed: int) -> int:
-    """Return the item that has turn `number`: an epoch is a shuffled pass over all items, and turns
-    take them in order.
+    """Return the index of the item that is number `number` in a sequence of epochs, each of which
+    is a shuffled pass over all items.
     """
     epoch, place = divmod(number, n_items)
     return _epoch_order(n_items, epoch, seed)[place]
@@ -127,7 +130,9 @@ def is_small(group: Group, advantages: Advantages) -> bool:
 
 
 def is_flat(group: Group, advantages: Advantages) -> bool:
-    """Return whether an estimator that compares rewards finds no difference in a group."""
+    """Return whether all rewards of a group are equal for an estimator that compares them, so that
+    all advantages would be 0.
+    """
     rewards = [rollout.reward for rollout in group.rollouts]
     if advantages.uses_baseline:
         return all(reward == group.baseline for reward in rewards)
@@ -140,7 +145,7 @@ def is_flat(group: Group, advantages: Advantages) -> bool:
 
 
 def has_signal(group: Group, advantages: Advantages) -> bool:
-    """Return whether a group gives a gradient."""
+    """Return whether a group gives a gradient: it is neither small nor flat."""
     return not is_small(group, advantages) and not is_flat(group, advantages)
 
 
@@ -173,14 +178,15 @@ def _all_equal(values: Sequence[object]) -> bool:
 def estimate_advantages(step: StepData, advantages: Advantages, *, penalties: Sequence[float] = ()) -> None:
     """Estimate the advantages of a step's rollouts, and write them into their sequences.
 
-    Sets the column `advantages` and, if the estimator has targets for a critic, `returns`. A
-    critic's estimates are read from the column `values`, at the first token of each call.
+    This sets the column `advantages` and, if the estimator has targets for a critic, `returns`. A
+    critic's estimates are read from the column `values`, at the first token of each call; then
+    rollouts that are not trained on take no part, because they have no values.
 
     penalties: subtracted from the rewards of `step.rollouts`, in their order; empty for none.
     """
     rollouts = step.trained if advantages.uses_values else step.rollouts
-    of = dict(zip(map(id, step.rollouts), penalties, strict=True)) if penalties else {}
-    rewards = [_rewards(rollout, advantages, of.get(id(rollout), 0.0)) for rollout in rollouts]
+    penalty_of = dict(zip(map(id, step.rollouts), penalties, strict=True)) if penalties else {}
+    rewards = [_rewards(rollout, advantages, penalty_of.get(id(rollout), 0.0)) for rollout in rollouts]
     estimate = find_estimator(advantages).function(rewards, advantages)
     for place, rollout in enumerate(rollouts):
         rollout.advantages = estimate.advantages[place]
@@ -209,8 +215,9 @@ def number_calls(rollout: StepRollout) -> None:
 
 
 def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> RolloutRewards:
-    """Return the rewards of a rollout as estimators take them. The penalty (KL in the reward) is
-    subtracted from the rollout's reward and from its last call's.
+    """Return the rewards of a rollout in the form that estimators read. The penalty (KL in the
+    reward) is subtracted from the rollout's reward, and from that of its last call, so that the
+    call rewards still sum to the reward.
     """
     call_rewards = _call_rewards(rollout.data)
     call_rewards[-1] -= penalty
@@ -225,9 +232,8 @@ def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> Ro
 
 
 def _call_rewards(rollout: RolloutData) -> list[float]:
-    """Return the reward that followed each call, shape (C,).
-
-    If none is matched to a call, the final one follows the last.
+    """Return the reward that followed each call, shape (C,). If no reward is matched to a call, the
+    last call has the rollout's final reward.
     """
     calls = sorted(
         (number, reward or 0.0, reward is not None)
@@ -266,8 +272,8 @@ def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajec
 def minibatches(
     rollouts: Sequence[StepRollout], *, size: int, seed: int, step: int, epoch: int, weighting: Weighting = "rollout"
 ) -> list[list[TrainingSequence]]:
-    """Return shuffled minibatches of about `size` rollouts each, whose weights say how the
-    tokens share the loss.
+    """Return the sequences of shuffled minibatches of about `size` rollouts each. Their weights say
+    how the tokens share the loss of their minibatch.
     """
     order = list(rollouts)
     random.Random(f"{seed}/minibatches/{step}/{epoch}").shuffle(order)
@@ -277,12 +283,13 @@ def minibatches(
 
 
 def weighted(rollouts: Sequence[StepRollout], weighting: Weighting) -> list[TrainingSequence]:
-    """Return the sequences of some rollouts, with the share of each token in their common loss."""
+    """Return the sequences of some rollouts, with the weight of each token in their common loss."""
     share = 1.0 / len(rollouts)
     n_trained = [sum(trajectory.n_trained for trajectory in rollout.data.trajectories) for rollout in rollouts]
     n_tokens = sum(n_trained)
 
     def scale(n_own: int) -> float:
+        """Return the weight of a rollout with `n_own` trained tokens."""
         if weighting == "rollout":
             return share
         return n_own / n_tokens if weighting == "token" else share * n_own / weighting

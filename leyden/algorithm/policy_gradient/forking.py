@@ -1,9 +1,8 @@
-"""The forks of a group: their requests, and the values that they estimate for the group's rollouts.
+"""Request the forks of a group's rollouts, and add the forks' returns to the rollouts.
 
-Estimators that value the states between calls choose at which calls a rollout is forked
-(`Advantages.fork_places`). Forks are not trained on: their recorded calls are context, and their
-live ones estimate a value. This module knows rollouts and their forks; no engine and no
-estimator by name.
+An estimator that values the states between calls chooses the calls at which a rollout is forked
+(`Advantages.fork_places`). Forks are not trained on: only their rewards are used, as estimates of a
+state's value. The module knows rollouts and their forks, no engine, and no estimator by name.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class ForkCounts:
     live_calls: int = 0
     """Model calls of the forks that the model answered, not the record."""
     diverged: list[str] = field(default_factory=list[str])
-    """How each fork that left the record differed, in one line each. These have no return."""
+    """For each fork that differed from the record, how, in one line. Such forks have no return."""
     unnumbered: int = 0
-    """Rollouts of several calls that cannot be forked, because the gateway has not
+    """The number of rollouts of several calls that cannot be forked, because the gateway has not
     numbered their calls."""
 
     def metrics(self) -> Metrics:
@@ -41,8 +40,8 @@ class ForkCounts:
 def requests_of_forks(
     group: Group, results: Iterable[CollectedRollout], advantages: Advantages, *, resources_id: str
 ) -> list[EnqueueRolloutRequest]:
-    """Return the requests of a group's forks; none of a group without signal, because it
-    is not trained on.
+    """Return the requests of a group's forks. A group without signal has none, because it is not
+    trained on.
     """
     if not has_signal(group, advantages):
         return []
@@ -61,7 +60,10 @@ def requests_of_forks(
 def add_returns(
     group: Group, forks: Sequence[CollectedRollout], counts: ForkCounts, *, failed_reward: float | None
 ) -> None:
-    """Add the forks' returns to the rollouts of their group, and the forks to the counts."""
+    """Add the forks' returns to the rollouts of their group, and count the forks in `counts`.
+
+    failed_reward: the return of a fork that failed; None leaves it out.
+    """
     finished = [fork for fork in forks if fork.status != "cancelled"]
     counts.forks += len(finished)
     counts.live_calls += sum(call.state != "replayed" for fork in finished for call in replayed_calls(fork.spans))

@@ -1,4 +1,4 @@
-"""Metrics of a stage's rollouts, as pure functions of their counts.
+"""Compute the metrics of a stage's rollouts from their counts, with pure functions.
 
 Names are stable: dashboards, reports and early stopping read them. docs/training.md explains each.
 """
@@ -15,10 +15,10 @@ from leyden.monitor.gpu import gpu_metrics
 
 
 def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: float) -> Metrics:
-    """Return the metrics of all rollouts of a stage.
+    """Return the metrics of all rollouts of a stage. A mean without values is NaN.
 
-    seconds: the duration of the stage. success_reward: a rollout with at least this reward counts
-    as a success.
+    seconds: the duration of the stage.
+    success_reward: a rollout with at least this reward counts as a success.
     """
     rewards = counts.rewards
     return {
@@ -42,20 +42,20 @@ def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: fl
 
 
 def group_metrics(groups: Sequence[Group], *, size: int, success_reward: float) -> Metrics:
-    """Return pass@k for k = `size`, the rollouts of a group: the share of groups in which one
-    succeeds.
+    """Return the metric pass@k: the share of groups in which at least one rollout succeeds.
 
-    Cancelled rollouts have left their group and are not counted.
+    size: k, the number of rollouts in a group. Cancelled rollouts have left their group and do not
+        count.
     """
     passed = [any(each.reward >= success_reward for each in group.rollouts) for group in groups if group.rollouts]
     return {f"pass@{size}": mean([float(one) for one in passed])}
 
 
 def gpu_use() -> Metrics:
-    """Return how busy and how full the GPUs of this process were recently; empty without a GPU.
+    """Return how busy and how full the GPUs of this process were recently, in percent; an empty
+    dict without a GPU.
 
-    The driver averages over up to a second. Read right after an update, the numbers are the
-    update's.
+    The driver averages over up to a second. Right after an update, the numbers describe the update.
     """
     metrics = gpu_metrics()
     return {name: metrics[name] for name in ("gpu_percent", "gpu_memory_percent") if name in metrics}

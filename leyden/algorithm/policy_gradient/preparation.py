@@ -1,8 +1,8 @@
 """`Preparation`: the forward passes that a step needs before its first gradient, and the
 advantages.
 
-A loss or an estimator says which columns it reads. This module knows which model computes each: the
-policy itself, a frozen reference, or a critic. To add a column, add a step to
+A loss or an estimator declares which columns it reads. This module knows which model computes each
+column: the policy itself, a frozen reference, or a critic. To add a column, add it to
 `Preparation.prepare`.
 """
 
@@ -35,10 +35,12 @@ class Preparation:
     kl_in_reward: float = 0.0
     """The coefficient of the KL penalty that is subtracted from rewards."""
     kl_in_reward_estimator: str = "k1"
-    """How the penalty is estimated, by a name of `leyden.maths.losses.KL_ESTIMATORS`."""
+    """The estimator of the penalty, a name in `leyden.maths.losses.KL_ESTIMATORS`."""
 
     async def prepare(self, step: StepData) -> Metrics:
-        """Set every column that the loss and the estimator read. Return metrics."""
+        """Set every column of the step's sequences that the loss and the estimator read. Return
+        metrics.
+        """
         sequences = [sequence for rollout in step.trained for sequence in rollout.sequences]
         columns = find_loss(self.loss).columns_of(self.loss)
         metrics: Metrics = {}
@@ -61,7 +63,9 @@ class Preparation:
         return metrics
 
     def penalties(self, step: StepData) -> list[float]:
-        """Return the KL penalty of each rollout: the estimate's sum over its sampled tokens."""
+        """Return the KL penalty of each rollout: the coefficient times the sum of the estimates
+        over its sampled tokens. Return an empty list if the coefficient is 0.
+        """
         if not self.kl_in_reward:
             return []
         return [
@@ -76,11 +80,13 @@ class Preparation:
 
 
 def _set(sequences: Sequence[TrainingSequence], name: str, values: Sequence[list[float]]) -> None:
+    """Set a column of each sequence."""
     for sequence, column in zip(sequences, values, strict=True):
         sequence.columns[name] = column
 
 
 def _trained_places(sequence: TrainingSequence) -> list[int]:
+    """Return the places of the tokens that are trained on."""
     return [place for place, weight in enumerate(sequence.weights) if weight]
 
 
@@ -102,6 +108,9 @@ def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
 
 
 def _mean_of(sequences: Sequence[TrainingSequence], value: Callable[[TrainingSequence, int], float]) -> float:
-    """Return the mean over all trained tokens."""
+    """Return the mean of a value over all trained tokens.
+
+    value: returns the value of the token at a place of a sequence.
+    """
     found = [value(sequence, place) for sequence in sequences for place in _trained_places(sequence)]
     return math.fsum(found) / len(found)

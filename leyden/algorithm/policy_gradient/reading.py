@@ -1,7 +1,7 @@
-"""From finished rollouts to training data: which calls can be trained on, what each rollout
-counts, what went wrong.
+"""Convert finished rollouts to training data, and count which calls cannot be trained on and why
+rollouts failed.
 
-It knows spans and triplets; no groups, advantages or engine.
+The module knows spans and triplets, no groups, advantages or engine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from leyden.errors import ConfigError
 from leyden.types import Span, Trajectory, Triplet, failure_reason, find_final_reward
 
 _SHOWN_REASONS = 5
+"""How many reasons a message shows."""
 
 
 @dataclass(slots=True)
@@ -44,8 +45,8 @@ class RolloutCounts:
     continued_turns: int = 0
     """Calls that continue an earlier one by their messages."""
     merged_turns: int = 0
-    """Continued turns whose tokens continue the earlier call, too, so that
-    both are one sequence."""
+    """Continued turns whose tokens continue the earlier call, too, so that both are one
+    sequence."""
     split_turn: SplitTurn | None = None
     """The first continued turn whose tokens do not continue the earlier call; None if all do."""
     answers: Answers = field(default_factory=Answers)
@@ -53,13 +54,13 @@ class RolloutCounts:
 
 @dataclass(slots=True)
 class RolloutReader:
-    """Turns collected rollouts into rewards and trajectories to train on.
+    """Converts collected rollouts to rewards and trajectories to train on.
 
     adapter: makes triplets of spans.
-    temperature: sampling temperature of the trained policy. Calls at another one are refused. None
-    accepts every temperature.
-    failed_reward: what a failed rollout counts in its group; None leaves it out.
-    agent_match: only calls of agents whose names it matches are trained on; None: all.
+    temperature: the sampling temperature of the trained policy. Calls at another temperature are
+        refused. None: every temperature is accepted.
+    failed_reward: the reward of a failed rollout in its group; None leaves it out.
+    agent_match: only calls of agents whose name contains a match are trained on; None: all calls.
     """
 
     adapter: TraceAdapter[Any]
@@ -68,11 +69,11 @@ class RolloutReader:
     agent_match: re.Pattern[str] | None = None
 
     def read(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
-        """Return the reward and trajectories of a rollout, and add the rollout to `counts`. Return
-        None if the rollout does not count in its group.
+        """Return the reward and the trajectories of a rollout, and count it in `counts`. Return
+        None if it does not count in its group.
 
-        A rollout with a call that cannot be trained on keeps its reward, and has no trajectory,
-        because training on its other calls alone would credit them with what that call did.
+        If one of its calls cannot be trained on, a rollout keeps its reward but has no trajectory,
+        because training on the other calls alone would credit them with what that call did.
         """
         triplets = self._triplets(result.spans)
         counts.rollouts += 1
@@ -89,8 +90,8 @@ class RolloutReader:
         return RolloutData(result.rollout_id, reward, trajectories, _call_indices(trajectories, chosen, result.spans))
 
     def trajectories(self, spans: Sequence[Span], counts: RolloutCounts) -> list[Trajectory]:
-        """Return the trajectories of an attempt that can be trained on; empty if one of its calls
-        cannot.
+        """Return the trajectories of an attempt; an empty list if one of its calls cannot be
+        trained on.
         """
         return self._merged(self._chosen(self._triplets(spans), spans, counts), spans, None, counts)
 
@@ -118,8 +119,8 @@ class RolloutReader:
         return merged
 
     def _failed(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
-        """Count a rollout that failed or was cancelled. Return it with `failed_reward`; None if
-        there is none or it was cancelled.
+        """Count a rollout that failed or was cancelled. Return a failed one with `failed_reward`,
+        and None if it was cancelled or `failed_reward` is None.
         """
         if result.status == "cancelled":
             counts.cancelled += 1
@@ -153,7 +154,9 @@ class RolloutReader:
 
 
 def explanation(counts: RolloutCounts) -> str:
-    """Return the reasons of failures and refusals, the most frequent ones with their counts."""
+    """Return a message with the most frequent reasons of failures and refusals, and their
+    counts.
+    """
     kinds = {"Failed rollouts": counts.failures, "Model calls that cannot be trained on": counts.refused_calls}
     found = [f"{kind}: {_by_count(reasons)}" for kind, reasons in kinds.items() if reasons]
     if counts.cancelled:
@@ -162,6 +165,7 @@ def explanation(counts: RolloutCounts) -> str:
 
 
 def _by_count(reasons: Counter[str]) -> str:
+    """Return the most frequent reasons with their counts, and the count of all others."""
     shown = [f"{count} x {reason:.300}" for reason, count in reasons.most_common(_SHOWN_REASONS)]
     rest = reasons.total() - sum(count for _, count in reasons.most_common(_SHOWN_REASONS))
     return "; ".join(shown + [f"{rest} x something else"] * (rest > 0))
@@ -194,8 +198,8 @@ def _note_answers(answers: Answers, result: CollectedRollout, triplets: Sequence
 
 
 def _count_turns(counts: RolloutCounts, spans: Sequence[Span], trajectories: Sequence[Trajectory]) -> None:
-    """Count the turns that merged. Messages are compared only if there are several trajectories."""
-    if len(trajectories) == 1:
+    """Count the turns of an attempt that continue an earlier one, and those of them that merged."""
+    if len(trajectories) == 1:  # all turns have merged, so there are no messages to compare
         counts.continued_turns += len(trajectories[0].call_spans) - 1
         counts.merged_turns += len(trajectories[0].call_spans) - 1
         return

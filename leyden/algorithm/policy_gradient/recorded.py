@@ -1,8 +1,7 @@
-"""`SFT` and `DPO`: learn from rollouts that a store holds, from this run or an earlier one.
+"""`SFT` and `DPO`: train a policy on rollouts that a store holds.
 
-Which rollouts are learned from is decided once, at the start, by pure functions of their
-rewards and groups (`best_of_groups`, `pairs_of_groups`). No rollout is run, except those of
-the validation set.
+Pure functions of rewards and groups (`best_of_groups`, `pairs_of_groups`) choose the rollouts once,
+at the start. Only the rollouts of the validation set are run.
 """
 
 from __future__ import annotations
@@ -42,32 +41,35 @@ from leyden.types import AttemptedRollout, Rollout, TrainingSequence
 logger = logging.getLogger(__name__)
 
 _PAGE = 1000
-"""Rollouts that are listed in one call."""
+"""How many rollouts are read from the store in one call."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedReward:
-    """A recorded rollout that succeeded: its group and its reward."""
+    """A recorded rollout that succeeded, with its group and its reward."""
 
     rollout_id: str
     group: str
+    """The rollout's group id; if it has none, its task as text."""
     reward: float
 
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """Two rollouts of one group, by their ids."""
+    """The ids of two rollouts of one group."""
 
     chosen: str
     """The rollout with the higher reward."""
     rejected: str
+    """The rollout with the lower reward."""
 
 
 def best_of_groups(rollouts: Iterable[RecordedReward], *, min_reward: float | None = None) -> list[str]:
-    """Return the id of the best rollout of each group, the earliest of several; none below
-    `min_reward`.
+    """Return the id of the best rollout of each group, the earliest of equally good ones.
+
+    min_reward: groups whose best rollout has a lower reward are left out; None: none are.
     """
     best: dict[str, RecordedReward] = {}
     for rollout in rollouts:
@@ -92,16 +94,16 @@ def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0
 
 
 class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
-    """Trains a policy on recorded rollouts. Override `choose` and `learn`.
+    """Base class of algorithms that train a policy on recorded rollouts. Override `choose` and
+    `learn`.
 
-    source: where the rollouts are: a store, or a run (its folder, its name or "latest"). None: the
-        store of this run.
+    source: the store with the rollouts, or the run (its folder, its name or "latest"). None: the
+        store of this run, with rollouts of other runs.
     query: filters of `LightningStore.query_rollouts`, such as `{"mode_in": ["train"]}`. Only
         rollouts that succeeded with a reward are learned from.
     items_per_step: how many rollouts, or pairs, each optimizer step learns from.
-    weighting: how tokens share the loss: "rollout", "token", or a number of tokens.
-
-    Options of every algorithm that trains a policy: see `PolicyAlgorithm`.
+    weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
+    options: further options of `PolicyAlgorithm` and `IterativeAlgorithm`.
     """
 
     def __init__(
@@ -134,7 +136,9 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         """Make one optimizer step on some items."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, and choose the training items."""
+        """Start the policy, and choose the training items. Raise NoTrainingData if there are
+        none.
+        """
         await super().setup(train_dataset, val_dataset)
         async with self._open_source() as store:
             rollouts = await self._recorded(store)
@@ -157,8 +161,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     @contextlib.asynccontextmanager
     async def _open_source(self) -> AsyncGenerator[LightningStore]:
-        """Yield the store that the rollouts are in; one that was opened for this is closed at the
-        end.
+        """Yield the store with the recorded rollouts. If it is that of a run, open it here and
+        close it at the end.
         """
         if self.source is None or isinstance(self.source, LightningStore):
             yield self.source or self.get_store()
@@ -171,8 +175,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         """Return the rollouts that succeeded with a reward and match the query, in the order in
         which they were enqueued.
 
-        The validation rollouts of this run are left out, so that a resumed run learns from the same
-        ones.
+        Rollouts of this run are left out: they are its validation, and a resumed run would have
+        more of them.
         """
         found: list[RecordedReward] = []
         offset, run_id = 0, self.get_run().run_id
@@ -187,7 +191,9 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     async def _read(self, rollout_ids: Iterable[str], store: LightningStore) -> dict[str, StepRollout]:
-        """Return the trainable rollouts among those with these ids, by id."""
+        """Return those of the rollouts that can be trained on, by id. A warning is logged the first
+        time that one cannot.
+        """
         counts, reader = RolloutCounts(), replace(self._reader(), temperature=None)
         spans_of = await store.query_spans_of(sorted(set(rollout_ids)))
         read = {rollout_id: reader.trajectories(spans, counts) for rollout_id, spans in spans_of.items()}
@@ -202,9 +208,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     def _nothing_learned(self, iteration: int) -> Metrics:
-        """Return the metrics of a step without an update.
-
-        Raise NoTrainingData if there was none since the first step.
+        """Return the metrics of a step without an update. Raise NoTrainingData if all items were
+        tried and there was no update yet.
         """
         if not self.backend.policy_version and iteration + 1 >= len(self._items) / self.items_per_step:
             raise NoTrainingData(
@@ -230,16 +235,15 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
 
 class SFT(RecordedAlgorithm[str]):
-    """Supervised fine-tuning on recorded rollouts: maximise the likelihood of what the
-    policy said in them.
+    """Supervised fine-tuning on recorded rollouts: maximises the likelihood of the tokens that the
+    policy sampled in them.
 
     loss = mean over rollouts of (mean over the rollout's sampled tokens of -log p). With the best
     rollout of each group, it is rejection-sampling fine-tuning (RAFT, arXiv:2304.06767, section 3).
 
     select: "best" learns from the best rollout of each group, "all" from every rollout.
     min_reward: rollouts with a lower reward are left out; None: none are.
-
-    Options of every algorithm on recorded rollouts: see `RecordedAlgorithm`.
+    options: further options of `RecordedAlgorithm`, such as `source`.
     """
 
     def __init__(
@@ -264,7 +268,7 @@ class SFT(RecordedAlgorithm[str]):
         return [each.rollout_id for each in rollouts if self.min_reward is None or each.reward >= self.min_reward]
 
     async def learn(self, items: Sequence[str], store: LightningStore, iteration: int) -> Metrics:
-        """Make one optimizer step towards some rollouts."""
+        """Make one optimizer step that raises the likelihood of some rollouts."""
         found = await self._read(items, store)
         rollouts = [found[rollout_id] for rollout_id in items if rollout_id in found]
         if not rollouts:
@@ -280,13 +284,11 @@ class DPO(RecordedAlgorithm[PreferencePair]):
     that the policy sampled in a rollout, however many calls it made.
 
     beta: how strongly the policy is held near the reference; above 0.
-    label_smoothing: the share of pairs that are taken to be the wrong way round
+    label_smoothing: the assumed share of pairs whose better rollout is in truth the worse one
         (conservative DPO); 0 to 0.5.
-    min_margin: a pair's rewards differ by more than this.
+    min_margin: the rewards of a pair must differ by more than this.
     reference: the frozen policy; None: a second backend like `backend`.
-
-    Options of every algorithm on recorded rollouts: see `RecordedAlgorithm`. `weighting`
-    has no effect here.
+    options: further options of `RecordedAlgorithm`, such as `source`. `weighting` has no effect.
     """
 
     def __init__(
@@ -323,9 +325,8 @@ class DPO(RecordedAlgorithm[PreferencePair]):
     async def learn(self, items: Sequence[PreferencePair], store: LightningStore, iteration: int) -> Metrics:
         """Make one optimizer step on some pairs.
 
-        The gradient of a pair's loss is that of a likelihood whose weight follows from the
-        margin, so one forward pass gives the weights, and the two rollouts of a pair need not
-        be trained together.
+        A forward pass gives the log-probabilities, and they give the weight of each pair in the
+        gradient (`dpo_weights`). So the two rollouts of a pair need not be in one batch.
         """
         found = await self._read((each for pair in items for each in (pair.chosen, pair.rejected)), store)
         pairs = [pair for pair in items if pair.chosen in found and pair.rejected in found]
@@ -353,7 +354,7 @@ class DPO(RecordedAlgorithm[PreferencePair]):
         return {**metrics, "loss": dpo.loss, "pairs": len(pairs), "accuracy": dpo.accuracy, "margin": dpo.margin}
 
     async def _rollout_logprobs(self, learner: Learner, rollouts: Sequence[StepRollout]) -> list[float]:
-        """Return the log-probability of all that the policy sampled in each rollout, under a
+        """Return, for each rollout, the sum of the log-probabilities of its sampled tokens under a
         model.
         """
         sequences = [sequence for rollout in rollouts for sequence in rollout.sequences]
@@ -362,5 +363,5 @@ class DPO(RecordedAlgorithm[PreferencePair]):
 
 
 def _task_digest(rollout: Rollout) -> str:
-    """Return the task as text, by which rollouts that were not enqueued as a group are grouped."""
+    """Return the task of a rollout as text, by which rollouts without a group are grouped."""
     return json.dumps(rollout.input, sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""Named settings of `PolicyGradient`: the algorithms of the field, each with its source.
+"""Named settings of `PolicyGradient`: published algorithms, each with its source.
 
 A setting is `PolicyGradient` with other defaults, and takes the same options. To add one, add a
 class with its defaults, a line to `AlgorithmRegistry` and a page to docs/algorithm-zoo/.
@@ -18,10 +18,10 @@ _SYMMETRIC = PPOLoss(clip_low=0.2, clip_high=0.2)
 
 
 class _Preset(PolicyGradient):
-    """A `PolicyGradient` whose defaults the class sets."""
+    """A `PolicyGradient` with other defaults, which a subclass sets."""
 
     defaults: ClassVar[dict[str, Any]] = {}
-    """Options that differ from those of `PolicyGradient`."""
+    """The options whose defaults differ from those of `PolicyGradient`."""
 
     def __init__(self, backend: PolicyBackend | Mapping[str, Any], **options: Any) -> None:
         super().__init__(backend, **{**self.defaults, **options})
@@ -31,8 +31,8 @@ class GRPO(_Preset):
     """Group relative policy optimisation (arXiv:2402.03300).
 
     Rewards are standardised within the rollouts of one task; each rollout weighs the same. The
-    paper's KL term is off, as in most recent recipes:
-    `loss=PPOLoss(clip_high=0.2, kl_coefficient=0.04)` has it.
+    paper's KL term is off, as in most recent recipes. To use it, give
+    `loss=PPOLoss(clip_high=0.2, kl_coefficient=0.04)`.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"advantages": "grpo", "loss": _SYMMETRIC}
@@ -42,8 +42,8 @@ class DrGRPO(_Preset):
     """GRPO without its two biases (Dr. GRPO, arXiv:2503.20783).
 
     Rewards are centred and not divided by the deviation, so that tasks which are nearly always or
-    nearly never solved weigh no more than others. Each token weighs the same, so that long failures
-    are not excused; the paper's constant divisor is `weighting=L`.
+    nearly never solved weigh no more than others. Each token weighs the same, so that the tokens of
+    a long failure do not weigh less. To use the paper's constant divisor L, give `weighting=L`.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"advantages": "dr_grpo", "loss": _SYMMETRIC, "weighting": "token"}
@@ -60,10 +60,10 @@ class RLOO(_Preset):
 
 
 class REINFORCEpp(_Preset):
-    """REINFORCE++ (arXiv:2501.03262): rewards are normalised over all rollouts of the
-    step, without groups.
+    """REINFORCE++ (arXiv:2501.03262): rewards are standardised over all rollouts of the step,
+    without groups.
 
-    The paper's KL penalty in the reward is off; `kl_in_reward=0.01` has it.
+    The paper's KL penalty in the reward is off. To use it, give `kl_in_reward=0.01`.
     """
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -77,8 +77,8 @@ class REINFORCEpp(_Preset):
 class ReMax(_Preset):
     """REINFORCE with the reward of a greedy rollout as its baseline (ReMax, arXiv:2310.10505).
 
-    Each task is run once more, at temperature 0, and that rollout is not trained on. An agent must
-    sample at `llm.sampling_parameters`, or both rollouts are alike.
+    Each task is run once more, at temperature 0, and that rollout is not trained on. The agent must
+    pass `llm.sampling_parameters` to the model, because they hold that temperature.
     """
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -108,12 +108,13 @@ class VinePPO(_Preset):
 
 
 class PPO(_Preset):
-    """Proximal policy optimisation with a critic (arXiv:1707.06347), generalised
-    advantages over model calls.
+    """Proximal policy optimisation with a critic (arXiv:1707.06347), and generalised advantages
+    over model calls.
 
-    Values are estimated before each call, and a reward that an agent emits after a call is credited
-    to it and to the calls before (GAE, arXiv:1506.02438). The critic is a value head of the policy,
-    for which the backend needs `value_head=True`, or a model of its own (`critic=`).
+    Values are estimated before each call. A reward that an agent emits after a call is credited to
+    this call and to those before it (GAE, arXiv:1506.02438).
+    critic: a separate model that estimates values. None: a value head of the policy, for which the
+        backend needs `value_head=True`.
     """
 
     defaults: ClassVar[dict[str, Any]] = {

@@ -1,8 +1,8 @@
-"""Whether a run can learn anything: warnings about groups without signal, a reward that never
-moves, and collapsed answers.
+"""Detect runs that cannot learn: warn of groups without signal, a reward that never moves, and
+collapsed answers.
 
-`learning_rate_hint` looks at the model before the first step, `SignalWatch.look` at each step. They
-are pure: they return the warnings that are due. To watch for something more, add a symptom to
+`learning_rate_hint` checks the model before the first step, `SignalWatch.look` checks each step.
+They return the warnings that are due, and log nothing. To detect something else, add a symptom to
 `SignalWatch._find`; the first one that a step shows counts.
 """
 
@@ -17,23 +17,24 @@ from leyden.utils.figures import figure
 from leyden.utils.logs import Preview
 
 _PATIENCE = 3
-"""Steps in a row that show a symptom before the first warning."""
+"""The first warning comes when so many steps in a row have shown a symptom."""
 _UNMOVED_STEPS = 20
-"""Steps before the first check that the reward has moved."""
+"""After so many steps, it is first checked whether the reward has moved."""
 _STANDARD_ERRORS = 2.0
-"""The standard errors below which a difference between both halves of a run is noise."""
+"""A difference between two parts of a run of fewer standard errors is noise."""
 
 
 _SMALL, _SMALL_NEEDS, _SMALL_STARTS_AT = 10_000_000, 5e-4, 1e-3
 _LARGE, _LARGE_BEARS, _LARGE_STARTS_AT = 300_000_000, 2e-5, 1e-6
-"""Weights that count as small or large, the learning rate at which a hint begins, and the one to
-try (docs/training.md)."""
+"""Up to how many weights a model is small, and from how many it is large; the learning rate below
+or above which there is a hint; and the learning rate to try (docs/training.md)."""
 
 
 def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) -> str | None:
-    """Return a hint if the learning rate seldom fits a model of this size; None if it may.
+    """Return a hint if the learning rate seldom fits a model of this size, else None.
 
-    n_trained: the weights that are trained; fewer than `n_weights` with an adapter such as LoRA.
+    n_trained: the number of weights that are trained, fewer than `n_weights` with an adapter such
+        as LoRA.
     """
     if n_weights < _SMALL and learning_rate < _SMALL_NEEDS:
         size, usual = "small", _SMALL_STARTS_AT
@@ -53,7 +54,7 @@ class Example:
 
     task: Any
     answer: Any
-    """The messages of its last model call, as the adapter returns them."""
+    """The messages of the rollout's last model call, as the adapter returns them."""
     reward: float
 
     def __str__(self) -> str:
@@ -85,35 +86,47 @@ class _Symptom(NamedTuple):
     """A sign that a training step cannot teach the policy anything."""
 
     name: str
+    """Identifies the symptom from step to step."""
     description: str
+    """The symptom in a warning."""
     causes: list[str]
+    """Usual causes, the most likely one first."""
 
 
 @dataclass(slots=True)
 class SignalWatch:
-    """Looks at every step, and warns once of each symptom that lasts; then after twice as
-    many steps, and so on.
+    """Checks every step, and warns of a symptom that lasts; again after twice as many steps, and so
+    on.
 
-    learning_rate: named among the causes.
+    learning_rate: shown among the causes.
     max_tokens: the limit that the algorithm suggests to agents; None if it suggests none.
     """
 
     learning_rate: float
     max_tokens: int | None
     _symptom: str | None = None
+    """The name of the symptom that the newest step has shown."""
     _first_step: int = 0
+    """The step from which on every step has shown it."""
     _due: int = _PATIENCE
+    """The number of such steps after which the next warning is due."""
     _rewards: list[float] = field(default_factory=list[float])
+    """The mean reward of each step that has rewards."""
     _unmoved_due: int = _UNMOVED_STEPS
+    """The number of steps after which to check next whether the reward has moved."""
     _has_moved: bool = False
     """Whether the reward has moved. A plateau after the policy has learned is no symptom."""
     _newest: str = ""
     """The warning that the newest step would give."""
 
     def look(self, step: int, *, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> list[str]:
-        """Return the warnings that are due after step `step` (from 1).
+        """Return the warnings that are due after a step.
 
-        rewards: rewards of the step's rollouts. flat: whether in each group all rewards are equal.
+        step: the number of the step, from 1.
+        rewards: the rewards of the step's rollouts.
+        flat: whether in each group all rewards are equal.
+        n_groups: the number of such groups, for the message.
+        answers: the model's answers in the step's rollouts.
         """
         if rewards:
             self._rewards.append(sum(rewards) / len(rewards))
@@ -134,15 +147,17 @@ class SignalWatch:
         return []
 
     def end(self, step: int) -> list[str]:
-        """Return the warning about a run that was too short for one, if each of its steps
-        showed the symptom.
+        """Return the warning of a run that was too short for `look` to give it, if every step has
+        shown the same symptom.
+
+        step: the number of the last step.
         """
         all_steps = self._symptom is not None and step - self._first_step + 1 >= len(self._rewards) > 0
         return [self._newest] if all_steps and self._due == _PATIENCE else []
 
     def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
-        """Return what is wrong with a step's answers, with likely causes, or None. The checks go
-        from the most specific symptom to the most general.
+        """Return the symptom that a step shows, or None. The checks go from the most specific
+        symptom to the most general.
 
         flat: whether every group had equal rewards, so that no advantage differs from 0.
         """
@@ -197,7 +212,7 @@ def _shown(answers: Answers) -> str:
 
 
 def _text(answer: Any) -> str:
-    """Return the text of the messages of an answer; whatever else it is, as it prints."""
+    """Return the text of an answer's messages; an answer of another form as its `repr`."""
     if isinstance(answer, list) and answer and all(isinstance(message, dict) for message in cast("list[Any]", answer)):
         messages = cast("list[dict[str, Any]]", answer)
         texts = [message.get("content") for message in messages]
@@ -212,13 +227,12 @@ def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _has_moved(rewards: Sequence[float]) -> bool:
-    """Return whether the first quarter or half of the run differs from the rest by more than noise.
-
-    Noise is two standard errors.
+    """Return whether the mean reward of the first quarter or half of a run differs from that of the
+    rest by more than noise, which is two standard errors.
     """
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
         error = math.sqrt(_variance(first) / len(first) + _variance(second) / len(second))
-        rounding = 1e-9 * max(map(abs, rewards))
+        rounding = 1e-9 * max(map(abs, rewards))  # equal rewards have means that differ by rounding
         if abs(_mean(second) - _mean(first)) > _STANDARD_ERRORS * error + rounding:
             return True
     return False

@@ -1,9 +1,9 @@
 """`GroupStream`: numbered groups of rollouts, enqueued ahead of their use and taken as they finish.
 
-It knows a collector and the requests of each group; not what a group is worth, nor when one is too
-old. Groups that are enqueued together are one collection. The number of a group determines its
-requests, so a resumed run asks for the same rollouts and finds the finished ones. A group's results
-likewise determine the requests of its forks.
+It knows a collector and the requests of each group. It does not know whether a group has signal, or
+when one is too old. Groups that are enqueued together are collected together (a *wave*). The number
+of a group determines its requests, so a resumed run requests the same rollouts and finds the
+finished ones. Likewise, a group's results determine the requests of its forks.
 """
 
 from __future__ import annotations
@@ -19,54 +19,65 @@ from leyden.types import EnqueueRolloutRequest
 
 @dataclass(slots=True)
 class CollectedGroup:
-    """A group of which some rollouts may still run."""
+    """A group of rollouts, some of which may still run."""
 
     number: int
     step: int
-    """The training step at which it was enqueued."""
+    """The training step at which the group was enqueued."""
     rollout_ids: list[str]
+    """The ids of the group's rollouts, then of its forks."""
     results: list[CollectedRollout | None]
     """The result of each rollout, by its place in the group; None while the rollout runs."""
     forks: list[CollectedRollout | None] | None = None
-    """The result of each fork; None until all rollouts have finished, because the
-    forks follow from them."""
+    """The result of each fork; None until all rollouts have finished, because their results
+    determine the forks."""
 
     @property
     def finished(self) -> bool:
-        """Return whether all of its rollouts have finished, and their forks."""
+        """Whether all rollouts of the group and all of their forks have finished."""
         return self.forks is not None and None not in self.forks
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupSlot:
-    """A rollout of a group, and the place that its result has there."""
+    """One rollout or fork of a group that is being run, and where its result belongs."""
 
     group: CollectedGroup
     results: list[CollectedRollout | None]
+    """The list of the group that gets the result: that of its rollouts or of its forks."""
     place: int
+    """The result's place in `results`."""
     request: EnqueueRolloutRequest
 
 
 @dataclass(slots=True)
 class GroupStream:
-    """The groups that are enqueued and not taken yet. Used by one event loop."""
+    """The groups that are enqueued and not taken yet. Use it in one event loop."""
 
     collector: RolloutCollector
     requests_of: Callable[[int], Sequence[EnqueueRolloutRequest]]
-    """Return the requests of the group with this number; each request has an id."""
+    """Returns the requests of the group with a number; each request has an id."""
     collect: Callable[[Sequence[EnqueueRolloutRequest], int], AsyncGenerator[CollectedRollout]]
-    """Run requests and yield their results as they finish. The integer is the step until which the
-    rollouts are kept."""
+    """Runs requests and yields their results as they finish. The integer is the step until which
+    the rollouts stay pinned in the store."""
     forks_of: Callable[[CollectedGroup], Sequence[EnqueueRolloutRequest]] = lambda group: ()
-    """Return the requests of a finished group's forks; each request has an id."""
+    """Returns the requests of a finished group's forks; each request has an id."""
     groups: dict[int, CollectedGroup] = field(default_factory=dict[int, CollectedGroup])
     """Groups that are enqueued and not taken, by their number."""
     _waves: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    """Tasks that collect rollouts or forks."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a group has finished or a wave has failed."""
     _failure: Exception | None = None
+    """The error that ended a wave; `take` raises it."""
 
     def enqueue(self, numbers: Iterable[int], *, step: int, keep_until: int) -> None:
-        """Start the rollouts of groups, all at the same time."""
+        """Start the rollouts of several groups together.
+
+        numbers: the numbers of the groups.
+        step: the training step under way.
+        keep_until: the step until which the rollouts stay pinned in the store.
+        """
         wave: list[_GroupSlot] = []
         for number in numbers:
             requests = self.requests_of(number)
@@ -76,9 +87,9 @@ class GroupStream:
         self._start(wave, keep_until)
 
     async def take(self, count: int) -> list[CollectedGroup]:
-        """Wait until `count` groups have finished, and take those with the lowest numbers.
+        """Wait until `count` groups have finished; remove and return those with the lowest numbers.
 
-        Raise what ended a collection.
+        Raise the error that ended a collection, if any.
         """
         while len(finished := [group for group in self.groups.values() if group.finished]) < count:
             if self._failure is not None:
@@ -112,8 +123,8 @@ class GroupStream:
             task.add_done_callback(self._waves.discard)
 
     async def _run(self, wave: Sequence[_GroupSlot], keep_until: int) -> None:
-        """Collect a wave's rollouts into their groups. Start a group's forks after its last
-        rollout, and wake `take` for each finished group.
+        """Collect a wave's rollouts, and write each result into its group. Start a group's forks
+        after its last rollout, and wake `take` for each finished group.
         """
         try:
             async with contextlib.aclosing(self.collect([each.request for each in wave], keep_until)) as results:
@@ -129,8 +140,8 @@ class GroupStream:
             self._changed.set()
 
     def _forks(self, group: CollectedGroup) -> list[_GroupSlot]:
-        """Return the forks of a group whose rollouts have finished; none of a group that was
-        dropped.
+        """Prepare the forks of a group whose rollouts have finished, and return them. A group that
+        was dropped has none.
         """
         requests = self.forks_of(group) if self.groups.get(group.number) is group else ()
         group.rollout_ids += [str(each.rollout_id) for each in requests]

@@ -1,15 +1,19 @@
-"""verl as an algorithm: Leyden's agents, store and gateway before verl's trainer, on one or many
-GPUs.
+"""verl as an algorithm: verl's trainer updates the policy, on one or many GPUs, and Leyden's
+runners, store and gateway make its rollouts.
 
-Lives here: `VERL` (`algorithm.py`) and its configuration (`config.py`, `defaults.yaml`); the batch,
-as five pure functions (`rows.py`); `AgentModeDaemon`, which runs prompts as rollouts (`daemon.py`);
-the data sets (`dataset.py`); and what plugs into verl: its trainer (`trainer.py`), a whole run
-(`running.py`), an engine for small models (`replica.py`) and a platform for CPUs (`cpu.py`), which
-`plugin.py` registers.
+| module | has |
+|---|---|
+| `algorithm.py` | `VERL`, the algorithm |
+| `config.py`, `defaults.yaml` | its configuration |
+| `daemon.py` | `AgentModeDaemon`, which runs prompts as rollouts |
+| `rows.py` | the functions that make a batch of rollouts |
+| `dataset.py` | data sets in verl's form |
+| `running.py` | a whole run of verl's trainer |
+| `trainer.py`, `replica.py`, `cpu.py` | the trainer, the engine and the CPU platform for verl |
+| `plugin.py` | registers the engines in each of verl's processes |
 
-The package knows verl's plug points. It does not import verl, torch or Ray before they are needed.
-To support another version of verl, look at `trainer.py`, `replica.py` and `cpu.py`: no other
-module touches it.
+The package does not import verl, torch or Ray before they are needed. To support another version of
+verl, look at `trainer.py`, `replica.py` and `cpu.py`, which subclass verl's classes.
 """
 
 from leyden.extras import lazy_package

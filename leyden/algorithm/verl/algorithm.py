@@ -1,4 +1,4 @@
-"""`VERL`: verl's trainer as an algorithm, on the store and the gateway that every algorithm has."""
+"""`VERL`: verl's trainer as an algorithm, with Leyden's store and gateway."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from leyden.types import NamedResources, ProxyLLM
 
 
 class VERL(Algorithm):
-    """Train a policy with verl (https://github.com/verl-project/verl): FSDP, vLLM and Ray.
+    """Trains a policy with verl (https://github.com/verl-project/verl): FSDP, vLLM and Ray.
 
-    It trains on one GPU or many. The agent and its record are those of `PolicyGradient`, and verl's
-    trainer takes the rows of its rollouts. It needs the extra `verl`, in an environment that verl
+    It trains on one GPU or many. Agents are run and recorded as with `PolicyGradient`, and verl's
+    trainer gets the rows of their rollouts. It needs the extra `verl`, in an environment that verl
     supports.
 
-    config: changes of the configuration: a YAML file or a mapping, nested or with dotted keys. See
-        `make_config`.
+    config: changes of the configuration: a YAML file or a mapping, nested or with dotted keys. A
+        key that verl does not know begins with a plus sign.
     trainer_cls: a subclass of verl's `PPOTrainer` to use in place of `AgentLightningTrainer`. It is
         called with `(config, report=...)`.
     daemon_cls: a class to use in place of `AgentModeDaemon`.
@@ -55,7 +55,7 @@ class VERL(Algorithm):
         return {**(self.get_initial_resources() or {}), str(self.config.leyden.resource_name): llm}
 
     def trained_model(self) -> Any:
-        """Return `actor_rollout_ref.model.path`."""
+        """Return the model that is trained, `actor_rollout_ref.model.path`."""
         return str(self.config.actor_rollout_ref.model.path)
 
     def get_client(self) -> AgentLightningClient:
@@ -77,11 +77,12 @@ class VERL(Algorithm):
         return AgentLightningClient(f"http://127.0.0.1:{own.port}")
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """Train with verl. Its checkpoints lie in the run's folder.
+        """Train with verl. Checkpoints are written to the run's directory, and a resumed run
+        continues from the newest one.
 
-        A resumed run continues from the newest checkpoint. Without data sets, verl reads
-        `data.train_files` and `data.val_files`. Without a validation set, verl validates on the
-        training set if `trainer.val_before_train` or `trainer.test_freq` demand a validation.
+        Without data sets, verl reads `data.train_files` and `data.val_files`. Without a validation
+        set, verl validates on the training set, if `trainer.val_before_train` or
+        `trainer.test_freq` asks for a validation.
         """
         from leyden.algorithm.verl.running import run_ppo
 
@@ -107,11 +108,12 @@ class VERL(Algorithm):
                 await daemon.aclose()
 
     def _prepared(self, scratch: Path, kept: Path | None, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
-        """Return a copy of the configuration with the data sets as files, and a place for
-        checkpoints.
+        """Return a copy of the configuration that names files with the data sets, and a folder for
+        checkpoints. Write the data sets.
 
-        scratch: a folder that lasts as long as the run; data sets lie there.
-        kept: the run's folder, if it has one.
+        scratch: a folder for the data sets, which lasts as long as the run.
+        kept: the run's directory, if it has one.
+        Raise ConfigError for an empty data set, and for one that is smaller than a batch.
         """
         from leyden.algorithm.verl.dataset import LoadedDataset  # it imports torch
 

@@ -1,9 +1,9 @@
-"""The configuration of a verl run: verl's `ppo_trainer`, Leyden's defaults over it, the
-user's keys over both.
+"""The configuration of a verl run. Leyden's defaults replace those of verl's `ppo_trainer`, and the
+user's values replace both.
 
-`make_config` composes it with Hydra and checks the keys; `check_config` has verl check the values;
-`check_model` and `check_resources` look at what the run needs from the machine. Keys of verl's own
-are documented by verl, keys of the section `leyden` in `defaults.yaml`.
+`make_config` composes it with Hydra and checks the keys. `check_config` lets verl check the values.
+`check_model` and `check_resources` check the model folder and Ray's accelerators. verl documents
+its own keys; `defaults.yaml` documents the keys of the section `leyden`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _MAKES_PROMPTS = (
     "return_full_prompt",
     "apply_chat_template_kwargs",
 )
-"""Keys of `data` by which verl's own data sets make prompts. `AgentDataset` makes none."""
+"""Keys of `data` that tell verl's own data sets how to make prompts. They have no effect on
+`AgentDataset`, which makes none."""
 Config = Mapping[str, Any] | str | Path
 """Keys of a configuration, nested or dotted, or the path of a YAML file with them."""
 
@@ -70,7 +71,7 @@ def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> 
 
 
 def check_config(config: Any) -> None:
-    """Have verl check the values. Raise ConfigError with verl's message."""
+    """Let verl check the values of a configuration. Raise ConfigError with verl's message."""
     utils, values = _import("verl.trainer.ppo.utils"), _import("verl.utils.config")
     try:
         with warnings.catch_warnings():
@@ -85,8 +86,10 @@ def check_config(config: Any) -> None:
 
 
 def check_model(path: str) -> None:
-    """Raise ConfigError if `actor_rollout_ref.model.path` names a folder that is not there
-    or holds no model.
+    """Raise ConfigError if a model's folder does not exist or holds no model, or if a model of the
+    hub would have to be downloaded while HF_HUB_OFFLINE=1.
+
+    path: `actor_rollout_ref.model.path`.
     """
     folder = Path(path).expanduser()
     is_local = path.startswith(("/", ".", "~")) or folder.exists() or path.count("/") != 1
@@ -106,10 +109,10 @@ def check_model(path: str) -> None:
 
 
 def check_resources(config: Any, resources: Mapping[str, float], *, name: str = "GPU") -> None:
-    """Raise ConfigError if Ray has fewer accelerators than the trainer wants.
+    """Raise ConfigError if Ray has fewer accelerators than the trainer needs.
 
-    resources: `ray.cluster_resources()`. name: Ray's name of the accelerator; "CPU" where
-        verl trains on CPUs.
+    resources: the result of `ray.cluster_resources()`.
+    name: Ray's name of the accelerator.
     """
     wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes
     if (found := resources.get(name, 0.0)) < wanted:
@@ -136,7 +139,9 @@ def _folder_of_verl() -> Path:
 
 
 def _read(config: Config | None) -> Mapping[str, Any]:
-    """Return the user's changes to the configuration as a mapping. Raise ConfigError."""
+    """Return the user's changes to the configuration as a mapping. Raise ConfigError for a file
+    that cannot be read, and for an object that is no mapping.
+    """
     omegaconf = _import("omegaconf")
     if config is None:
         return {}
@@ -155,7 +160,9 @@ def _read(config: Config | None) -> Mapping[str, Any]:
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys with their values; a plus sign of any part goes to the front."""
+    """Yield the dotted keys of a nested mapping with their values. A plus sign before any part of a
+    key is moved to its front.
+    """
     for name, value in config.items():
         part, is_new = str(name).removeprefix("+"), str(name).startswith("+") or prefix.startswith("+")
         key = ".".join(filter(None, (prefix.removeprefix("+"), part)))
@@ -183,7 +190,9 @@ def _parsed(override: str) -> tuple[str, Any]:
 
 
 def _set(config: Any, key: str, value: Any) -> None:
-    """Set a dotted key. Raise ConfigError for one that is unknown, or new and known."""
+    """Set a dotted key. Raise ConfigError for an unknown key without a plus sign, and for a value
+    that cannot be set.
+    """
     omegaconf = _import("omegaconf")
     is_new, name = key.startswith("+"), key.removeprefix("+")
     if not is_new and not _has(config, name):
@@ -195,6 +204,7 @@ def _set(config: Any, key: str, value: Any) -> None:
 
 
 def _has(config: Any, name: str) -> bool:
+    """Return whether a configuration has a dotted key, even one without a value."""
     omegaconf = _import("omegaconf")
     parent, _, last = name.rpartition(".")
     try:
@@ -205,7 +215,7 @@ def _has(config: Any, name: str) -> bool:
 
 
 def _unknown(config: Any, name: str) -> str:
-    """Return the message for an unknown key, with the nearest known one."""
+    """Return the message about an unknown key, with the nearest known one."""
     omegaconf = _import("omegaconf")
     known = [key for key, _ in _flat(omegaconf.OmegaConf.to_container(config, resolve=False))]
     sections = {key.rpartition(".")[0] for key in known}
@@ -219,8 +229,8 @@ def _unknown(config: Any, name: str) -> str:
 
 
 def _check_own(config: Any) -> None:
-    """Raise ConfigError for an invalid key below `leyden`, or for a key of verl that contradicts
-    one.
+    """Raise ConfigError for an invalid value in the section `leyden`, and for a value of verl's
+    that contradicts it.
     """
     own = config.leyden
     check_choice("leyden.mode", own.mode, ("v1", "v0"))
@@ -246,7 +256,10 @@ def _check_own(config: Any) -> None:
 
 
 def _check_unused(config: Any, untouched: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key of verl's own data sets that the user has changed."""
+    """Raise ConfigError if the user has changed a key that has no effect on `AgentDataset`.
+
+    untouched: the default of each of `_MAKES_PROMPTS`.
+    """
     for key, default in untouched.items():
         if config.data[key] != default:
             raise ConfigError(

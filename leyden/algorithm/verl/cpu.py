@@ -1,8 +1,8 @@
-"""verl's training engine on CPUs: a platform and an FSDP2 engine, in verl's registries.
+"""Run verl's training engine on CPUs: a platform and an FSDP2 engine for verl's registries.
 
-verl 0.9 has platforms for accelerators only. Where there is none, `VERL_PLATFORM=cpu` and
-`VERL_USE_EXTERNAL_MODULES=leyden.algorithm.verl.cpu` have each of its processes import this module.
-It is meant for tests and small models: FSDP2 on gloo, in float32. FSDP1 refuses CPU parameters.
+verl 0.9 has platforms for accelerators only. With the environment variables `VERL_PLATFORM=cpu` and
+`VERL_USE_EXTERNAL_MODULES=leyden.algorithm.verl.cpu`, each of its processes imports this module. It
+is meant for tests and small models: FSDP2 on gloo, in float32. FSDP1 refuses CPU parameters.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -21,8 +21,8 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 RESOURCE = "GPU"
-"""Ray's name of one rank's place, because verl counts no other: `ray start --num-gpus 2` has room
-for two ranks. `run_ppo` declares as many as it needs where it starts Ray itself."""
+"""The resource of Ray that a rank takes. verl counts only GPUs, so `ray start --num-gpus 2` has
+room for two ranks. If `run_ppo` starts Ray itself, it declares as many as it needs."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -34,11 +34,11 @@ def _zero(*_: Any, **__: Any) -> int:
 
 
 def _memory(*_: Any) -> tuple[int, int]:
-    return 1 << 34, 1 << 34
+    return 1 << 34, 1 << 34  # free and total bytes: 16 GiB
 
 
 def _name(*_: Any) -> str:
-    return "CPU"  # verl's name of it in its table of operations a second
+    return "CPU"  # the name in verl's table of operations per second
 
 
 def _device_module() -> Any:
@@ -61,7 +61,7 @@ def _device_module() -> Any:
 
 @PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):
-    """The CPU as verl's accelerator."""
+    """verl's platform for CPUs: the CPU in the place of an accelerator."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -158,13 +158,12 @@ def register_engine() -> None:
 
     class CPUCriticEngine(InPlace, FSDPEngineWithValueHead):
         """verl's FSDP2 engine of a critic, loaded with the attention that `override_config` names.
-
-        verl's own loader asks for flash attention, whatever the configuration says.
+        verl's own loader demands flash attention, whatever the configuration says.
         """
 
         def _build_module(self) -> Any:
-            """Return a model with one value per token, in float32, without the FlashAttention that
-            verl's own function requires.
+            """Return a model with one value per token, in float32, without the flash attention that
+            verl's own function demands.
             """
             model = self.model_config
             model.hf_config.update({"num_labels": 1, "classifier_dropout": 0.0})

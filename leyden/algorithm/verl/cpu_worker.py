@@ -1,6 +1,5 @@
-"""verl's worker on CPUs.
-
-It is a module of its own because verl's workers import all of verl's engines.
+"""verl's worker on CPUs. It has its own module, because importing verl's workers imports all of
+verl's engines.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -19,11 +18,11 @@ from leyden.algorithm.verl.cpu import register_engine
 
 
 class CPUWorker(ActorRolloutRefWorker):
-    """verl's worker, which joins its ranks by gloo alone.
+    """verl's worker, with a process group that uses only gloo.
 
-    verl joins them by gloo for CPUs and by another backend for the accelerator, which torch refuses
-    if both are the CPU. A critic is made after this worker, in its process, and finds the ranks
-    joined and its engine registered.
+    verl makes a group with gloo for CPUs and another backend for the accelerator, which torch
+    refuses if both are the CPU. A critic is made later in the same process, and finds the group and
+    its engine.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

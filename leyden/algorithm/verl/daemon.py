@@ -1,8 +1,8 @@
 """`AgentModeDaemon`: runs a batch of verl's prompts as rollouts of agents, and returns their rows.
 
-The daemon works on the event loop of the algorithm; verl's trainer, which is synchronous, calls it
-from a thread of its own and waits there. It knows the store, the gateway and how rollouts are read.
-It does not know verl: rows and metrics leave it as plain values.
+The daemon works on the event loop of the algorithm. verl's trainer, which is synchronous, calls it
+from another thread and waits there. The daemon knows the store, the gateway and how rollouts are
+read. It does not know verl: it returns rows and metrics as plain values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +23,15 @@ from leyden.algorithm.policy_gradient.batch import Group, RolloutData
 from leyden.algorithm.policy_gradient.metrics import rollout_metrics
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
 from leyden.algorithm.verl.in_parts import BatchInParts, RolloutBatch
-from leyden.algorithm.verl.rows import SequenceRow, make_rows, placeholder_row, score_rollouts, truncate_rows
+from leyden.algorithm.verl.rows import (
+    Aggregation,
+    Overlong,
+    SequenceRow,
+    make_rows,
+    placeholder_row,
+    score_rollouts,
+    truncate_rows,
+)
 from leyden.errors import ConfigError, NoTrainingData, StoreError
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.legacy import AgentLightningServer
@@ -33,39 +42,50 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 DaemonMode = Literal["v1", "v0"]
-"""The processes that run rollouts. "v1": runners that claim from the store. "v0": also workers of
-Agent Lightning 0.1, which claim from a task server over the store."""
+"""The processes that run rollouts. "v1": runners, which claim them from the store. "v0": also
+workers of Agent Lightning 0.1, which fetch tasks from a task server."""
 
 _NAMED = 5
-"""Unfinished rollouts that a report names."""
+"""How many unfinished rollouts a log line names."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """How a daemon runs and reads rollouts; from the section `leyden` and from verl's own keys."""
+    """How a daemon runs and reads rollouts. `of` reads the options from a configuration."""
 
     model: str
-    """The servers' name of the policy, which agents use too."""
+    """The name of the policy at verl's servers and for agents."""
     rollouts_per_task: int
     max_prompt_length: int
+    """The limit of a row's prompt, in tokens."""
     max_response_length: int
+    """The limit of a row's response, in tokens; also the `max_tokens` that agents should use."""
     temperature: float
     val_temperature: float
-    aggregation: Any
-    overlong: Any
+    """The sampling temperature of validation."""
+    aggregation: Aggregation
+    overlong: Overlong
     timeout_seconds: float | None
+    """The time limit of each rollout; None: no limit."""
     failed_reward: float | None
+    """The reward of a failed rollout in its group; None leaves it out."""
     resource_name: str
+    """The name under which agents find the policy."""
     report_seconds: float
+    """The time between two log lines about unfinished rollouts."""
     runner_timeout_seconds: float | None
+    """How long to wait for the first runner before giving up; None: for ever."""
     pad_id: int = 0
+    """The token of placeholders and padding."""
     mode: DaemonMode = "v1"
     port: int = 0
-    """Port of the task server of mode v0; 0 takes a free one."""
+    """The port of the task server of mode v0; 0 takes a free one."""
 
     @classmethod
     def of(cls, config: Any) -> DaemonOptions:
-        """Return the options of a whole configuration."""
+        """Return the options in a whole configuration, from its section `leyden` and verl's
+        keys.
+        """
         rollout, own = config.actor_rollout_ref.rollout, config.leyden
         return cls(
             model=config.actor_rollout_ref.model.path,
@@ -87,23 +107,29 @@ class DaemonOptions:
 
 
 def policy_version(step: int, mode: RolloutMode) -> int:
-    """Return the trainer's step whose weights a batch is sampled with: a step trains on rollouts
-    of the one before.
+    """Return the number of the trainer's step whose weights sample a batch.
+
+    The rollouts of a training step are sampled with the weights of the step before, those of a
+    validation with the step's own.
     """
     return max(step - 1, 0) if mode == "train" else step
 
 
 class AgentModeDaemon(BatchInParts):
-    """Turns prompts of verl's data loader into rollouts in the store, and rollouts into rows.
+    """Runs prompts of verl's data loader as rollouts in the store, and converts the rollouts to
+    rows.
 
-    Made on the algorithm's event loop. `run_batch`, and the methods that do its steps one by one,
-    may be called from any other thread.
+    Make it in the algorithm's event loop. Call `run_batch`, and the methods of `BatchInParts` that
+    do its steps one by one, from another thread: they block.
 
     collector: enqueues rollouts, and waits for them.
     llm_proxy: the gateway, which gets verl's servers as its upstream.
-    publish: stores an endpoint and returns the model that names it (`Algorithm.publish_endpoint`).
-    run_id: rollouts have ids of the run, the step and their place, so that a
-        resumed run finds them.
+    adapter: makes triplets of spans.
+    publish: `Algorithm.publish_endpoint`, which stores an endpoint and returns the model that names
+        it.
+    run_id: the run's id, from which the ids of rollouts are derived, so that a resumed run finds
+        them.
+    initial_resources: further resources of agents.
     """
 
     def __init__(
@@ -126,24 +152,25 @@ class AgentModeDaemon(BatchInParts):
         """The server of mode v0, while it runs."""
 
     def start(self) -> None:
-        """Open the task server of mode v0; `set_up_servers` does it too.
+        """Start the task server of mode v0, as `set_up_servers` also does. Do nothing in mode v1.
 
-        In mode v1 there is nothing to open. Raise ConfigError if the port cannot be opened.
+        Raise ConfigError if the port cannot be opened.
         """
         self._wait(self._serve_tasks())
 
     async def aclose(self) -> None:
-        """Stop the task server of mode v0, on the algorithm's event loop.
-
-        Calling it again does nothing.
+        """Stop the task server of mode v0. Await it in the algorithm's event loop. Calling it again
+        does nothing.
         """
         server, self.task_server = self.task_server, None
         if server is not None:
             await server.stop()
 
     def set_up_servers(self, addresses: Sequence[str]) -> None:
-        """Route the gateway to verl's servers, and publish the policy for training and
-        validation.
+        """Route the gateway to verl's servers, and publish the policy as a resource for training
+        and one for validation.
+
+        addresses: the servers, as HOST:PORT.
         """
         self._wait(self._set_up(addresses))
 
@@ -152,14 +179,17 @@ class AgentModeDaemon(BatchInParts):
     ) -> RolloutBatch:
         """Run each task `n` times, and return the rows when all have finished.
 
-        uids: verl's name of each prompt, which becomes the rows' group. tasks: JSON texts.
-        step: verl's step; the gateway records the policy's version of it (`policy_version`).
+        uids: verl's name of each prompt, which becomes the rows' group.
+        tasks: the tasks as JSON texts.
+        step: verl's step, from which the version of the weights follows (`policy_version`), which
+            the gateway records.
         Raise NoTrainingData if nothing of a training batch can be trained on, and ConfigError if no
         runner has started a rollout within `runner_timeout_seconds`.
         """
         return self._wait(self._run(list(uids), list(tasks), step, mode, n))
 
     def _wait(self, work: Any) -> Any:
+        """Run a coroutine in the algorithm's loop, and block until its result is there."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _serve_tasks(self) -> None:
@@ -177,7 +207,9 @@ class AgentModeDaemon(BatchInParts):
         logger.info("workers of Agent Lightning 0.1 find their tasks at %s", server.endpoint)
 
     async def _set_up(self, addresses: Sequence[str]) -> None:
-        """Serve tasks, and give the gateway verl's servers and each mode its resources."""
+        """Start the task server of mode v0, route the gateway to verl's servers, and write the
+        resources of training and of validation to the store.
+        """
         options = self.options
         await self._serve_tasks()
         others = [model for model in self._proxy.served_models if model.model_name != options.model]
@@ -239,8 +271,10 @@ class AgentModeDaemon(BatchInParts):
         )
 
     def _request(self, task: str, mode: RolloutMode, step: int, place: int, session: int) -> EnqueueRolloutRequest:
-        """Return the request for one rollout. Failed attempts are not retried. place: index of the
-        task in the step. session: which of its rollouts.
+        """Return the request for one rollout. Failed attempts are not retried.
+
+        place: the index of the task in the step.
+        session: the number of the rollout among those of its task.
         """
         return EnqueueRolloutRequest(
             rollout_id=rollout_id_at(self._run_id, mode, step, place, session),
@@ -266,7 +300,11 @@ class AgentModeDaemon(BatchInParts):
         mode: RolloutMode,
         counts: RolloutCounts,
     ) -> list[Group]:
-        """Return one group for each prompt. Raise what the watch raises, if it does first."""
+        """Run the requests and return one group for each prompt, with `n` rollouts at most. Count
+        the rollouts in `counts`.
+
+        Raise ConfigError if no runner starts one in time (`_watch`).
+        """
         temperature = self.options.temperature if mode == "train" else None
         reader = RolloutReader(self._adapter, temperature, self.options.failed_reward)
         found: dict[int, RolloutData] = {}
@@ -295,7 +333,9 @@ class AgentModeDaemon(BatchInParts):
         ]
 
     async def _watch(self, unfinished: set[str]) -> None:
-        """Log which rollouts are waited for, and raise ConfigError if no runner ever starts one."""
+        """Log from time to time which rollouts have not finished. Raise ConfigError if no runner
+        starts one within `runner_timeout_seconds`. Run until cancelled.
+        """
         started, has_runner = time.monotonic(), False
         limit = self.options.runner_timeout_seconds
         pause = min(self.options.report_seconds, limit or self.options.report_seconds)
@@ -304,7 +344,7 @@ class AgentModeDaemon(BatchInParts):
             await asyncio.sleep(pause)
             waiting = sorted(unfinished)
             page = await self._collector.store.query_rollouts(rollout_id_in=waiting)
-            by_status: Mapping[str, int] = _count(rollout.status for rollout in page)
+            by_status = Counter(rollout.status for rollout in page)
             has_runner = has_runner or len(waiting) < total or set(by_status) != {"queuing"}
             named = ", ".join(waiting[:_NAMED]) + (", ..." if len(waiting) > _NAMED else "")
             statuses = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
@@ -316,16 +356,11 @@ class AgentModeDaemon(BatchInParts):
                 )
 
 
-def _count(statuses: Any) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for status in statuses:
-        counts[status] = counts.get(status, 0) + 1
-    return counts
-
-
 def _row_metrics(rows: Sequence[SequenceRow], suffix: str) -> Metrics:
-    """Return the lengths of rows under the metric names of Agent Lightning's daemon. suffix: tells
-    the rows before dropping and cutting from the rows after.
+    """Return the number and the lengths of rows, under the metric names of Agent Lightning's
+    daemon.
+
+    suffix: the end of each name, which tells the rows before dropping and cutting from those after.
     """
     prompts, responses = [len(row.prompt_ids) for row in rows], [len(row.response_ids) for row in rows]
     if not rows:

@@ -1,9 +1,9 @@
-"""Tasks as verl reads them: `AgentDataset` from files, `LoadedDataset` from a list.
+"""Data sets in verl's form: `AgentDataset` reads tasks from files, `LoadedDataset` takes a list.
 
-verl's own data sets make prompts of their rows. An agent makes its prompts itself, so a row here is
-the task as JSON, which travels through verl's data loader untouched and reaches the agent as it
-was. verl makes `AgentDataset` itself (`data.custom_cls`), so that its checkpoints of the data
-loader hold, and takes data sets of torch's class alone.
+verl's own data sets make prompts of their rows. Agents make their prompts themselves, so a row here
+is the task as JSON, which passes verl's data loader and reaches the agent unchanged. verl creates
+`AgentDataset` itself (`data.custom_cls`), so that it can restore its data loader from a checkpoint.
+It accepts only subclasses of torch's `Dataset`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Item = dict[str, Any]
 
 
 class LoadedDataset(Dataset[Item]):
-    """Tasks of a list as verl's rows. Each task must be a JSON value.
+    """Tasks of a list as rows of verl. Each task must be a JSON value.
 
     source: the name under which verl reports the validation of these tasks.
     Raise ConfigError for a task that is no JSON value, with its place.
@@ -49,12 +49,14 @@ class LoadedDataset(Dataset[Item]):
 
 
 class AgentDataset(LoadedDataset):
-    """Tasks of JSON Lines or Parquet files as verl's rows; verl calls it with these parameters.
+    """Tasks of JSON Lines or Parquet files as rows of verl, which calls the class with these
+    parameters.
 
-    data_files: a path, or several. In a Parquet file a row is a task, an object with its columns.
-    max_samples: take at most this many tasks, the first ones; -1: all.
-    Raise ConfigError for a file that is missing, empty or damaged, with the line: a data set is
-    complete, or refused.
+    data_files: a path, or several. Each row of a Parquet file is a task, an object with the columns
+        as its keys.
+    max_samples: use only so many tasks, from the first on; -1: all.
+    The other parameters are verl's, and have no effect.
+    Raise ConfigError, naming the line, for a file that is missing, empty or damaged.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ def _json_lines(file: Path) -> Iterator[Any]:
 
 
 def _parquet(file: Path) -> Iterator[Any]:
+    """Yield each row of a Parquet file as a dict. Raise ConfigError if it cannot be read."""
     parquet = import_optional("pyarrow.parquet", extra="export", needed_by="AgentDataset")
     try:
         yield from parquet.read_table(file).to_pylist()
@@ -108,6 +111,7 @@ def _parquet(file: Path) -> Iterator[Any]:
 
 
 def _as_json(place: int, task: Any) -> str:
+    """Return a task as JSON text. Raise ConfigError, naming its place, if it is no JSON value."""
     if hasattr(task, "model_dump"):
         task = task.model_dump(mode="json")
     try:

@@ -1,7 +1,7 @@
-"""Why a run of verl's trainer has failed: the process of Ray that failed, its reason, and the last
-lines of its log.
+"""Explain why a run of verl's trainer has failed: find the process of Ray that failed, its reason,
+and the last lines of its log.
 
-It knows Ray's errors and where Ray keeps the logs of its processes. It knows no trainer and no
+The module knows Ray's errors and where Ray keeps the logs of its processes, no trainer and no
 configuration. For another kind of Ray's errors, add a branch to `_process_of`.
 """
 
@@ -25,14 +25,16 @@ from leyden.errors import ConfigError, EngineError
 from leyden.utils.text import describe_error
 
 _LAST_LINES = 20
+"""How many lines of a log or a traceback a message shows."""
 _PING_SECONDS = 5.0
-"""The seconds that a server may take to show that it lives; a busy one is not dead."""
+"""How long a server may take to respond. One that takes longer is busy, not dead."""
 _UNNAMED = "a process of Ray"
+"""The name of a process in a message if Ray does not say which one it is."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"ray::(?P<name>\S+?)\(\) \(pid=(?P<pid>\d+), ip=(?P<ip>[^,)]+)")
 """The line that Ray puts before a remote traceback."""
 _FACT = re.compile(r"^\s*(?P<fact>class_name|actor_id|pid|name|namespace|ip): (?P<value>.+)$", re.MULTILINE)
-"""A line about an actor in Ray's message of its death."""
+"""A line about an actor in Ray's message about its death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,22 @@ class _Process:
     name: str
     pid: int | None
     ip: str | None
+    """The address of its machine; None if Ray does not say it."""
     reason: str
+    """How it failed, as the end of a sentence about it."""
     traceback: Sequence[str] = ()
-    """Empty for a process that died."""
+    """The lines of the traceback of an error that it raised; empty for a process that died."""
 
 
 @contextmanager
 def explained(
     logs: Path | None, servers: Callable[[], Sequence[Any]], step: Callable[[], int | None]
 ) -> Generator[None]:
-    """Turn the failure of a process of Ray into an EngineError with its reason and its last lines.
+    """Raise an EngineError, with the reason and the last lines of the log, if a process of Ray
+    fails within the block.
 
-    An error of the calling process passes unchanged, unless a server has died meanwhile, which is
-    its cause then.
+    Another error leaves the block unchanged, unless a server has died meanwhile: then the
+    EngineError names that death as its cause.
 
     logs: the folder in which Ray keeps the logs of this machine's processes; None if it is unknown.
     servers: returns the actors that sample.
@@ -78,7 +83,7 @@ def _in(step: int | None) -> str:
 
 
 def _first_death(servers: Sequence[Any]) -> RayActorError | None:
-    """Return the error of the first server that does not live."""
+    """Return the error of the first server that is dead; None if all are alive or busy."""
     for server in servers:
         try:
             ray.get(server.__ray_ready__.remote(), timeout=_PING_SECONDS)
@@ -90,6 +95,7 @@ def _first_death(servers: Sequence[Any]) -> RayActorError | None:
 
 
 def _describe(error: RayError, logs: Path | None) -> str:
+    """Return which process failed and how, with the last lines of its traceback or log."""
     process = _process_of(error)
     lines, source = (process.traceback, "traceback") if process.traceback else (_log_of(process, logs), "log")
     where = f" (pid {process.pid} on {process.ip})" if process.pid else ""
@@ -98,8 +104,8 @@ def _describe(error: RayError, logs: Path | None) -> str:
 
 
 def _process_of(error: RayError) -> _Process:
-    """Return which process of Ray failed, with its class, pid and address as far as Ray's message
-    has them, and how.
+    """Return the process of Ray that an error is about. Name, pid and address are parsed from Ray's
+    message, because the errors have no fields for them.
     """
     text = _COLOUR.sub("", describe_error(error))
     if isinstance(error, RayTaskError):
@@ -115,7 +121,11 @@ def _process_of(error: RayError) -> _Process:
 
 
 def _raised(text: str, what: str) -> _Process:
-    """Return the process of a remote traceback."""
+    """Return the process that raised a remote traceback.
+
+    text: Ray's message with the traceback.
+    what: the error that was raised, as text.
+    """
     lines = text.splitlines()
     if (found := _RAISED.search(text)) is None:
         return _Process(_UNNAMED, None, None, f"raised {what}", lines)
@@ -123,7 +133,9 @@ def _raised(text: str, what: str) -> _Process:
 
 
 def _log_of(process: _Process, logs: Path | None) -> list[str]:
-    """Return the lines that a process of this machine wrote to its output and to its errors."""
+    """Return the last lines that a process of this machine wrote to its output and its error
+    output.
+    """
     if logs is None or process.pid is None or process.ip != ray.util.get_node_ip_address():
         return []
     files = [file for end in ("out", "err") for file in sorted(logs.glob(f"worker-*-{process.pid}.{end}"))]
@@ -137,6 +149,7 @@ def _last_lines(file: Path) -> list[str]:
 
 
 def _where_to_look(process: _Process) -> str:
+    """Return what a message says if no lines of a log were found."""
     if process.pid is None:
         return "(Ray does not say which process it was; look at the logs in Ray's session folder)"
     return f"(none here; look for worker-*-{process.pid}.err in Ray's session folder on {process.ip})"

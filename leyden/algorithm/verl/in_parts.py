@@ -1,8 +1,8 @@
-"""The steps of a batch one by one, under the names that Agent Lightning's daemon has for them.
+"""`BatchInParts`: the steps of a batch one by one, under the names of Agent Lightning's daemon.
 
-`AgentModeDaemon.run_batch` does all of them in one call, and Leyden's trainer uses that. A
-trainer written for the original calls these, in this order. They know batches and rows, and
-nothing of stores.
+`AgentModeDaemon.run_batch` does all of them in one call, which Leyden's trainer uses. A trainer
+that was written for Agent Lightning calls these methods instead, in the order in which they are
+defined. The module knows batches and rows, no store.
 """
 
 from __future__ import annotations
@@ -21,51 +21,53 @@ from leyden.types import RolloutMode
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """The rollouts of one batch of prompts, and their results."""
+    """The result of one batch of prompts: rows of its rollouts, and metrics."""
 
     rows: list[SequenceRow] = field(default_factory=list[SequenceRow])
-    """Rows of the batch: of a training batch the rows that fit, of a validation batch one row for
-    each rollout, with its reward."""
+    """The rows that fit, and a row without a trained token for each rollout that has none."""
     sessions: list[int] = field(default_factory=list[int])
     """For each row, the number of its rollout among the rollouts of its prompt."""
     metrics: Metrics = field(default_factory=dict[str, Any])
 
 
 class BatchInParts(ABC):
-    """Sets a batch up, runs it, and returns its result, in one call each.
+    """Base class of a daemon with separate methods to set up a batch, run it, and return its
+    result.
 
-    Call them from one thread.
+    Call them from one thread, which is not that of the daemon's event loop.
     """
 
     _tasks: Sequence[str] = ()
     _batch_mode: RolloutMode = "train"
     made: RolloutBatch | None = None
-    """The newest batch that has finished; None while there is none."""
+    """The result of the newest batch; None until it has finished."""
     _steps: int = 0
-    """The training batches so far."""
+    """The number of training batches so far."""
     options: Any
     """The daemon's options (`DaemonOptions`)."""
 
     @abstractmethod
     def set_up_servers(self, addresses: Sequence[str]) -> None:
-        """Route the gateway to the servers."""
+        """Route the gateway to verl's servers."""
 
     @abstractmethod
     def run_batch(
         self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int
     ) -> RolloutBatch:
-        """Run each task `n` times."""
+        """Run each task `n` times, and return the rows when all rollouts have finished."""
 
     @abstractmethod
     def start(self) -> None:
-        """Open what the daemon serves itself."""
+        """Start the daemon's own server, if it has one."""
 
     def set_up_data_and_server(
         self, data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str], is_train: bool = True
     ) -> None:
-        """Take the tasks of a batch, and the addresses of the servers that answer them.
+        """Set the tasks of a batch, and route the gateway to verl's servers.
 
-        data: columns of equal length; a row of them is a task.
+        data: columns of equal length; each row is a task, an object with the columns as its keys.
+        server_addresses: the servers, as HOST:PORT.
+        is_train: whether the batch is for training, not for validation.
         Raise ConfigError for columns of unequal length.
         """
         lengths = {name: len(column) for name, column in data.items()}
@@ -78,9 +80,8 @@ class BatchInParts(ABC):
         self.set_up_servers(server_addresses)
 
     def run_until_all_finished(self) -> None:
-        """Run the tasks, and return when all rollouts have finished.
-
-        The log names the rollouts that are missing.
+        """Run the tasks, and return when all rollouts have finished. Raise ConfigError if no tasks
+        were set.
         """
         if not self._tasks:
             raise ConfigError("the daemon has no tasks; call set_up_data_and_server first")
@@ -89,18 +90,18 @@ class BatchInParts(ABC):
         self.made = self.run_batch(uids, self._tasks, step=self._steps, mode=self._batch_mode, n=n)
 
     def get_test_metrics(self) -> Metrics:
-        """Return the metrics of a batch of validation."""
+        """Return the metrics of a validation batch. Raise ConfigError if none has finished."""
         return self._result("val").metrics
 
     def get_train_data_batch(
         self, max_prompt_length: int, max_response_length: int, device: Any, global_steps: int
     ) -> tuple[Any, Metrics]:
-        """Return a batch of training as verl's `DataProto`, padded to these lengths, and its
-        metrics.
+        """Return a training batch as verl's `DataProto`, padded to these lengths, and its metrics.
 
-        global_steps: goes into its `meta_info`.
-        Raise ConfigError for a length that is shorter than a row, which the
-        daemon's own limits allow.
+        device: where its tensors are put.
+        global_steps: is written to its `meta_info`.
+        Raise ConfigError if no training batch has finished, and for a length that is shorter than a
+        row: the daemon's own limits may be larger.
         """
         made = self._result("train")
         longest = max(len(row.prompt_ids) for row in made.rows), max(len(row.response_ids) for row in made.rows)
@@ -121,7 +122,7 @@ class BatchInParts(ABC):
         return batch, made.metrics
 
     def clear_data_and_server(self) -> None:
-        """Forget the batch. The gateway keeps its servers until others come."""
+        """Forget the batch. The gateway keeps its servers until others are set."""
         self._tasks, self.made = (), None
 
     def _result(self, mode: RolloutMode) -> RolloutBatch:

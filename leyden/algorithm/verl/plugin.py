@@ -1,7 +1,7 @@
-"""Importing this module adds Leyden's engines to verl's registries.
+"""Importing this module adds Leyden's engines to verl's registries: the rollout engine `leyden`,
+and, with `VERL_PLATFORM=cpu`, the FSDP2 engine of CPUs.
 
-Each of verl's processes imports it, because `actor_rollout_ref.model.external_lib` names it: the
-rollout engine `leyden`, and, where `VERL_PLATFORM=cpu`, the FSDP2 engine of CPUs.
+Each of verl's processes imports it, because `actor_rollout_ref.model.external_lib` names it.
 """
 
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false

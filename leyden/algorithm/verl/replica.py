@@ -1,9 +1,9 @@
-"""Leyden's embedded engine as a rollout engine of verl, under the name `leyden`:
+"""Leyden's embedded engine as a rollout engine of verl, chosen by
 `actor_rollout_ref.rollout.name=leyden`.
 
-It serves small models where there is no vLLM: one server for each replica, an actor of Ray, which
-takes the trainer's weights through Ray's object store. `register` adds it to verl's registries, in
-each process that imports `leyden.algorithm.verl.plugin`.
+It serves small models on machines without vLLM. Each replica is one server, an actor of Ray, which
+gets the trainer's weights through Ray's object store. `register` adds the engine to verl's
+registries, in each process that imports `leyden.algorithm.verl.plugin`.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -34,23 +34,30 @@ def register() -> None:
 
 
 class EngineServer:
-    """An actor of Ray that serves a model's OpenAI-compatible endpoint, and takes new weights."""
+    """An actor of Ray that serves a model at an OpenAI-compatible endpoint, and loads new
+    weights.
+    """
 
     def __init__(self, model: str, *, max_length: int, response_length: int) -> None:
+        """
+        model: the model's folder.
+        max_length: the most tokens of prompt and response together.
+        response_length: the default of `max_tokens` in `generate`.
+        """
         from transformers import AutoModelForCausalLM
 
         self._folder, self._max_length, self._response_length = model, max_length, response_length
         self._step: int | None = None
-        """The trainer's step of the weights."""
+        """The trainer's step whose weights are served; None before the first."""
         self._base: dict[str, torch.Tensor] = {}
-        """The weights that adapters are added to, of the layers that have some."""
+        """The weights without adapters of each layer that has some."""
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self._backend: EmbeddedBackend | None = None
         self._port = 0
-        """A free one at first, and the same after new weights."""
+        """The port: 0, for a free one, at first; then always the same."""
 
     async def start(self) -> str:
-        """Serve, and return the address as `host:port`."""
+        """Start to serve, anew if it serves already, and return the address as `host:port`."""
         await self.stop()
         backend = self._backend = EmbeddedBackend(
             self._model, tokenizer=self._folder, model_name=self._folder, max_length=self._max_length, port=self._port
@@ -95,12 +102,11 @@ class EngineServer:
     async def generate(
         self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], request_id: str, **_: Any
     ) -> Any:
-        """Continue a prompt, for verl's own agent loops, and return its `TokenOutput`.
+        """Sample a response to a prompt for verl's own agent loops, and return verl's
+        `TokenOutput`. Leyden's agents call the endpoint instead.
 
-        Agents call the endpoint.
-
-        sampling_params: `max_tokens`, `temperature` and `top_p`, and other names with the value
-            that changes nothing.
+        sampling_params: `max_tokens`, `temperature` and `top_p`. `top_k` and `repetition_penalty`
+            must have the values that change nothing.
         Raise ConfigError for another value.
         """
         params = _sampling(
@@ -128,7 +134,7 @@ class EngineServer:
         """Do nothing."""
 
     async def clear_kv_cache(self) -> None:
-        """Do nothing: new weights start the engine anew."""
+        """Do nothing: `set_weights` starts the engine anew, with an empty cache."""
 
     async def release_kv_cache(self) -> None:
         """Do nothing."""
@@ -138,8 +144,8 @@ class EngineServer:
 
 
 def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return what adapters add to each layer's weight: `alpha / r * B A` (LoRA, arXiv:2106.09685,
-    section 4.1).
+    """Return the changes of each layer's weight that adapters stand for: `alpha / r * B A` (LoRA,
+    arXiv:2106.09685, section 4.1).
 
     weights: PEFT's state: `base_model.model.LAYER.lora_A.weight` of shape (r, inputs), and
         `lora_B` of shape (outputs, r).
@@ -159,13 +165,16 @@ def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]
 
 _OF_PEFT, _LORA_A, _LORA_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _NEUTRAL: dict[str, Any] = {"top_k": -1, "repetition_penalty": 1.0}
-"""Parameters of verl's that the engine does not have, with the value that changes nothing."""
+"""Sampling parameters of verl that the engine does not have, with the values that change
+nothing."""
 
 
 def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> SamplingParams:
-    """Return the engine's parameters for those of verl.
+    """Return the engine's sampling parameters for those of verl. Raise ConfigError for one that the
+    engine does not have.
 
-    Raise ConfigError for one that it cannot honour.
+    default_tokens: `max_tokens` if verl gives none.
+    room: the most tokens for which the engine has room after the prompt.
     """
     for name, neutral in _NEUTRAL.items():
         if given.get(name, neutral) != neutral:
@@ -185,7 +194,7 @@ def server_name(replica_rank: int) -> str:
 
 
 class EngineReplica(RolloutReplica):
-    """A replica of verl: one `EngineServer`."""
+    """A replica in verl's sense: one `EngineServer`."""
 
     async def launch_servers(self) -> None:
         """Start the server."""
@@ -198,7 +207,7 @@ class EngineReplica(RolloutReplica):
 
 
 class ServerAdapter(BaseRollout):
-    """The trainer's side of a replica: sends the weights of verl's training engine to its
+    """The trainer's side of a replica: sends the weights of verl's training engine to the replica's
     server.
     """
 
@@ -218,11 +227,13 @@ class ServerAdapter(BaseRollout):
         base_sync_done: bool = False,
         **_: Any,
     ) -> None:
-        """Send full weights, or adapters. Every rank gathers them; the first of each replica sends.
+        """Send full weights, or adapters, to the server. Every rank gathers them; the first rank of
+        each replica sends them.
 
         peft_config: the configuration of a model with adapters.
         base_sync_done: whether the weights are those of the adapters. Otherwise they are those of
-            the layers below them, under vLLM's names (`q_proj.base_layer.weight`).
+            the layers without them, under vLLM's names (`q_proj.base_layer.weight`).
+        Raise RuntimeError for weights that the server's model does not have.
         """
         if wire_format != "named_tensors":
             raise NotImplementedError(f"the engine 'leyden' takes named tensors, not {wire_format!r}")
@@ -239,5 +250,6 @@ class ServerAdapter(BaseRollout):
             raise RuntimeError(f"the engine 'leyden' has no weights called {', '.join(unknown[:5])}")
 
     def _replica_size(self) -> int:
+        """Return the number of ranks of a replica."""
         config = self.config
         return config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size

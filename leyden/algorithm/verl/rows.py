@@ -1,12 +1,12 @@
-"""Turn scored rollouts into the padded rows of a verl batch, by five pure functions that
-count what they drop.
+"""Convert scored rollouts to the padded rows of a verl batch.
 
 `score_rollouts`, `make_rows`, `truncate_rows`, `pad_rows` and `row_tensors` run in this order. They
-need no verl, and torch in the last one alone; `data_proto` hands the result to verl. What they know
-of verl is its layout: prompts are padded on the left, responses on the right.
+do no I/O, and count dropped rollouts and rows in a `Report`. Only `row_tensors` needs torch, and
+only `data_proto`, which makes verl's batch, needs verl. The layout is verl's: prompts are padded on
+the left, responses on the right.
 
-A rollout of which no row is left keeps one row without a trained token, because its reward counts
-in its group's baseline, as it does in `PolicyGradient`.
+If all rows of a rollout are dropped, it gets one row without a trained token, because its reward
+counts in its group's baseline, as it does in `PolicyGradient`.
 
 Shapes: R rows, P prompt tokens, S response tokens.
 """
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 Aggregation = Literal["trajectory", "transition"]
-"""The rows of a rollout. "trajectory": calls of which each continues the one before share a row.
-"transition": each call is a row, whose prompt repeats the calls before it."""
+"""How the calls of a rollout become rows. "trajectory": consecutive calls, each of which continues
+the one before, share a row. "transition": each call is a row, whose prompt repeats the calls
+before it."""
 
 Overlong = Literal["drop", "cut"]
-"""How a response that is too long is treated. "drop": its row is dropped. "cut": its end is cut
-off, which changes nothing for the tokens before. A prompt that is too long always drops its row:
-with a shorter prompt, the log-probabilities of the response would be others."""
+"""What happens to a row whose response is too long. "drop": it is dropped. "cut": the response's
+end is cut off, which changes nothing for the tokens before. A row whose prompt is too long is
+always dropped, because with a shorter prompt the response would have other log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class RewardedRollout:
     """One rollout with its reward."""
 
     group: str
-    """The rollouts of one task have one group. It becomes verl's `uid`."""
+    """The name of the rollout's group, which has all rollouts of one task; verl's `uid`."""
     rollout_id: str
     reward: float
     trajectories: tuple[Trajectory, ...]
@@ -53,43 +54,46 @@ class RewardedRollout:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRow:
-    """One sequence as verl trains on it."""
+    """One sequence to train on, as verl has it: a prompt of any length and a response of S
+    tokens.
+    """
 
     group: str
     rollout_id: str
     reward: float
     prompt_ids: list[int]
     response_ids: list[int]
-    """Shape (S,): from the first sampled token on, with what the environment said
-    between two calls."""
+    """Shape (S,): all tokens from the first sampled one on, with those of the environment between
+    two calls."""
     response_mask: list[int]
     """Shape (S,): 1 where the policy sampled the token."""
     logprobs: list[float]
     """Shape (S,): log-probability of each sampled token when it was drawn; 0.0 elsewhere."""
     n_calls: int = 1
-    """The model calls in the row."""
+    """The number of model calls in the row."""
 
     @property
     def n_trained(self) -> int:
-        """Return how many tokens are trained on."""
+        """The number of tokens that are trained on."""
         return sum(self.response_mask)
 
 
 @dataclass(slots=True)
 class Report:
-    """Counts of a batch: its rollouts and rows, what was dropped and why, and what was cut."""
+    """Counts of a batch: its rollouts and rows, and those that were dropped, cut or added."""
 
     rollouts: int = 0
     rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
-    """Rollouts or rows that were dropped, by reason."""
+    """The number of rollouts or rows that were dropped, by reason."""
     cut_tokens: int = 0
-    """Trained tokens at the ends of responses that were cut off."""
+    """The number of trained tokens that were cut off at the ends of responses."""
     placeholders: int = 0
-    """Rows without a trained token, which carry the reward of a rollout that
-    cannot be trained on."""
+    """The number of rows without a trained token that carry the reward of a rollout that cannot be
+    trained on."""
     fillers: int = 0
-    """Rows without a trained token that make the number of rows a multiple."""
+    """The number of rows without a trained token that were added, so that the number of rows can be
+    divided by `multiple_of` of `pad_rows`."""
 
     def metrics(self, prefix: str = "leyden/") -> dict[str, float]:
         """Return the counts as metrics of verl's logger."""
@@ -135,7 +139,9 @@ def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[
 
 
 def make_rows(rollouts: Sequence[RewardedRollout], level: Aggregation = "trajectory") -> list[SequenceRow]:
-    """Return the rows of each rollout, in the order in which they began."""
+    """Return the rows of all rollouts that have a trained token, in the order of the rollouts and
+    their calls.
+    """
     check_choice("level", level, ("trajectory", "transition"))
     return [
         row
@@ -182,8 +188,8 @@ def truncate_rows(
     overlong: Overlong = "drop",
     pad_id: int = 0,
 ) -> list[SequenceRow]:
-    """Return rows that fit, and a placeholder for each rollout that has none; count the
-    others in `report`.
+    """Return the rows that fit, and a placeholder for each rollout without one. Count dropped rows,
+    cut tokens and placeholders in `report`.
 
     pad_id: the token of a placeholder's prompt and response.
     Raise NoTrainingData if no row has a trained token.
@@ -246,7 +252,7 @@ class PaddedRows:
     """R rows of one length: prompts of P tokens and responses of S tokens."""
 
     rows: list[SequenceRow]
-    """The rows, fillers included."""
+    """The R rows, fillers included."""
     prompts_RP: list[list[int]]
     """Padded on the left."""
     responses_RS: list[list[int]]
@@ -257,10 +263,11 @@ class PaddedRows:
     logprobs_RS: list[list[float]]
     scores_RS: list[list[float]]
     """The rollout's reward at the last token of each of its rows; 0.0 elsewhere. verl's GRPO takes
-    that of the last row for the whole rollout; its other estimators take each row as a sample."""
+    the score of the last row for the whole rollout; its other estimators take each row as a
+    sample."""
     scales_R: list[float]
-    """Makes the mean over rows of (sum over a row's tokens) the mean over rollouts of (mean over
-    the rollout's tokens)."""
+    """Factors of the advantages (`rollout_scales`). With them, the mean over rows of (sum over a
+    row's tokens) is the mean over rollouts of (mean over the rollout's tokens)."""
 
 
 def pad_rows(
@@ -272,10 +279,11 @@ def pad_rows(
     response_length: int | None = None,
     multiple_of: int = 1,
 ) -> PaddedRows:
-    """Pad rows to one length, and add rows without a trained token until their number is a
-    multiple.
+    """Pad rows to one length, and add rows without a trained token (fillers) until their number can
+    be divided by `multiple_of`. Count the fillers in `report`.
 
-    prompt_length, response_length: None takes the longest.
+    pad_id: the token of the padding.
+    prompt_length, response_length: the lengths to pad to; None: the longest one.
     multiple_of: for example the number of data-parallel ranks.
     """
     check_number("multiple_of", multiple_of, at_least=1, whole=True)
@@ -302,9 +310,9 @@ def rollout_scales(rows: Sequence[SequenceRow]) -> list[float]:
     """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row
     that is not trained on.
 
-    A policy loss that is homogeneous in the advantages (PPO's clipped one, GSPO, CISPO) can be
-    averaged over rollouts by scaling the advantages so, and aggregating with verl's
-    `seq-mean-token-sum`. Rollouts without a trained token do not count, as in `PolicyGradient`.
+    If the advantages are multiplied by these factors, verl's `seq-mean-token-sum` averages over
+    rollouts, for a policy loss that is homogeneous in the advantages (PPO's clipped one, GSPO,
+    CISPO). Rollouts without a trained token do not count, as in `PolicyGradient`.
     """
     n_trained: Counter[str] = Counter()
     for row in rows:
@@ -321,7 +329,7 @@ def _right(values: Sequence[Number], width: int, padding: Number) -> list[Number
 
 
 def row_tensors(padded: PaddedRows) -> dict[str, Tensor]:
-    """Return the tensors of a verl batch by verl's names, on the CPU.
+    """Return the tensors of a batch by verl's names, on the CPU:
 
     prompts (R, P), responses (R, S), input_ids, attention_mask and position_ids (R, P + S),
     response_mask, rollout_log_probs, token_level_scores (R, S), and rollout_scales (R,).

@@ -1,7 +1,7 @@
 """`run_ppo`: a whole run of verl's trainer in the calling thread, with Ray and TransferQueue.
 
-The driver is this process, because the store, the gateway and the run's record are here under
-every strategy. verl's workers and servers are processes of Ray.
+verl's driver runs in this process, because the store, the gateway and the run's record are here
+under every strategy. verl's workers and servers are processes of Ray.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -33,6 +33,7 @@ _SLOW_START = "timed out during startup"
 No setting changes that limit (ray-project/ray#65983).
 """
 _RAY_STARTS = 3
+"""How often Ray is started if it times out."""
 _CONNECT_SECONDS = 10.0
 DATASET = "pkg://leyden.algorithm.verl.dataset"
 
@@ -54,10 +55,10 @@ def run_ppo(
     trainer_cls: the trainer to use in place of `AgentLightningTrainer`.
     loop_manager_cls: a class to use in place of `DaemonLoopManager`. It is called with the daemon
         and the configuration.
-    report: called with metrics, "train" or "val", and the step.
+    report: called with metrics, the stage ("train" or "val"), and the step.
     Raise ConfigError before training for a configuration, a model or a cluster that cannot work.
-    Raise EngineError with the last lines of a process of Ray that failed. The trainer's own errors
-    pass unchanged.
+    Raise EngineError, with the last lines of its log, if a process of Ray fails. Errors of the
+    trainer itself are raised unchanged.
     """
     if trainer_cls is None and (mode := config.trainer.v1.trainer_mode) != "sync":
         raise ConfigError(
@@ -92,7 +93,7 @@ def _train(trainer: Any, daemon: AgentModeDaemon, loop_manager_cls: Any, config:
 
 
 def _servers_of(trainer: Any) -> Sequence[Any]:
-    """Return verl's actors that sample; none before the trainer has made them."""
+    """Return the actors of verl that sample; none before the trainer has made them."""
     return getattr(getattr(trainer, "llm_server_manager", None), "server_handles", ())
 
 
@@ -102,7 +103,7 @@ def _step_of(trainer: Any) -> int | None:
 
 
 def use_platform(config: Any) -> None:
-    """Make verl use CPUs if `trainer.device=cpu`. Call it before the first import of verl."""
+    """Let verl use CPUs if `trainer.device` is "cpu". Call it before verl is imported."""
     if config.trainer.device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
         os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", "leyden.algorithm.verl.cpu")
@@ -123,6 +124,9 @@ def use_plug_points(config: Any) -> None:
 
 
 def _with_pad(options: Any, tokenizer: Any) -> Any:
+    """Return a daemon's options with the tokenizer's padding token, or its end token if it has
+    none.
+    """
     from dataclasses import replace
 
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -131,9 +135,11 @@ def _with_pad(options: Any, tokenizer: Any) -> Any:
 
 @contextmanager
 def with_cluster(config: Any) -> Generator[Path | None]:
-    """Connect to Ray or start it, check what it has, and open TransferQueue.
+    """Connect to Ray or start it, and open TransferQueue. Close both at the end if they were opened
+    here.
 
-    Yield the folder of Ray's logs, if it is known. Raise ConfigError if Ray has too little.
+    Yield the folder of Ray's logs, or None if it is unknown. Raise ConfigError if Ray has fewer
+    accelerators than the trainer needs.
     """
     with _ray(config) as logs, _queue(config):
         yield logs
@@ -141,9 +147,11 @@ def with_cluster(config: Any) -> Generator[Path | None]:
 
 @contextmanager
 def _ray(config: Any) -> Generator[Path | None]:
-    """Connect to Ray, or start it with `ray_kwargs.ray_init`; what was started is shut down again.
+    """Use the Ray that is connected, or connect to it or start it with `ray_kwargs.ray_init`, and
+    shut that down at the end.
 
-    Yield the folder of the logs of Ray's processes on this machine; None if Ray does not say it.
+    Yield the folder with the logs of Ray's processes on this machine, or None if Ray does not say
+    it. Raise ConfigError if Ray has fewer accelerators than the trainer needs.
     """
     import ray
     from omegaconf import OmegaConf
@@ -193,7 +201,7 @@ def _check_address(address: str) -> None:
 
 
 def _start_ray(options: dict[str, Any]) -> None:
-    """Call `ray.init`, and repeat it if Ray's own processes start too slowly for Ray.
+    """Call `ray.init`, and call it again if Ray's own processes time out.
 
     Raise ConfigError if Ray cannot be started.
     """
@@ -218,9 +226,8 @@ def _start_ray(options: dict[str, Any]) -> None:
 
 @contextmanager
 def _bytecode() -> Generator[None]:
-    """Let processes that start in this context write bytecode.
-
-    Otherwise each of Ray's processes would compile verl and torch anew.
+    """Let processes that start within the block write bytecode, by removing
+    PYTHONDONTWRITEBYTECODE. Otherwise each of Ray's processes would compile verl and torch anew.
     """
     value = os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
@@ -232,6 +239,7 @@ def _bytecode() -> Generator[None]:
 
 @contextmanager
 def _queue(config: Any) -> Generator[None]:
+    """Open TransferQueue during the block."""
     import transfer_queue
 
     transfer_queue.init(config.transfer_queue)

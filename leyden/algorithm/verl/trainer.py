@@ -1,8 +1,9 @@
-"""`AgentLightningTrainer`: verl's synchronous trainer, whose rollouts are made by agents.
+"""`AgentLightningTrainer`: verl's synchronous trainer with rollouts of Leyden's runners.
 
-It subclasses verl's `PPOTrainerSync` and overrides its hooks and the steps where a rollout is more
-than one row. The agent loop manager hands each batch of prompts to a daemon, and puts the rows into
-TransferQueue under verl's keys, `{uid}_{session}_{index}`. Nothing of verl is patched.
+It subclasses verl's `PPOTrainerSync` and overrides its hooks, and the steps in which it matters
+that a rollout may have several rows. The agent loop manager passes each batch of prompts to a
+daemon, and puts the rows into TransferQueue under verl's keys, `{uid}_{session}_{index}`. No code
+of verl is patched.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -31,15 +32,14 @@ Report = Callable[[Metrics, str, int], None]
 
 
 class DaemonLoopManager:
-    """verl's agent loop manager: runs prompts through a daemon, and waits for them.
-
-    What the daemon raises ends the trainer's step.
+    """An agent loop manager for verl: runs prompts with a daemon, and waits for their rollouts. An
+    error of the daemon ends the trainer's step.
     """
 
     def __init__(self, daemon: AgentModeDaemon, config: Any) -> None:
         self._daemon, self._config = daemon, config
         self.metrics: dict[RolloutMode, Metrics] = {}
-        """The newest batch's, of training and of validation."""
+        """The metrics of the newest training batch and of the newest validation batch."""
 
     def generate_sequences(self, batch: Any) -> None:
         """Run the prompts of a batch, and put the rows into TransferQueue."""
@@ -65,9 +65,10 @@ class DaemonLoopManager:
 def queue_rows(
     batch: RolloutBatch, sources: dict[str, str], *, step: int, version: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """Return the fields, tags and keys under which TransferQueue keeps the rows of a batch.
+    """Return the fields, the tags and the keys of a batch's rows for TransferQueue.
 
-    sources: of each prompt's uid.
+    sources: the data source of each prompt, by its uid.
+    step: verl's step.
     version: the step whose weights sampled the rows.
     """
     fields: list[dict[str, Any]] = []
@@ -124,7 +125,7 @@ def _fields(row: SequenceRow, session: int, source: str, *, step: int) -> dict[s
 
 
 class AgentLightningTrainer(PPOTrainerSync):
-    """verl's PPO trainer, whose rollouts come from Leyden's runners.
+    """verl's PPO trainer with rollouts of Leyden's runners.
 
     config: a whole configuration (`make_config`).
     report: records metrics in the run.
@@ -139,6 +140,7 @@ class AgentLightningTrainer(PPOTrainerSync):
         """The metrics of a validation that is not reported yet."""
 
     def _init_resource_pool_mgr(self) -> None:
+        """Set up verl's workers; on CPUs, replace those of the policy by `CPUWorker`."""
         super()._init_resource_pool_mgr()
         if self.config.trainer.device == "cpu":
             from leyden.algorithm.verl.cpu_worker import CPUWorker
@@ -147,16 +149,17 @@ class AgentLightningTrainer(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(CPUWorker)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train to the last step."""
+        """Train to the last step. agent_loop_manager: makes the rollouts."""
         self._loop_manager = agent_loop_manager
         super().fit(agent_loop_manager)
 
     def on_train_begin(self) -> None:
-        """Remember that validations from now on belong to a step."""
+        """Note that training has begun, so that later validations are reported after their step."""
         super().on_train_begin()
         self._is_training = True
 
     def _validate(self) -> dict[str, float]:
+        """Validate. Report the metrics at once before the first step, otherwise after the step."""
         metrics = super()._validate()
         self._validated = {**self._sampled("val"), **_numbers(metrics)}
         if not self._is_training:
@@ -175,6 +178,7 @@ class AgentLightningTrainer(PPOTrainerSync):
         batch = super()._compute_advantage(batch, metrics)
         if not self.config.leyden.rollout_loss:
             return batch
+        # Rows with only what `rollout_scales` reads: the rollout's id and the trained tokens.
         rows = [
             SequenceRow(
                 "",
@@ -193,6 +197,7 @@ class AgentLightningTrainer(PPOTrainerSync):
         return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
+        """Compute verl's metrics, and report them with the daemon's in the run."""
         super()._compute_metrics(batch, metrics, *args, **options)
         if self._report is not None:
             own = {name: value for name, value in _numbers(metrics).items() if not name.startswith(("val-", "leyden/"))}
@@ -201,14 +206,15 @@ class AgentLightningTrainer(PPOTrainerSync):
         self._report_validation()
 
     def _report_validation(self) -> None:
-        """Report the newest validation, once: a step's own metrics come before those of its
-        validation.
+        """Report the newest validation, once. It is called after a step's own metrics were
+        reported.
         """
         validated, self._validated = self._validated, None
         if self._report is not None and validated is not None:
             self._report(validated, "val", self.global_steps)
 
     def _sampled(self, mode: RolloutMode) -> Metrics:
+        """Return the daemon's metrics of the newest batch of a mode."""
         return {} if self._loop_manager is None else self._loop_manager.metrics.get(mode, {})
 
 

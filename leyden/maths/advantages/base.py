@@ -18,19 +18,19 @@ class RolloutRewards:
     """The rewards of one rollout of C model calls, as estimators read them."""
 
     group: int
-    """Number of its group, the rollouts of one task."""
+    """The number of the rollout's group. A group has the rollouts of one task."""
     reward: float
     """Final reward, from which a KL penalty in the reward has been subtracted."""
     call_rewards: Sequence[float]
-    """Shape (C,): the reward that followed each call. They sum to `reward`, or all
-    but the last are 0."""
+    """Shape (C,): the reward that followed each call. The call rewards sum to `reward`, or all but
+    the last are 0."""
     values: Sequence[float] | None = None
     """Shape (C,): a critic's estimate before each call; None without a critic."""
     baseline: float | None = None
     """Reward of the group's baseline rollout, which was decoded greedily; None without one."""
     forked_returns: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    """Rewards of the forks that keep all calls before call c, by c, from 0 to C - 1;
-    empty without forks."""
+    """Rewards of forks, by call c from 0 to C - 1: a fork repeats the calls before c and samples
+    the rest anew. Empty without forks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class AdvantageEstimate:
     advantages: list[list[float]]
     """Shape (R, C_r): one number for each call."""
     returns: list[list[float]] | None = None
-    """Shape (R, C_r): what a critic should have estimated before each call; None from
+    """Shape (R, C_r): the value that a critic should have estimated before each call; None from
     estimators without a critic."""
 
 
@@ -53,46 +53,46 @@ class Advantages:
 
     @property
     def uses_values(self) -> bool:
-        """Return whether the estimator reads `RolloutRewards.values`."""
+        """Whether the estimator reads `RolloutRewards.values`."""
         return False
 
     @property
     def uses_baseline(self) -> bool:
-        """Return whether the estimator reads `RolloutRewards.baseline`."""
+        """Whether the estimator reads `RolloutRewards.baseline`."""
         return False
 
     @property
     def uses_call_rewards(self) -> bool:
-        """Return whether the estimator reads `RolloutRewards.call_rewards`, beside how many they
-        are.
+        """Whether the estimator reads the numbers in `RolloutRewards.call_rewards`, and not only
+        how many there are.
         """
         return False
 
     @property
     def min_group(self) -> int:
-        """Return how many rollouts each group must have: 2 if the rollouts of a group are compared,
+        """The smallest number of rollouts in a group: 2 if the rollouts of a group are compared,
         else 1.
         """
         return 1
 
     @property
     def forks_per_call(self) -> int:
-        """Return how many forks there are at each call that `fork_places` chooses; 0 if
-        rollouts are not forked.
+        """The number of forks at each call that `fork_places` chooses; 0 if rollouts are not
+        forked.
         """
         return 0
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the calls at which a rollout with this many trained calls is forked, by their
-        place.
+        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked,
+        from 0. By default none.
         """
         return []
 
 
 A = TypeVar("A", bound=Advantages)
 EstimatorFunction = Callable[[Sequence[RolloutRewards], A], AdvantageEstimate]
-"""Return the advantages of all rollouts of one step, with all of its groups. The second argument
-holds the estimator's constants."""
+"""An estimator: returns the advantages of all rollouts of one step, with all of its groups. The
+second argument holds the estimator's constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ class RegisteredEstimator:
 
     name: str
     function: EstimatorFunction[Any]
-    """Raises ConfigError for rollouts that it cannot compare; see `register_estimator`."""
+    """The registered function with the checks of `register_estimator`: raises ConfigError for
+    rollouts that it cannot compare."""
     constants: type[Advantages]
 
 
@@ -112,9 +113,9 @@ ESTIMATORS: Registry[RegisteredEstimator] = Registry("advantages")
 def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunction[A]], EstimatorFunction[A]]:
     """Return a decorator that registers an estimator under a name, with the type of its constants.
 
-    The decorated function raises ConfigError for a rollout whose numbers are not finite or that
-    lacks what the constants need, and for a group smaller than `min_group`. The function need not
-    check it. Raise ConfigError for a name or a type that is registered already.
+    The decorator adds checks to the function: ConfigError for a rollout whose numbers are not
+    finite, or that lacks something that the constants need, and for a group smaller than
+    `min_group`. Raise ConfigError for a name or a type that is registered already.
     """
 
     def register(function: EstimatorFunction[A]) -> EstimatorFunction[A]:
@@ -146,7 +147,7 @@ def make_advantages(name: str, constants: Mapping[str, Any] | None = None) -> Ad
 
 
 def members(rollouts: Sequence[RolloutRewards]) -> dict[int, list[int]]:
-    """Return the places of each group's rollouts, by the group's number."""
+    """Return the places of each group's rollouts in the list, by the group's number."""
     places: defaultdict[int, list[int]] = defaultdict(list)
     for place, rollout in enumerate(rollouts):
         places[rollout.group].append(place)
@@ -154,7 +155,7 @@ def members(rollouts: Sequence[RolloutRewards]) -> dict[int, list[int]]:
 
 
 def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) -> AdvantageEstimate:
-    """Return an estimate that gives each call of a rollout the rollout's advantage."""
+    """Return an estimate in which each call of a rollout has the rollout's advantage."""
     return AdvantageEstimate(
         [[advantage] * len(each.call_rewards) for advantage, each in zip(advantages_R, rollouts, strict=True)]
     )

@@ -1,5 +1,5 @@
-"""The estimator that values the states between calls by the returns of forks, which begin there
-anew.
+"""The estimator that values the states between calls by the returns of forks, which continue from
+there anew.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class VinePPOAdvantages(Advantages):
     before it, such as another agent's. A call between two chosen ones shares their difference of
     values."""
     whiten: bool = True
-    """Whether the advantages of the step are standardised, in which each
-    rollout weighs the same."""
+    """Whether the advantages of the step are standardised. Each rollout weighs the same in mean and
+    variance."""
     epsilon: float = 1e-8
     """Added to the variance; above 0."""
     ddof: float = 1.0
@@ -47,19 +47,19 @@ class VinePPOAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """Return 2, because the value of the first state is the mean of a group's other
+        """2, because the value of the first state is the mean reward of a group's other
         rollouts.
         """
         return 2
 
     @property
     def forks_per_call(self) -> int:
-        """Return `n_forks`."""
+        """`n_forks`, the forks at each chosen call."""
         return self.n_forks
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the calls at which a rollout with this many trained calls is forked, by their
-        place.
+        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked:
+        those in `calls`, or all but the first.
         """
         return [place for place in range(n_calls) if (place > 0 if self.calls is None else place in self.calls)]
 
@@ -69,11 +69,11 @@ def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) ->
     """Return the differences of Monte Carlo values at consecutive calls (VinePPO,
     arXiv:2410.01679, section 4).
 
-    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, and
-    V_C the rollout's own reward, which is exact. Without forks at call 0, V_0 is the mean reward of
-    the group's other rollouts. Rewards on the way are part of each return, and nothing is
-    discounted. Without forks at a call its value is unknown, and each call between two known values
-    gets their whole difference. So a rollout of one call has RLOO's advantage.
+    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that repeat all calls before c,
+    and V_C the rollout's own reward, which is exact. Without forks at call 0, V_0 is the mean
+    reward of the group's other rollouts. Rewards of earlier calls are part of each return, and
+    nothing is discounted. Without forks at a call its value is unknown, and each call between two
+    known values gets their whole difference. So a rollout of one call has RLOO's advantage.
     """
     first_values = _mean_of_others(rollouts)
     rows = [_differences(rollout, first) for rollout, first in zip(rollouts, first_values, strict=True)]
@@ -83,7 +83,7 @@ def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) ->
 
 
 def _mean_of_others(rollouts: Sequence[RolloutRewards]) -> list[float]:
-    """Return the mean reward of the other rollouts of each rollout's group, shape (R,)."""
+    """Return, for each rollout, the mean reward of the other rollouts of its group, shape (R,)."""
     found = [0.0] * len(rollouts)
     for places in members(rollouts).values():
         for place in places:
@@ -92,7 +92,11 @@ def _mean_of_others(rollouts: Sequence[RolloutRewards]) -> list[float]:
 
 
 def _differences(rollout: RolloutRewards, first_value: float) -> list[float]:
-    """Return the advantage of each call, shape (C,)."""
+    """Return the advantage of each call of a rollout, shape (C,): the difference between the next
+    known value after the call and the last one before it.
+
+    first_value: the value of the first state, unless forks at call 0 give another.
+    """
     n_calls = len(rollout.call_rewards)
     values = {0: first_value, n_calls: rollout.reward}
     values |= {place: mean(returns) for place, returns in rollout.forked_returns.items() if returns}

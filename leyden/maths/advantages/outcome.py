@@ -41,7 +41,7 @@ class GRPOAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """Return 2, because a single rollout has nothing to be compared with."""
+        """2, because a single rollout has nothing to be compared with."""
         return _PAIR
 
 
@@ -66,7 +66,7 @@ class DrGRPOAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """Return 2, because a single rollout has nothing to be compared with."""
+        """2, because a single rollout has nothing to be compared with."""
         return _PAIR
 
 
@@ -86,7 +86,7 @@ class RLOOAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """Return 2, because a single rollout has no others to be compared with."""
+        """2, because a single rollout has no others to be compared with."""
         return _PAIR
 
 
@@ -111,7 +111,8 @@ class ReinforcePPAdvantages(Advantages):
     """Constants of the estimator `reinforce_pp`. Raise ConfigError for one out of its range."""
 
     group_baseline: bool = False
-    """Whether the mean of its group is subtracted from each reward first (REINFORCE++-baseline)."""
+    """Whether the mean reward of the group is subtracted from each reward first
+    (REINFORCE++-baseline)."""
     epsilon: float = 1e-8
     """Added to the variance; above 0."""
     ddof: float = 1.0
@@ -124,7 +125,7 @@ class ReinforcePPAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """Return 2 with a group baseline, else 1."""
+        """2 with a group baseline, else 1."""
         return _PAIR if self.group_baseline else 1
 
 
@@ -151,7 +152,7 @@ class ReMaxAdvantages(Advantages):
 
     @property
     def uses_baseline(self) -> bool:
-        """Return True."""
+        """True: a group needs the reward of a greedily decoded rollout."""
         return True
 
 
@@ -160,6 +161,7 @@ def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> Adv
     """Return each reward less the reward of a greedily decoded rollout (ReMax,
     arXiv:2310.10505, algorithm 1).
     """
+    # `or 0.0` is for the type checker: the registry refuses a rollout without a baseline.
     return repeated([rollout.reward - (rollout.baseline or 0.0) for rollout in rollouts], rollouts)
 
 

@@ -1,4 +1,4 @@
-"""Estimators that give each model call of a rollout an advantage of its own."""
+"""Estimators that compute a separate advantage for each model call of a rollout."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class GAEAdvantages(Advantages):
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
     lam: float = 1.0
-    """Weight of later estimates: 0 trusts the critic's next value, 1 the rewards
-    alone; from 0 to 1."""
+    """Weight of later estimates, from 0 to 1. With 0 only the critic's next value counts, with 1
+    only the rewards."""
     whiten: bool = True
-    """Whether the advantages of the step are standardised, in which each
-    rollout weighs the same."""
+    """Whether the advantages of the step are standardised. Each rollout weighs the same in mean and
+    variance."""
     epsilon: float = 1e-8
     """Added to the variance; above 0."""
     ddof: float = 1.0
@@ -38,12 +38,12 @@ class GAEAdvantages(Advantages):
 
     @property
     def uses_call_rewards(self) -> bool:
-        """Return True."""
+        """True: the estimator reads the reward of each call."""
         return True
 
     @property
     def uses_values(self) -> bool:
-        """Return True."""
+        """True: the estimator reads a critic's values."""
         return True
 
 
@@ -79,13 +79,13 @@ class ProcessAdvantages(Advantages):
     """Constants of the estimator `process`. Raise ConfigError for one out of its range."""
 
     baseline: str = "reward"
-    """Which number is centred within the group. `reward`: the reward of each call, before the sum,
-    against the rewards of all calls of the group. `position`: the sum of the rewards from each call
-    on, against the sums of the rollouts that reached the same call."""
+    """The number that is centred within the group. `reward`: the reward of each call, before they
+    are summed, against the rewards of all calls of the group. `position`: the sum of the rewards
+    from each call on, against the same sums of the rollouts that have a call at this position."""
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
     scale: bool = True
-    """Whether what is centred is divided by its deviation."""
+    """Whether the centred numbers are divided by their standard deviation."""
     epsilon: float = 1e-4
     """Added to the deviation; above 0."""
     ddof: float = 1.0
@@ -100,19 +100,19 @@ class ProcessAdvantages(Advantages):
 
     @property
     def uses_call_rewards(self) -> bool:
-        """Return True."""
+        """True: the estimator reads the reward of each call."""
         return True
 
     @property
     def min_group(self) -> int:
-        """Return 2, because a single rollout has nothing to be compared with."""
+        """2, because a single rollout has nothing to be compared with."""
         return 2
 
 
 @register_estimator("process", ProcessAdvantages)
 def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) -> AdvantageEstimate:
-    """Return credit for each call from the rewards that followed it (process supervision,
-    arXiv:2402.03300, 4.1.3).
+    """Return advantages from the rewards that followed each call (process supervision,
+    arXiv:2402.03300, section 4.1.3).
 
     With baseline="reward", A_c = sum over k >= c of gamma^(k - c) (r_k - mean(R)) / (std(R) +
     epsilon), where R are the rewards of all calls of the group. A rollout counts once in mean and
@@ -135,11 +135,10 @@ def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) ->
 
 
 def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
-    """Standardise each call's sum over the rollouts that made as many calls, one position at a
-    time.
+    """Return the sums, standardised at each position over the rollouts that have a call there, in
+    the same shape. A position that only one rollout reached has the advantage 0.
 
-    sums: for each rollout, the sum of the rewards from each call on. A position that only one
-    rollout reached has the advantage 0. Return the advantages in the shape of `sums`.
+    sums: for each rollout, the sum of the rewards from each call on.
     """
     rows: list[list[float]] = [[] for _ in sums]
     for call in range(max(map(len, sums))):
@@ -152,8 +151,10 @@ def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvanta
 
 
 def _standardised(rows: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
-    """Return the numbers of a group, less their mean and, with `scale`, divided by their
-    deviation.
+    """Return a group's numbers less their mean, in the same shape. With `scale`, divide them by
+    their deviation.
+
+    rows: for each rollout, a number for each call.
     """
     middle, variance = centre_and_variance(rows, ddof=constants.ddof)
     divisor = math.sqrt(variance) + constants.epsilon if constants.scale else 1.0

@@ -1,4 +1,4 @@
-"""Means and deviations over rollouts, in which a rollout counts once however many calls it made.
+"""Means and deviations over rollouts. A rollout counts once, however many calls it made.
 
 Shapes: R rollouts, C_r calls of rollout r.
 """
@@ -26,11 +26,11 @@ def deviation(values_R: Sequence[float], *, ddof: float) -> float:
 
 
 def centre_and_variance(rows: Sequence[Sequence[float]], *, ddof: float) -> tuple[float, float]:
-    """Return mean and variance of the numbers of all calls, in which each rollout weighs 1 and
-    each call 1 / C_r.
+    """Return mean and variance of the numbers of all calls. Each rollout has the weight 1, and each
+    of its calls 1 / C_r.
 
-    rows: shape (R, C_r). ddof: the variance is multiplied by R / (R - ddof). With R <= ddof there
-        is nothing to correct by, and ddof counts as 0.
+    rows: shape (R, C_r).
+    ddof: the variance is multiplied by R / (R - ddof). If R <= ddof, ddof counts as 0.
     """
     n = len(rows)
     ddof = ddof if n > ddof else 0.0
@@ -40,7 +40,7 @@ def centre_and_variance(rows: Sequence[Sequence[float]], *, ddof: float) -> tupl
 
 
 def whitened(rows: Sequence[Sequence[float]], *, epsilon: float, ddof: float) -> list[list[float]]:
-    """Return (x - mean) / sqrt(variance + epsilon), with the mean and variance of
+    """Return (x - mean) / sqrt(variance + epsilon) of each number x, with the mean and variance of
     `centre_and_variance`.
     """
     middle, variance = centre_and_variance(rows, ddof=ddof)

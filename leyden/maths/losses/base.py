@@ -16,33 +16,32 @@ if TYPE_CHECKING:
 class Loss:
     """Base of the constants of a registered loss. The type of the constants chooses the loss.
 
-    Override a property where the values of the constants decide what the loss is computed from, for
-    example a term that is left out if its coefficient is 0.
+    Override a property if the loss needs that input for some values of the constants, for example
+    only if the coefficient of a term is not 0.
     """
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """Return the names of columns that these constants need besides those of the
-        registration.
+        """The names of the columns that the loss needs for these constants, beside the columns that
+        it is registered with.
         """
         return ()
 
     @property
     def uses_entropies(self) -> bool:
-        """Return whether the loss reads `TokenBatch.entropies_N`, with its gradient."""
+        """Whether the loss reads `TokenBatch.entropies_N`, with its gradient."""
         return False
 
     @property
     def uses_values(self) -> bool:
-        """Return whether the loss reads `TokenBatch.values_N`.
-
-        Only a backend with a value head has them.
+        """Whether the loss reads `TokenBatch.values_N`. Then it needs a backend with a value
+        head.
         """
         return False
 
 
 class TokenBatch(NamedTuple):
-    """The input of a loss: the trained tokens of several sequences, one after the
+    """The input of a loss: the N trained tokens of several sequences, one sequence after the
     other.
     """
 
@@ -52,7 +51,7 @@ class TokenBatch(NamedTuple):
     """Columns of the sequences by name, each of shape (N,). `logprobs`: log-probabilities under the
     policy that sampled the tokens. `advantages`: how much better than expected each token did."""
     weights_N: Tensor
-    """The share of each token in the loss."""
+    """The weight of each token in the loss; the engine applies it."""
     sequence_N: Tensor
     """The number of the sequence that each token belongs to, from 0. A sequence is never divided
     between two batches."""
@@ -60,26 +59,27 @@ class TokenBatch(NamedTuple):
     """Entropy, in nats, of the distribution that each token was drawn from, under the trained
     policy; None unless the loss `uses_entropies`."""
     values_N: Tensor | None = None
-    """Estimates of the value head where each token was drawn; None unless the
-    loss `uses_values`."""
+    """The value head's estimate before each token; None unless the loss `uses_values`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """The objective of each token, and metrics."""
+    """The result of a loss: the objective of each of N tokens, and metrics."""
 
     objective_N: Tensor
     """To be maximised. The engine minimises - sum_t weight_t * objective_t."""
     sums: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
-    """Metrics by name, each summed over the N tokens (no dimension); reported as
-    means over tokens."""
+    """Metrics by name, each summed over the N tokens (no dimension); reported as means over
+    tokens."""
     maxima: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     """Metrics by name, each the largest of the N tokens (no dimension); reported as maxima."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredLoss:
-    """A loss as engines find it."""
+    """An entry of the registry of losses: name, function, the class of its constants, and
+    columns.
+    """
 
     name: str
     function: Callable[[TokenBatch, Any], LossTerms]

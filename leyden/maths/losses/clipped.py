@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOLoss(PolicyLoss):
-    """Constants of the clipped surrogate objective, loss `ppo`.
-
-    Raise ConfigError for one out of its range.
+    """Constants of the loss `ppo`, the clipped surrogate objective. Raise ConfigError for one out
+    of its range.
     """
 
     clip_low: float = 0.2
@@ -36,11 +35,11 @@ class PPOLoss(PolicyLoss):
     """Factor of the critic's squared error, which is subtracted from the objective; at least 0.
     Above 0, the columns `returns` and `values` and a backend with a value head are needed."""
     value_clip: float | None = None
-    """How far a value may move from the one before the step, see
-    `clipped_value_loss`; None: no limit."""
+    """How far a value may move from the one before the step (`clipped_value_loss`); above 0. None:
+    no limit."""
 
     def __post_init__(self) -> None:
-        PolicyLoss.__post_init__(self)
+        PolicyLoss.__post_init__(self)  # super() does not work in a dataclass with slots
         check_number("clip_low", self.clip_low, at_least=0)
         check_number("clip_high", self.clip_high, at_least=0)
         check_number("dual_clip", self.dual_clip, above=1, or_none="no bound")
@@ -49,24 +48,25 @@ class PPOLoss(PolicyLoss):
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """Return the columns of the terms that are in use."""
+        """The columns of the KL penalty, of importance sampling and of the critic, if in use."""
         critic = ("returns", "values") if self.value_coefficient else ()
         return columns_in_use(self) + critic
 
     @property
     def uses_values(self) -> bool:
-        """Return whether there is a critic's term."""
+        """Whether there is a critic's term."""
         return self.value_coefficient > 0
 
 
 @register_loss("ppo", PPOLoss, columns=("logprobs", "advantages"))
 def ppo(batch: TokenBatch, constants: PPOLoss) -> LossTerms:
-    """Return min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv:1707.06347, eq. 7; DAPO,
+    """Return the terms of the objective min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), where r
+    is the ratio of probabilities and A the advantage (PPO, arXiv:1707.06347, eq. 7; DAPO,
     arXiv:2503.14476).
 
-    With `dual_clip` and A < 0, the larger of that and dual_clip A (dual-clip PPO,
-    arXiv:1912.09729, eq. 5). With `value_coefficient`, less the critic's squared error. See
-    `policy_terms` for the other terms.
+    With `dual_clip` and A < 0, it is the larger of that and dual_clip A (dual-clip PPO,
+    arXiv:1912.09729, eq. 5). With `value_coefficient`, the critic's squared error is subtracted.
+    `policy_terms` adds KL penalty, entropy and importance weights.
 
     Metrics in addition to those of `policy_terms`: `clip_fraction`, the share of ratios outside the
     clip range; `dual_clip_fraction`, the share of tokens at the bound of `dual_clip`;

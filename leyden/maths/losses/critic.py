@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLoss(Loss):
-    """Constants of the loss `value`, which trains a critic alone.
-
-    Raise ConfigError for one out of its range.
+    """Constants of the loss `value`, which trains a critic without a policy. Raise ConfigError for
+    one out of its range.
     """
 
     value_coefficient: float = 0.5
     """Factor of the squared error; above 0."""
     value_clip: float | None = None
-    """How far a value may move from the one before the step, see
-    `clipped_value_loss`; None: no limit."""
+    """How far a value may move from the one before the step (`clipped_value_loss`); above 0. None:
+    no limit."""
 
     def __post_init__(self) -> None:
         check_number("value_coefficient", self.value_coefficient, above=0)
@@ -32,13 +31,14 @@ class ValueLoss(Loss):
 
     @property
     def uses_values(self) -> bool:
-        """Return True."""
+        """True: the loss reads the value head's estimates."""
         return True
 
 
 @register_loss("value", ValueLoss, columns=("returns", "values"))
 def value(batch: TokenBatch, constants: ValueLoss) -> LossTerms:
-    """Return - value_coefficient * the squared error of the value estimates, see `value_errors`.
+    """Return the objective - value_coefficient * (value - return)^2 of each token, with the error
+    clipped as in `clipped_value_loss` if there is a `value_clip`.
 
     Metric: `value_error`, the squared error.
     """
@@ -54,8 +54,8 @@ def check_value_clip(value_clip: float | None) -> None:
 def value_errors(batch: TokenBatch, *, clip: float | None) -> Tensor:
     """Return the squared error of each value estimate against the column `returns`, shape (N,).
 
-    clip: None, or how far the estimates may move from the column `values`, as in
-        `clipped_value_loss`.
+    clip: how far the estimates may move from the column `values` (`clipped_value_loss`); None: no
+        limit.
     """
     assert batch.values_N is not None, "the engine computes them because the loss uses_values"
     returns_N = batch.columns["returns"]

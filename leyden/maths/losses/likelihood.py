@@ -32,25 +32,25 @@ class CISPOLoss(PolicyLoss):
     """Constants of the loss `cispo`. Raise ConfigError for one out of its range."""
 
     clip_low: float | None = None
-    """The ratio is clipped below 1 - clip_low; at least 0. None: no lower
-    bound, as in the paper."""
+    """The ratio is clipped below 1 - clip_low; at least 0. None: no lower bound, as in the
+    paper."""
     clip_high: float = 4.0
-    """The ratio is clipped above 1 + clip_high; at least 0. The default caps the
-    weight of a token at 5."""
+    """The ratio is clipped above 1 + clip_high; at least 0. The default limits the weight of a
+    token to 5."""
 
     def __post_init__(self) -> None:
-        PolicyLoss.__post_init__(self)
+        PolicyLoss.__post_init__(self)  # super() does not work in a dataclass with slots
         check_number("clip_low", self.clip_low, at_least=0, or_none="no lower bound")
         check_number("clip_high", self.clip_high, at_least=0)
 
 
 @register_loss("cispo", CISPOLoss, columns=("logprobs", "advantages"))
 def cispo(batch: TokenBatch, constants: CISPOLoss) -> LossTerms:
-    """Return sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO, MiniMax-M1,
-    arXiv:2506.13585, eq. 4 and 5).
+    """Return the terms of the objective sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO,
+    MiniMax-M1, arXiv:2506.13585, eq. 4 and 5), with those that `policy_terms` adds.
 
-    sg stops the gradient: the ratio is a weight, and clipping it takes the gradient of no token
-    away.
+    sg stops the gradient, so the ratio r is only a weight: a token whose ratio is clipped keeps its
+    gradient.
 
     Metric in addition to those of `policy_terms`: `clip_fraction`, the share of ratios
     outside the clip range.
@@ -69,7 +69,7 @@ class CrossEntropyLoss(Loss):
 
 @register_loss("cross_entropy", CrossEntropyLoss, columns=())
 def cross_entropy(batch: TokenBatch, constants: CrossEntropyLoss) -> LossTerms:
-    """Return log pi: supervised fine-tuning maximises the likelihood of the given tokens.
+    """Return the objective log pi, the log-likelihood of the given tokens (supervised fine-tuning).
 
     Metric: `cross_entropy`, the mean of - log pi over tokens, in nats, whatever their weights.
     """

@@ -1,10 +1,9 @@
-"""What the losses of policy optimisation share: ratios of probabilities, and the terms
-beside the objective.
+"""The common part of policy losses: ratios of probabilities, the KL penalty and the entropy term.
 
-Three policies occur. The *trained* policy has the gradient. The *proximal* policy is the one that
-ratios are taken to: the learner's at the start of the step. The *sampler* drew the tokens. Sampler
-and proximal policy are one unless the sampler computes with other kernels or older weights;
-truncated importance sampling corrects for the difference then.
+Three policies occur. The *trained* policy has the gradient. The *proximal* policy is the
+denominator of ratios: the learner's policy at the start of the step. The *sampler* drew the tokens.
+Sampler and proximal policy are the same unless the sampler computes with other kernels or older
+weights. Then truncated importance sampling corrects for the difference.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class PolicyLoss(Loss):
     """Factor of the KL divergence from the reference policy, which is subtracted from the
     objective; at least 0. Above 0, the column `reference_logprobs` is needed."""
     kl_estimator: str = "k3"
-    """The divergence's estimate: `k1`, `k2` or `k3` (`leyden.maths.losses.kl`). The gradient of
-    `k1` is 0 in expectation, so it belongs in the reward."""
+    """The estimator of the divergence: `k1`, `k2` or `k3` (`leyden.maths.losses.kl`). The gradient
+    of `k1` is 0 in expectation, so use `k1` only for a penalty in the reward."""
     entropy_coefficient: float = 0.0
     """Factor of the entropy, which is added to the objective; negative values lower the entropy."""
     importance_cap: float | None = None
@@ -46,17 +45,17 @@ class PolicyLoss(Loss):
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """Return the columns of the terms that are in use."""
+        """The columns of the KL penalty and of importance sampling, if they are in use."""
         return columns_in_use(self)
 
     @property
     def uses_entropies(self) -> bool:
-        """Return whether there is an entropy term."""
+        """Whether there is an entropy term."""
         return self.entropy_coefficient != 0
 
 
 def columns_in_use(constants: PolicyLoss) -> tuple[str, ...]:
-    """Return the columns that the shared terms need."""
+    """Return the columns that the KL penalty and importance sampling need, if they are in use."""
     reference = ("reference_logprobs",) if constants.kl_coefficient else ()
     learner = () if constants.importance_cap is None else ("learner_logprobs",)
     return reference + learner
@@ -84,6 +83,7 @@ def token_entropies(logprobs_NV: Tensor) -> Tensor:
     """Return the entropy of each distribution over V tokens, - sum_v p_v log p_v in nats, shape
     (N,).
     """
+    # A token with probability 0 gives 0 * -inf = nan, which counts as 0.
     return -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(-1)
 
 
@@ -94,13 +94,14 @@ def policy_terms(
 
     w_t objective_t - kl_coefficient KL_t + entropy_coefficient H_t
 
-    w_t is 1 without `importance_cap`. The metrics are
+    w_t is the truncated importance weight, and 1 without `importance_cap`.
+    sums: metrics of the loss itself, summed over tokens. To these are added
 
     - `kl`: the divergence of the proximal from the trained policy (k3);
     - `ratio`, `max_ratio`: the mean and the largest trained / proximal probability of a token;
     - `max_logprob_difference`: the largest |logp - sampler's logp|, about 0 right after sampling;
-    - `importance_weight`: the mean of w_t;
-    - `reference_kl`: the penalty's estimate.
+    - `importance_weight`: the mean of w_t, with `importance_cap`;
+    - `reference_kl`: the mean estimate of the penalty, with `kl_coefficient`.
     """
     found = dict(sums or {})
     difference_N = proximal_logprobs(batch, constants) - batch.logprobs_N.detach()
@@ -125,7 +126,7 @@ def policy_terms(
 
 
 class Surrogate(NamedTuple):
-    """The clipped objective of each sample, and the tensors that its metrics are computed from."""
+    """The clipped objective of each of N samples, and the tensors for its metrics."""
 
     objective_N: Tensor
     """To be maximised."""
@@ -133,7 +134,7 @@ class Surrogate(NamedTuple):
     """exp(logp - behaviour logp)."""
     log_ratio_N: Tensor
     clipped_N: Tensor
-    """The ratio, moved into the clip range."""
+    """The ratio, clipped."""
 
     def n_clipped(self) -> Tensor:
         """Return the number of ratios outside the clip range, as a tensor of no dimension."""

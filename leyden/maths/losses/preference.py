@@ -1,8 +1,9 @@
 """DPO: learn from pairs of a chosen and a rejected answer, whose tokens need not be in one batch.
 
-The gradient of the loss of a pair with respect to the parameters is a weighted gradient of the two
+The gradient of a pair's loss with respect to the parameters is a weighted gradient of the two
 answers' log-likelihoods. The weight is a function of four numbers, which a forward pass gives. So a
-step is: forward over all answers, `dpo_weights`, and the loss `dpo` with the weights as a column.
+step has three parts: a forward pass over all answers, `dpo_weights`, and the loss `dpo` with the
+weights as a column.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from leyden.options import check_number, named_options
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOLoss(Loss):
-    """Constants of the loss `dpo`, which `dpo_weights` takes.
-
-    Raise ConfigError for one out of its range.
+    """Constants of DPO, which are arguments of `dpo_weights`. Raise ConfigError for one out of its
+    range.
     """
 
     beta: float = 0.1
@@ -36,12 +36,13 @@ class DPOLoss(Loss):
 
 @register_loss("dpo", DPOLoss, columns=("coefficients",))
 def dpo(batch: TokenBatch, constants: DPOLoss) -> LossTerms:
-    """Return coefficient * log pi, whose gradient is that of the DPO loss; its value is not
-    (see `dpo_weights`).
+    """Return the objective coefficient * log pi. Its gradient is minus that of the DPO loss; its
+    value is not the loss, which `dpo_weights` returns.
 
-    The column `coefficients` holds the pair's weight at the tokens of a chosen answer, and minus
-    the weight at those of a rejected answer. With 1 / P as the weight of every token of P pairs,
-    the gradient is that of the mean loss. Each optimizer step needs weights of its own.
+    The column `coefficients` holds the pair's weight (`DPOWeights.weights_P`) at the tokens of a
+    chosen answer, and minus the weight at those of a rejected answer. With 1 / P as the weight of
+    every token of P pairs, an engine that maximises the objective minimises the mean loss. The
+    weights depend on the policy, so compute them anew before each optimizer step.
     """
     return LossTerms(batch.columns["coefficients"] * batch.logprobs_N)
 
@@ -52,8 +53,8 @@ class DPOWeights(NamedTuple):
     loss: float
     """Mean over pairs."""
     weights_P: list[float]
-    """minus the derivative of a pair's loss with respect to the log-probability of its chosen
-    answer; the derivative for the rejected answer is its opposite."""
+    """Shape (P,): minus the derivative of each pair's loss with respect to the log-probability of
+    its chosen answer. For the rejected answer the derivative has the opposite sign."""
     accuracy: float
     """Share of pairs with a margin above 0."""
     margin: float
@@ -69,15 +70,15 @@ def dpo_weights(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> DPOWeights:
-    """Return the loss of pairs of answers and the weights of its gradient (DPO,
-    arXiv:2305.18290, eq. 7).
+    """Return the mean loss of P pairs of answers and the weights of its gradient (DPO,
+    arXiv:2305.18290, eq. 7). With e = label_smoothing (conservative DPO, Mitchell 2023),
 
-    With m = beta ((chosen - reference chosen) - (rejected - reference rejected)) and
-    e = label_smoothing (conservative DPO, Mitchell 2023), the loss of a pair is
-    -(1 - e) log sigmoid(m) - e log sigmoid(-m), and its weight
-    beta ((1 - e) sigmoid(-m) - e sigmoid(m)).
+        m = beta ((chosen - reference_chosen) - (rejected - reference_rejected))
+        loss = -(1 - e) log sigmoid(m) - e log sigmoid(-m)
+        weight = beta ((1 - e) sigmoid(-m) - e sigmoid(m))
 
-    chosen_P, ...: log-probabilities of whole answers, each the sum over its tokens.
+    chosen_P, rejected_P: log-probabilities of whole answers under the policy, sums over tokens.
+    reference_chosen_P, reference_rejected_P: the same under the reference policy.
     Raise ConfigError without a pair, and for lists of unequal length.
     """
     _check_constants(beta, label_smoothing)

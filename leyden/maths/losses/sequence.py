@@ -25,20 +25,21 @@ class GSPOLoss(PolicyLoss):
     """The ratio is clipped above 1 + clip_high; at least 0. The paper's value."""
 
     def __post_init__(self) -> None:
-        PolicyLoss.__post_init__(self)
+        PolicyLoss.__post_init__(self)  # super() does not work in a dataclass with slots
         check_number("clip_low", self.clip_low, at_least=0)
         check_number("clip_high", self.clip_high, at_least=0)
 
 
 @register_loss("gspo", GSPOLoss, columns=("logprobs", "advantages", "calls"))
 def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
-    """Return min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) (GSPO-token,
-    arXiv:2507.18071, eq. 13 and 14).
+    """Return the terms of the objective min(s_t A, clip(s_t, 1 - clip_low, 1 + clip_high) A)
+    (GSPO-token, arXiv:2507.18071, eq. 13 and 14), with those that `policy_terms` adds.
 
     s_t = sg(s) pi_t / sg(pi_t), where sg stops the gradient and s = exp(mean of log r over the
-    tokens of one model call). The paper's sequence is one call: a sequence that holds several
-    calls, which the column `calls` numbers, has one ratio for each. If all tokens of a call have
-    one advantage and one weight, value and gradient are those of the sequence objective (eq. 5).
+    tokens of one model call). The paper's sequence is one call here: a sequence that holds several
+    calls, which the column `calls` numbers, has one ratio for each call. If all tokens of a call
+    have the same advantage and weight, value and gradient are those of the paper's sequence
+    objective (eq. 5).
 
     Metric in addition to those of `policy_terms`: `clip_fraction`, the share of tokens
     whose ratio is clipped.
@@ -53,11 +54,13 @@ def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
 
 
 def call_means(values_N: Tensor, sequence_N: Tensor, calls_N: Tensor) -> Tensor:
-    """Return for each token the mean of `values_N` over the tokens of its call, shape (N,).
+    """Return for each token the mean of `values_N` over the tokens of its model call, shape (N,).
 
-    sequence_N: number of each token's sequence. calls_N: number of its call within that sequence.
-    The tokens of one call are next to each other.
+    sequence_N: the number of each token's sequence.
+    calls_N: the number of each token's call within its sequence.
+    The tokens of one call must be next to each other.
     """
+    # A call begins where either number changes. Then number the K calls of the batch from 0.
     begins_N = (sequence_N.diff(prepend=sequence_N[:1]) != 0) | (calls_N.diff(prepend=calls_N[:1]) != 0)
     call_N = begins_N.cumsum(0)
     n_calls = int(call_N[-1]) + 1

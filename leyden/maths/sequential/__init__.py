@@ -10,8 +10,9 @@ the null hypothesis holds. So it exceeds 1 / error with a probability of at most
 often it is read (Ville's inequality, 1939). This package knows no release, store or request: a
 caller orders the observations and knows the randomisation.
 
-To add a test: a module with a frozen state and a function that returns the next one. Its tests
-compute the expectation over all outcomes of a small case exactly, and simulate the null hypothesis.
+To add a test, write a module with a frozen state and a function that returns the next state. Test
+it by computing the expectation over all outcomes of a small case exactly, and by simulating the
+null hypothesis.
 """
 
 from leyden.maths.sequential.change import ChangeEvidence as ChangeEvidence

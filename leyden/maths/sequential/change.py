@@ -1,4 +1,4 @@
-"""Detection of a drop of a mean below a reference, at an unknown time: an e-detector.
+"""Detect a drop of a mean below a reference, at an unknown time, with an e-detector.
 
 A Shiryaev-Roberts e-detector sums, over every possible time of the change, the capital of a bet
 that begins there. While the mean stays at or above the reference, the expected number of
@@ -30,9 +30,9 @@ class ChangeEvidence:
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the detector: of the weighted mean over the bets.
+        """Logarithm of the detector, the mean over the bets weighted by `STAKES`.
 
-        Alarm when it exceeds log(run length).
+        Raise an alarm when it exceeds log(c), for one false alarm in c observations at most.
         """
         return average_log_e(self.log_sums, STAKES)
 
@@ -41,9 +41,11 @@ def observe_change(evidence: ChangeEvidence, *, value: float, reference: float) 
     """Return the evidence after one value: each detector R becomes (R + 1) * (1 + bet * (reference
     - value)).
 
-    value: in [0, 1]. reference: in (0, 1), the mean that is still acceptable. Each detector's bet
-    is its fraction of 1 / (1 - reference), the largest that keeps the factor at or above 0. Raise
-    ConfigError for a number out of its range.
+    Each detector's bet is its fraction of 1 / (1 - reference), the largest bet that keeps the
+    factor at or above 0.
+    value: in [0, 1].
+    reference: in (0, 1), the smallest mean that is acceptable.
+    Raise ConfigError for a number out of its range.
     """
     check_number("value", value, at_least=0, at_most=1)
     if not 0 < reference < 1:

@@ -1,9 +1,9 @@
 """A betting e-process on the difference of two means, under randomisation with known shares.
 
-Each observation is a request of which the arm was drawn with a known probability (the *share* of
-the treated arm), and a value in [0, 1]. The game bets on the inverse-propensity weighted
-difference, which is an unbiased estimate of mean(treated) - mean(control) from that one request.
-Unequal and changing shares are therefore exact, and so is a drift that both arms share.
+Each observation is a request whose arm was drawn with a known probability (the *share* of the
+treated arm), with a value in [0, 1]. The bets are on the inverse-propensity weighted difference,
+which is an unbiased estimate of mean(treated) - mean(control) from that one request. Therefore the
+test stays exact with unequal and changing shares, and with a drift that both arms have.
 
 Sources: capital processes for bounded means and a grid of bets, Waudby-Smith and Ramdas,
 arXiv:2010.09686, section 4; the weighted difference with a predictable centre (doubly robust
@@ -25,10 +25,10 @@ FRACTIONS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 Large bets find large differences within tens of requests, small ones small differences.
 """
 STAKES = tuple(1 / place for place in range(1, len(FRACTIONS) + 1))
-"""Parts of the starting capital for each fraction, relative to each other.
+"""The parts of the starting capital for each fraction, relative to each other.
 
-The largest bet has 41 % and the smallest 7 %, so the whole is worse than the best single bet by at
-most a factor of 2.5 for large differences and 15 for small ones.
+The largest bet gets 41 % and the smallest 7 %. So the mean of all capitals is below that of the
+best single bet by at most a factor of 2.5 for large differences and 15 for small ones.
 """
 _PRIOR_COUNT = 1.0
 """Weight of the assumed mean 0.5 in the centre, in observations."""
@@ -43,11 +43,11 @@ class ArmTotals:
 
     @property
     def mean(self) -> float | None:
-        """Mean of the values; None without one."""
+        """The mean of the values; None if there are none."""
         return self.total / self.count if self.count else None
 
     def plus(self, value: float) -> ArmTotals:
-        """Return the totals with one value more."""
+        """Return the totals after one more value."""
         return ArmTotals(self.count + 1, self.total + value)
 
 
@@ -94,6 +94,7 @@ def observe_difference(
     centre = _centre(evidence, share)
     gain = weighted_difference(treated=treated, value=value, share=share, centre=centre) - margin
     largest_bet = 1 / (max(centre / share, (1 - centre) / (1 - share)) + margin)
+    # tuple([...]) is faster than tuple(...) of a generator, and this runs for every request.
     log_capitals = tuple(
         [
             log_capital + math.log1p(fraction * largest_bet * gain)
@@ -121,12 +122,12 @@ def weighted_difference(*, treated: bool, value: float, share: float, centre: fl
 
 
 def average_log_e(log_values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Return the logarithm of the weighted mean of e-values, given by their logarithms, at least
-    one.
+    """Return the logarithm of the weighted mean of e-values.
 
     The mean of e-processes with fixed weights is an e-process, whatever their dependence, so it
     combines the evidence of several metrics or bets (arXiv:1912.06116, section 3).
 
+    log_values: the logarithms of the e-values, at least one.
     weights: positive numbers, which are scaled to a sum of 1; None: equal weights.
     """
     largest = max(log_values)

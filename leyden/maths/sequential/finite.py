@@ -1,9 +1,9 @@
 """A betting e-process on the mean of a finite population that is drawn without replacement.
 
-A validation set is such a population: its tasks are measured in random order, at most once
-each. The game bets that the mean is below 0. Because what is left of the population is known
-to make up for what was seen, it ends sooner than a test for unlimited draws, and is certain
-after the last one.
+A validation set is such a population: its tasks are measured in random order, at most once each.
+The bets are that the mean is below 0. If the hypothesis holds, the values that are left must make
+up for those that were seen. So the test ends sooner than one for unlimited draws, and it is certain
+after the last value.
 
 Sources: Waudby-Smith and Ramdas, Confidence sequences for sampling without replacement,
 arXiv:2006.04347; bets by capital processes, the same authors, arXiv:2010.09686, section 5; Ville's
@@ -47,8 +47,8 @@ class ShortfallEvidence:
         return math.inf if math.inf in self.log_capitals else average_log_e(self.log_capitals)
 
     def refutes(self, error: float) -> bool:
-        """Return whether the hypothesis is refuted, wrongly with a probability of at most
-        `error`.
+        """Return whether the hypothesis is refuted. If it holds, this is True with a probability of
+        at most `error`.
         """
         return self.peak >= -math.log(error)
 
@@ -56,7 +56,7 @@ class ShortfallEvidence:
 def observe_shortfall(
     evidence: ShortfallEvidence, value: float, *, population: int, bound: float = 1.0
 ) -> ShortfallEvidence:
-    """Return the evidence after one value more: each capital is multiplied by
+    """Return the evidence after one more value: each capital is multiplied by
     `1 + bet * (m - value)`.
 
     m is the smallest mean that the values to come, this one included, can have if the hypothesis
@@ -73,7 +73,7 @@ def observe_shortfall(
         raise ConfigError(f"population is {population}, and all of its values were observed")
     mean_left = -evidence.total / left
     total = evidence.total + value
-    if total + bound * (left - 1) < 0:  # not even the best values to come can make up for it
+    if total + bound * (left - 1) < 0:  # the mean is below 0 whatever the values to come are
         log_capitals = (math.inf,) * len(BETS)
     elif mean_left < bound:
         largest_bet = 1 / (bound - mean_left)
@@ -81,7 +81,7 @@ def observe_shortfall(
             log_capital + math.log1p(fraction * largest_bet * (mean_left - value))
             for log_capital, fraction in zip(evidence.log_capitals, BETS, strict=True)
         )
-    else:  # only the largest value keeps the hypothesis possible, and here it is
+    else:  # the hypothesis needs the largest value each time, and this value was the largest
         log_capitals = evidence.log_capitals
     after = ShortfallEvidence(log_capitals, evidence.peak, evidence.count + 1, total)
     return replace(after, peak=max(evidence.peak, after.log_e))

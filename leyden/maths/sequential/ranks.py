@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from leyden.errors import ConfigError
 
 _KEPT = 500
+"""How many values a history keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,12 @@ class RankHistory:
 
 
 def observe_rank(history: RankHistory, value: float) -> tuple[float, RankHistory]:
-    """Return the mid-rank of a value among the history, in [0, 1], and the history with the value.
+    """Return the mid-rank of a value among earlier values, in [0, 1], and the history with the
+    value, of which the oldest is dropped beyond 500.
 
     The mid-rank is (values below + half of the equal ones) / values; 0.5 without a history.
-    Infinity is a value: a request that timed out took longer than all others. Raise
-    ConfigError for NaN.
+    Infinity is a value: a request that timed out took longer than all others.
+    Raise ConfigError for NaN.
     """
     if math.isnan(value):
         raise ConfigError("value is NaN, which has no rank")

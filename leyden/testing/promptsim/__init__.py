@@ -1,8 +1,8 @@
-"""`PromptSim`: a world for prompt optimisation whose truth is known, without a model.
+"""`PromptSim`: a simulated problem for prompt optimisers, whose best prompts are known.
 
 A prompt is as good as the hidden rules that it states. A simulated model works on tickets with it
-and shows symptoms of unmet rules; a second one reads them and rewrites the prompt. The expected
-score of any prompt is exact, and the optimum is found by enumeration.
+and shows symptoms of unmet rules. A second simulated model reads the symptoms and rewrites the
+prompt. The expected score of any prompt is exact, and the optimum is found by enumeration.
 
 `vocabulary` has the texts, `world` the rules and chances, `score` the truth, `task_model` and
 `reflection_model` the two models, `families` the eight worlds, and `sim` the class that joins them.

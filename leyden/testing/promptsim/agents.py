@@ -1,7 +1,7 @@
 """The agents of `PromptSim`: ordinary agents with one prompt and with three.
 
-Each prompt is the system message of one call. The agents know the texts of tickets and answers, and
-nothing of the world. They need the package openai.
+Each prompt is the system message of one call. The agents read the texts of tickets and answers, and
+know nothing of the world's rules. They need the package openai.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The families of `PromptSim`: one function each, from a source of chance and a difficulty to a
-setting.
+"""The families of `PromptSim`. Each is one function, which turns a draft (shuffled rules, a source
+of chance and a difficulty) into a setting.
 
 To add a family, write its function and put it into `FAMILIES`.
 """
@@ -18,29 +18,35 @@ from leyden.testing.promptsim.world import Kind, RuleInteraction, World
 
 _N_RULES = len(RULES)
 _NEEDED = tuple(place for place in range(_N_RULES) if place % 3 != 2)
-"""Places of the rules that simple families need; rules 4k to 4k + 3 belong to the
-k-th of three prompts."""
+"""Places of the rules that simple families need: all but every third. With three prompts, the
+places 0 to 3 belong to the first one, 4 to 7 to the second one, 8 to 11 to the third one."""
 _DRIFTS_AT = 200
+"""The number of the first task that needs the later rules."""
 
 
 @dataclass(frozen=True)
 class PromptSetting:
-    """A simulated family of tasks for prompt optimisers, whose best prompts are known."""
+    """A simulated problem for prompt optimisers, whose best prompts are known: a world, the prompts
+    to start from, and the two simulated models.
+    """
 
     world: World
     initial_prompts: Mapping[str, str]
     """The initial prompt of each component, by its name."""
     behaviour: Behaviour = field(default_factory=Behaviour)
+    """How the model that works on tickets departs from the ideal."""
     skill: Skill = field(default_factory=Skill)
+    """How well the other model rewrites prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """The starting point of every family of settings."""
+    """What every family starts from. A *place* is an index into `names`."""
 
     names: Sequence[str]
-    """The rules, shuffled."""
+    """The rules' names, shuffled."""
     components: Mapping[str, tuple[str, ...]]
+    """The rules' names by the prompt that must state them."""
     chance: random.Random
     difficulty: float
 
@@ -57,15 +63,17 @@ class _Draft:
         )
 
     def pair(self, first: int, second: int, *, alone: float = 0.0, both: float) -> RuleInteraction:
+        """Return an interaction of the rules at two places."""
         return RuleInteraction(self.names[first], self.names[second], alone, both)
 
     def setting(self, kinds: tuple[Kind, ...], **constants: Any) -> PromptSetting:
-        """Return a setting in which the first prompts state nothing.
+        """Return a setting whose initial prompts state no rule.
 
         constants: arguments of `World`.
         """
         one = len(self.components) == 1
-        scale = {"free_words": 120} if one else {"free_words": 50, "base": -1.5, "gain": 5.0}  # three must succeed
+        scale = {"free_words": 120} if one else {"free_words": 50, "base": -1.5, "gain": 5.0}
+        # With three prompts, each is easier, because all three must succeed.
         options: dict[str, Any] = {**scale, **constants}
         world = World(rules=RULES, kinds=kinds, components=self.components, **options)
         hard = self.difficulty
@@ -78,9 +86,8 @@ class _Draft:
 
 
 def _additive(draft: _Draft) -> PromptSetting:
-    """Return a world in which each rule that a task needs helps by itself.
-
-    Four rules help no task.
+    """Return a setting in which each rule that a task needs helps by itself. Four of the twelve
+    rules help no task.
     """
     return draft.setting(draft.kinds(shop=_NEEDED))
 
@@ -95,13 +102,14 @@ def _deceptive(draft: _Draft) -> PromptSetting:
     """Return a setting in which two rules harm if a prompt states one of them, and help if it
     states both.
     """
+    # No task needs the rules 8 and 11; both are in the same prompt.
     pair = draft.pair(8, 11, alone=-1.5 - draft.difficulty, both=2.0)
     return draft.setting(draft.kinds(shop=_NEEDED), pairs=(pair,), gain=4.5)
 
 
 def _faulty_component(draft: _Draft) -> PromptSetting:
-    """Return a setting in which two of three prompts state all that is needed of them; the third
-    states nothing.
+    """Return a setting in which one of three prompts states no rule, and the others state all rules
+    that tasks need of them.
     """
     setting = draft.setting(draft.kinds(shop=_NEEDED))
     faulty = draft.chance.choice(list(draft.components))
@@ -114,21 +122,23 @@ def _faulty_component(draft: _Draft) -> PromptSetting:
 
 
 def _flaky(draft: _Draft) -> PromptSetting:
-    """Return a world with a tenth of the rewards wrong, and a tenth of the rollouts hanging."""
+    """Return a setting in which a tenth of the rewards are wrong, and a tenth of the rollouts
+    hang.
+    """
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, flip_rate=0.1, hang_rate=0.1))
 
 
 def _heavy_tailed(draft: _Draft) -> PromptSetting:
-    """Return a setting in which calls take 10 ms in the median, and one in a thousand a hundred
-    times as long.
+    """Return a setting in which the median call takes 10 ms, and one in a thousand a hundred times
+    as long.
     """
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, median_seconds=0.01, sigma=1.5))
 
 
 def _scalar_only(draft: _Draft) -> PromptSetting:
-    """Return a world in which a failed answer never says why."""
+    """Return a setting in which a failed answer never shows a symptom."""
     setting = _additive(draft)
     return replace(setting, behaviour=replace(setting.behaviour, symptom_rate=0.0))
 
@@ -137,7 +147,7 @@ def _drifting(draft: _Draft) -> PromptSetting:
     """Return a setting in which tasks from number 200 on need rules that conflict with those needed
     before.
     """
-    before, after = range(0, _N_RULES, 2), range(1, _N_RULES, 2)
+    before, after = range(0, _N_RULES, 2), range(1, _N_RULES, 2)  # the even and the odd places
     conflicts = tuple(draft.pair(first, first + 1, both=-2.0) for first in before)
     later = draft.kinds(after=after)
     return draft.setting(draft.kinds(before=before), later_kinds=later, drifts_at=_DRIFTS_AT, pairs=conflicts)
@@ -156,11 +166,11 @@ FAMILIES: dict[str, Callable[[_Draft], PromptSetting]] = {
 
 
 def setting_of(family: str, *, seed: int, difficulty: float, n_prompts: int) -> PromptSetting:
-    """Return the world of a family, for one seed, with its first prompts.
+    """Return the setting of a family for one seed.
 
     All seeds have the same rules. Which of them a kind of task needs depends on the seed.
-    difficulty: more rules are needed, and wrong ones cost more, from 0 to 1.
-    n_prompts: 1, or 3 for a program of several prompts.
+    difficulty: from 0 to 1. With a larger one, tasks need more rules, and wrong rules cost more.
+    n_prompts: 1 or 3, how many prompts the agent has.
     """
     chance = random.Random(f"{family}/{seed}/{difficulty}")
     names = [rule.name for rule in RULES]

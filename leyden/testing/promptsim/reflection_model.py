@@ -1,9 +1,9 @@
 """A simulated model that improves prompts: it reads symptoms and writes clauses, sometimes wrong
 ones.
 
-It knows no optimiser. From a request it takes three things: the symptoms that are quoted anywhere,
-the current prompt, and the form in which the new prompt is wanted. To serve an optimiser with
-another form, add a pattern here.
+It knows no optimiser. It reads three things in a request: the symptoms that are quoted anywhere,
+the current prompt, and the form in which the new prompt is wanted. To serve an optimiser whose
+requests have another form, add a pattern here.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ class Skill:
     """How well the reflection model works: probabilities for one new prompt."""
 
     right: float = 0.9
-    """To write a clause for a symptom that it has read, rather than a distractor."""
+    """The probability that the new clause meets a symptom in the request. Otherwise it is a
+    distractor, which meets no rule."""
     drop: float = 0.05
-    """To lose a statement of the current prompt."""
+    """The probability that a statement of the current prompt is lost."""
     fluff: float = 0.1
-    """To add a sentence that only makes the prompt longer."""
+    """The probability that a sentence is added which only makes the prompt longer."""
 
 
 class ReflectionModel:
-    """Improves prompts of one world. seed: together with the request, decides every draw.
+    """A simulated model that criticises and rewrites the prompts of one world.
 
-    known: sentences of the first prompts, to find the current prompt in a request
+    seed: decides every draw, together with the request.
+    known: sentences of the initial prompts, to find the current prompt in a request
         without delimiters.
     """
 
@@ -78,8 +80,8 @@ class ReflectionModel:
         return "\n".join(["These complaints are the most frequent:", *lines]) if lines else "The runs show no cause."
 
     def current_prompt(self, text: str) -> str:
-        """Return the prompt in tags or fences; without them, all known sentences in order of
-        appearance.
+        """Return the prompt that a request quotes in tags or fences; without them, all known
+        sentences in order of appearance.
         """
         if quoted := _QUOTED.search(text):
             return quoted[2].strip()
@@ -104,7 +106,7 @@ class ReflectionModel:
         else:
             clause = chance.choice(_absent(DISTRACTORS, prompt))
         statements = [each for each in _STATEMENT.split(prompt) if each]
-        if len(statements) > 1 and chance.random() < self._skill.drop:
+        if len(statements) > 1 and chance.random() < self._skill.drop:  # the first one always stays
             del statements[chance.randrange(1, len(statements))]
             prompt = "\n".join(statements)
         fluff = [chance.choice(FLUFF)] if chance.random() < self._skill.fluff else []
@@ -112,8 +114,10 @@ class ReflectionModel:
 
 
 def _in_form(answer: str, text: str) -> str:
-    """Return the answer in the tags, fences or fields that the request asks for; plain if in
-    none.
+    """Return the answer in the tags, the fence or the field that the request asks for; unchanged if
+    it asks for none.
+
+    text: the request.
     """
     if tags := _TAGS.search(text):
         return f"<{tags[1]}>{answer}<{tags[2]}>"
@@ -125,7 +129,9 @@ def _in_form(answer: str, text: str) -> str:
 
 
 def _absent(sentences: Iterable[str], prompt: str) -> list[str]:
-    """Return the sentences that the prompt lacks; all if it lacks none."""
+    """Return the sentences that the prompt lacks. Return all if it lacks none, so that one can be
+    chosen.
+    """
     sentences = list(sentences)
     return [each for each in sentences if each not in prompt] or sentences
 

@@ -21,10 +21,10 @@ _MOST_RULES = 16
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """The best that any prompts can reach."""
+    """The best expected score that any prompts can have."""
 
     score: float
-    """The expected score."""
+    """The probability that a rollout succeeds."""
     stated: frozenset[str]
     """The rules that the best prompts state."""
     prompts: Mapping[str, str]
@@ -32,7 +32,7 @@ class Optimum:
 
 
 def expected_score(world: World, prompts: Mapping[str, str], kinds: Sequence[Kind]) -> float:
-    """Return the exact probability of success, over kinds of task by their weights.
+    """Return the exact probability that a rollout succeeds, weighted over kinds of task.
 
     Raise ConfigError unless there is a prompt for each component and no other.
     """
@@ -51,9 +51,9 @@ def check_prompts(world: World, prompts: Mapping[str, str]) -> None:
 
 
 def optimum(world: World, kinds: Sequence[Kind]) -> Optimum:
-    """Return the best of all sets of rules, each in as few words as state it.
+    """Return the best score of all sets of rules, each stated in as few words as possible.
 
-    The number of sets is 2 to the number of rules. Raise ConfigError for more than 16 rules.
+    It tries 2 ** n sets for n rules. Raise ConfigError for more than 16 rules.
     """
     check_number("the number of the world's rules", len(world.rules), at_most=_MOST_RULES)
     rules = {rule.name: rule for rule in world.rules}
@@ -72,6 +72,7 @@ def optimum(world: World, kinds: Sequence[Kind]) -> Optimum:
         if score > best_score + 1e-12:  # of equal sets, the first and smallest
             best_score, best = score, tuple(chosen for chosen, _ in choice)
     stated = frozenset(itertools.chain.from_iterable(best))
+    # Whole sentences, unless their length costs more than bare keywords.
     written = (
         {name: wording([rules[each] for each in chosen]) for name, chosen in zip(world.components, best, strict=True)}
         for wording in (_clauses, _keywords)
@@ -105,7 +106,7 @@ def _keywords(rules: Sequence[AnswerRule]) -> str:
 
 
 def _fewest_words(rules: Sequence[AnswerRule]) -> int:
-    """Return the number of words that any text with these rules has at least; no keyword
-    serves two groups.
+    """Return the smallest number of words that state these rules: one for each group of keywords,
+    and one negation for all rules that forbid.
     """
     return sum(len(rule.keywords) for rule in rules) + any(rule.forbids for rule in rules)

@@ -1,7 +1,7 @@
-"""`PromptSim`: prompt optimisation in a world whose truth is known.
+"""`PromptSim`: a simulated problem for prompt optimisers, whose best prompts are known.
 
-It joins a world, its task model, its reflection model and an agent. Each is a plain function of its
-arguments; `reply` and `fault` serve the same behaviour through `FakeUpstream`.
+It joins a world, its task model, its reflection model and an agent. `attempt` and `reflect` are
+plain functions; `reply` and `fault` serve the same behaviour through `FakeUpstream`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Prompts = str | PromptTemplate | Mapping[str, Any]
 """Texts or `PromptTemplate`s by component; for an agent with one prompt, also the prompt alone."""
 
 _HANG_SECONDS = 24 * 3600.0
-"""The delay of an answer that never comes, in a server that cannot wait for ever."""
+"""The delay of an answer that never comes: a server cannot wait for an infinite time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SimulatedRollout:
     reward: float
     """The reward that an optimiser sees: 0.0 if the rollout hangs, inverted if it is flipped."""
     seconds: float
-    """Simulated duration; infinite if the rollout hangs."""
+    """The simulated duration; infinite if the rollout hangs."""
 
 
 class PromptSim:
@@ -53,7 +53,7 @@ class PromptSim:
     difficulty: from 0 to 1. A larger one needs more rules for a task, shows fewer symptoms, and
         makes the reflection model worse.
     prompts: 1 or 3, how many prompts the agent has; None: 3 for "faulty_component", otherwise 1.
-    Raise ConfigError if one of them is not possible.
+    Raise ConfigError for any other value.
     """
 
     def __init__(
@@ -84,12 +84,13 @@ class PromptSim:
         self._reflection = ReflectionModel(self.world, setting.skill, self.name, known=known)
         self._optima = functools.cache(functools.partial(optimum, self.world))
 
-    # ---- what an optimiser is given --------------------------------------------------------------
+    # ---- input of an optimiser -------------------------------------------------------------------
 
     def tasks(self, count: int, *, start: int = 0) -> list[dict[str, Any]]:
-        """Return the tasks with the numbers from `start`.
+        """Return `count` tasks, numbered from `start`.
 
-        A task has the keys `world`, `number` and `text`.
+        A task has the keys `world`, `number` and `text`, and `flip_rate` if rewards are wrong at
+        times.
         """
         check_number("count", count, at_least=0, whole=True)
         check_number("start", start, at_least=0, whole=True)
@@ -101,14 +102,15 @@ class PromptSim:
 
     @property
     def initial_resources(self) -> NamedResources:
-        """Return the first prompts as a trainer takes them."""
+        """The initial prompts, for a trainer's `initial_resources`."""
         return {name: PromptTemplate(template=text) for name, text in self.initial_prompts.items()}
 
     @property
     def agent(self) -> LitAgent[Any]:
-        """Return the agent that works with this world's prompts.
+        """The agent that works with this world's prompts.
 
-        Raise ConfigError if the components of a setting of your own are those of neither agent.
+        Raise ConfigError if your own `PromptSetting` names its components otherwise than the
+        agents do.
         """
         agents = {frozenset({"prompt"}): one_prompt_agent, frozenset({"plan", "search", "write"}): three_prompts_agent}
         names = frozenset(self.world.components)
@@ -121,16 +123,18 @@ class PromptSim:
     # ---- the truth -------------------------------------------------------------------------------
 
     def expected_score(self, prompts: Prompts, *, at: int = 0) -> float:
-        """Return the exact probability that a rollout which finishes is solved.
+        """Return the exact probability that a rollout is solved if it does not hang.
 
-        at: the number of a task. In a world that drifts, it selects the time whose tasks are meant.
+        at: the number of a task, because a drifting world has other tasks later.
         Raise ConfigError unless there is a prompt for each component and no other.
         """
         return expected_score(self.world, self._texts(prompts), self.world.kinds_at(at))
 
     def expected_reward(self, prompts: Prompts, *, at: int = 0) -> float:
-        """Return the mean reward that an optimiser sees: with wrong rewards, and 0 for
-        rollouts that hang.
+        """Return the mean reward that an optimiser sees: some rewards are inverted, and a rollout
+        that hangs has 0.
+
+        at: the number of a task, because a drifting world has other tasks later.
         """
         score, flips = self.expected_score(prompts, at=at), self.behaviour.flip_rate
         return (1 - self.behaviour.hang_rate) * (score * (1 - flips) + (1 - score) * flips)
@@ -138,13 +142,15 @@ class PromptSim:
     def optimum(self, *, at: int = 0) -> Optimum:
         """Return the best expected score that any prompts can have, with prompts that have it.
 
-        at: the number of the task, because a drifting world needs other prompts later.
+        at: the number of a task, because a drifting world has other tasks later.
         """
         return self._optima(self.world.kinds_at(at))
 
     def normalised_score(self, prompts: Prompts, *, at: int = 0) -> float:
-        """Return the expected score on a scale on which the first prompts have 0 and the optimum
-        has 1.
+        """Return the expected score on a scale from 0, the score of the initial prompts, to 1, the
+        optimum. A worse prompt than the initial ones is below 0.
+
+        at: the number of a task, because a drifting world has other tasks later.
         """
         first = self.expected_score(self.initial_prompts, at=at)
         return (self.expected_score(prompts, at=at) - first) / (self.optimum(at=at).score - first)
@@ -152,7 +158,10 @@ class PromptSim:
     # ---- the models, as plain functions ----------------------------------------------------------
 
     def attempt(self, prompts: Prompts, task: Mapping[str, Any], *, replica: int = 0) -> SimulatedRollout:
-        """Return one rollout of the agent, without an agent. Equal arguments have equal results."""
+        """Simulate one rollout of the agent, without a server. Equal arguments have equal results.
+
+        replica: which of the repeated samples of these prompts and this task to return.
+        """
         texts = self._texts(prompts)
         calls = [TaskCall(name, texts[name].strip(), task["number"], replica) for name in self.world.components]
         seconds = math.fsum(self._tasks.seconds(call) for call in calls)
@@ -163,18 +172,20 @@ class PromptSim:
         return SimulatedRollout(answers, solved, grade(task, answers), seconds)
 
     def reflect(self, text: str, *, replica: int = 0) -> str:
-        """Return the reflection model's answer to any text: a critique or a new prompt, as the text
-        asks.
+        """Return the reflection model's answer to a request: a critique or a new prompt, whichever
+        it asks for.
+
+        replica: which of the repeated samples of this request to return.
         """
         return self._reflection.answer(text, replica=replica)
 
     # ---- the models, as functions of FakeUpstream ------------------------------------------------
 
     def reply(self, body: dict[str, Any]) -> str:
-        """Answer a chat as the task model if its last message is a ticket, otherwise as the
-        reflection model.
+        """Return the answer to a chat: the task model's if the last message begins or ends with a
+        ticket, otherwise the reflection model's.
 
-        The request's `seed` says which of the repeated samples of the prompt and task to return.
+        The request's `seed` says which of the repeated samples of the same request to return.
         """
         messages, replica = _messages(body), int(body.get("seed") or 0)
         call = read_call(self.world, messages, replica)
@@ -183,13 +194,16 @@ class PromptSim:
         return self.reflect("\n\n".join(message["content"] for message in messages), replica=replica)
 
     def fault(self, body: dict[str, Any]) -> Misbehaviour | None:
-        """Return the delay of the task model's answer, which may be a day; None for other
-        requests.
+        """Return the delay of the task model's answer, a day if it hangs. None for a request to the
+        reflection model.
         """
         call = read_call(self.world, _messages(body), int(body.get("seed") or 0))
         return None if call is None else Misbehaviour(delay_seconds=min(self._tasks.seconds(call), _HANG_SECONDS))
 
     def _texts(self, prompts: Prompts) -> dict[str, str]:
+        """Return the prompts' texts by component. Raise ConfigError unless there is one for
+        each.
+        """
         if isinstance(prompts, str | PromptTemplate):
             prompts = dict.fromkeys(self.world.components, prompts) if len(self.world.components) == 1 else {}
         texts = {name: each.template if isinstance(each, PromptTemplate) else each for name, each in prompts.items()}
@@ -198,7 +212,9 @@ class PromptSim:
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the texts of a request in the format of chat or of Anthropic's messages."""
+    """Return role and text of each message of a request to the chat API or to Anthropic's
+    messages.
+    """
     given: list[Any] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     return [
         {"role": str(message["role"]), "content": _text(message.get("content"))}

@@ -1,4 +1,5 @@
-"""The model that works on tickets: it succeeds by chance, and says why not.
+"""The simulated model that works on tickets. It succeeds by chance, and a failed answer may say
+which rule the prompt lacks.
 
 Every draw is a hash of the seed, the prompt's words, the ticket and the replica. So outcomes are
 the same in every process and in any order.
@@ -46,8 +47,9 @@ class TaskCall:
     component: str
     prompt: str
     number: int
-    """The ticket's."""
+    """The number of the ticket."""
     replica: int = 0
+    """Which of the repeated samples of the same prompt and ticket this is."""
 
 
 def ticket(number: int, kind: Kind) -> str:
@@ -56,17 +58,19 @@ def ticket(number: int, kind: Kind) -> str:
 
 
 def question(text: str, component: str, answers: Sequence[str] = ()) -> str:
-    """Return the request of an agent for one step of its work. answers: answers of the earlier
-    steps.
+    """Return the user message of an agent for one step of its work.
+
+    text: the ticket.
+    answers: answers of the earlier steps.
     """
     return "\n".join([text, f"Step: {component}", *answers])
 
 
 def read_call(world: World, messages: Sequence[Mapping[str, str]], replica: int) -> TaskCall | None:
-    """Return the call that a chat holds; None if it is not about one ticket.
+    """Return the call that a chat makes of the task model. None if its last user message neither
+    begins nor ends with a ticket, so that it is for the reflection model.
 
-    The last user message begins or ends with the ticket. What stands before the ticket there, and
-    all system messages, are the prompt.
+    The prompt is the text of all system messages and what stands before the ticket.
     """
     last = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
     found = _AT_START.match(last) or _AT_END.search(last)
@@ -88,7 +92,10 @@ def grade(task: Mapping[str, Any], answers: Sequence[str]) -> float:
 
 
 class TaskModel:
-    """Answers tickets of one world. seed: decides the tickets, and every draw."""
+    """A simulated model that answers the tickets of one world.
+
+    seed: decides the tickets and every draw.
+    """
 
     def __init__(self, world: World, behaviour: Behaviour, seed: str) -> None:
         self._world, self._behaviour, self._seed = world, behaviour, seed
@@ -105,9 +112,8 @@ class TaskModel:
         return kinds[-1]
 
     def answer(self, call: TaskCall) -> str:
-        """Return the answer: a solution, or a failure that may show a symptom.
-
-        Each has a reference of its own.
+        """Return the answer to a call: a solution, or a failure that may show the symptom of a rule
+        that the prompt lacks. It ends with a reference number that is drawn for the call.
         """
         kind, stated = self.kind(call.number), self._stated(call.component, call.prompt)
         [chance] = self._world.chances(call.component, stated, len(words_of(call.prompt)), [kind])
@@ -124,10 +130,11 @@ class TaskModel:
     def seconds(self, call: TaskCall) -> float:
         """Return how long the answer takes, lognormally distributed; infinite if it never comes."""
         behaviour = self._behaviour
+        # `hang_rate` is a share of rollouts, so only the first call of a rollout can hang.
         is_first = call.component == next(iter(self._world.components))
         if is_first and self._draw("hang", call) < behaviour.hang_rate:
             return math.inf
-        deviation = NormalDist().inv_cdf(max(self._draw("latency", call), 1e-12))
+        deviation = NormalDist().inv_cdf(max(self._draw("latency", call), 1e-12))  # 0 has no quantile
         return behaviour.median_seconds * math.exp(behaviour.sigma * deviation)
 
     def _draw(self, purpose: str, call: TaskCall) -> float:

@@ -1,7 +1,7 @@
 """The texts of `PromptSim`: twelve rules of a shop's support desk, and sentences that do nothing.
 
-A rule is recognised by its keywords, which no other rule and no symptom uses; `World` checks it. To
-add a rule, add an entry to `RULES`.
+A rule is recognised by its keywords, which no other rule and no symptom uses. `World` checks this.
+To add a rule, add an entry to `RULES`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from leyden.testing.promptsim.world import AnswerRule
 
 
 def _rule(name: str, symptom: str, keywords: str, *clauses: str, forbids: bool = False) -> AnswerRule:
-    """Return a rule. keywords: one word of each group, as in `greet greeting + name`."""
+    """Return a rule. keywords: groups of synonyms, separated by "+", as in
+    `greet greeting + name`.
+    """
     groups = tuple(tuple(group.split()) for group in keywords.split("+"))
     return AnswerRule(name=name, clauses=clauses, keywords=groups, symptom=symptom, forbids=forbids)
 

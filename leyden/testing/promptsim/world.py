@@ -1,8 +1,8 @@
 """The world of `PromptSim`: latent rules, the tasks that need them, and the chance that a prompt
 succeeds.
 
-Pure data and functions. A prompt is read as the set of rules that it states and its number of
-words; nothing else of it matters. The module knows no model, no agent and no vocabulary.
+Pure data and functions. Only two things in a prompt matter: the set of rules that it states and its
+number of words. The module knows no model, no agent and no vocabulary.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Kind:
     """Tasks that need the same rules."""
 
     cluster: str
+    """The subject that the ticket names, such as "delivery"; several kinds may share it."""
     needs: frozenset[str]
     weight: float = 1.0
     """The share of tasks, up to a common factor."""
@@ -112,9 +113,9 @@ class World:
     gain: float = 6.5
     """Added to the log-odds if all needed rules are stated, in proportion if some are."""
     free_words: int = 120
-    """The length of one prompt that costs nothing."""
+    """The number of words up to which the length of a prompt costs nothing."""
     word_cost: float = 0.03
-    """Taken from the log-odds for each further word."""
+    """Subtracted from the log-odds for each further word."""
 
     def __post_init__(self) -> None:
         names = {rule.name for rule in self.rules}
@@ -124,7 +125,7 @@ class World:
         if unknown := sorted((needed | paired | {*placed}) - names):
             raise ConfigError(f"the world has no rule {unknown[0]!r}; it has {', '.join(sorted(names))}")
         if sorted(placed) != sorted(names):
-            raise ConfigError("components must have each rule of the world once; add or remove rules there")
+            raise ConfigError("components must list each rule of the world exactly once")
         for pair in self.pairs:
             if not any({pair.first, pair.second} <= {*rules} for rules in self.components.values()):
                 raise ConfigError(f"the rules {pair.first!r} and {pair.second!r} of a pair must be in one component")
@@ -161,7 +162,8 @@ class World:
         return frozenset(rule.name for rule in rules if any(map(rule.is_meant_by, statements)))
 
     def unmet(self, component: str, stated: Collection[str], kind: Kind) -> list[str]:
-        """Return the rules that would have helped a failed answer, in the order of `rules`.
+        """Return the names of the rules that would have helped a failed answer, in the order of
+        `rules`.
 
         component: the prompt that the rules belong to.
         stated: the rules that this prompt states already.
@@ -172,10 +174,11 @@ class World:
         return [rule.name for rule in self.rules if rule.name in wanted and rule.name not in stated]
 
     def chances(self, component: str, stated: Collection[str], n_words: int, kinds: Sequence[Kind]) -> list[float]:
-        """Return the probability that one prompt succeeds, for each kind of task: a
-        logistic function.
+        """Return the probability that one prompt succeeds, for each kind of task: the logistic
+        function of its log-odds.
 
-        A component whose rules no task of a kind needs counts as having all of them.
+        n_words: the length of the prompt.
+        If a kind needs none of the component's rules, the prompt counts as stating all of them.
         """
         placed = self._placed[component]
         effects = sum(pair.effect(stated) for pair in self.pairs if pair.first in placed)
