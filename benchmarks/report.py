@@ -13,6 +13,7 @@ import importlib.util
 import json
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,7 +113,8 @@ def _rewrite(path: Path, names: Sequence[str], content: str) -> None:
 def shown(measured: Sequence[Row | Table]) -> str:
     """Return the Markdown of all rows in one table, followed by the tables."""
     rows = [row for row in measured if isinstance(row, Row)]
-    return table(rows) + "".join(f"\n{rendered(extra)}" for extra in measured if isinstance(extra, Table))
+    tables = [rendered(extra) for extra in measured if isinstance(extra, Table)]
+    return "\n".join([table(rows), *tables] if rows else tables)
 
 
 def table(rows: list[Row]) -> str:
@@ -121,7 +123,7 @@ def table(rows: list[Row]) -> str:
 
 def rendered(table: Table) -> str:
     lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return f"{table.title}\n\n" + "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+    return f"{textwrap.fill(table.title, 100)}\n\n" + "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
 def line(row: Row) -> str:

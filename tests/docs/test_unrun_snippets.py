@@ -75,12 +75,14 @@ def errors(pages: Mapping[str, Path], directory: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # pyright reads every page's imports
 def test_skipped_blocks_name_only_what_exists(tmp_path: Path) -> None:
     pages = {re.sub(r"\W", "_", str(path)): ROOT / path for path in documents()}
     assert errors(pages, tmp_path) == []
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # pyright reads every page's imports
 def test_what_does_not_exist_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     block = "```python\nimport leyden as ly\nly.Trainers()\nly.Trainer(models=1)\nawait agent(task)\n```\n"
