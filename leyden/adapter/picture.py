@@ -79,11 +79,13 @@ class _Clock:
         self.seconds = max(moments, default=0.0) - self.start
 
     def x(self, moment: float) -> float:
+        """Return the position of a time, in px from the left."""
         share = (moment - self.start) / self.seconds if self.seconds > 0 else 0.0
         return _BARS + share * (_BARS_END - _BARS)
 
 
 def _heading(clock: _Clock, height: int) -> list[str]:
+    """Return the SVG lines of the time axis: five grid lines with their times."""
     lines: list[str] = []
     for quarter in range(5):
         x = _BARS + quarter / 4 * (_BARS_END - _BARS)
@@ -160,6 +162,9 @@ def _bar(span: Span, colour: str, y: int, clock: _Clock, *, hollow: bool) -> lis
 
 
 def _legend(kinds: Sequence[str], y: int) -> list[str]:
+    """Return the SVG lines of the legend: a dot and a name for each kind. y: the text's
+    baseline.
+    """
     lines: list[str] = []
     x = _LEFT
     for kind in kinds:
@@ -172,6 +177,7 @@ def _legend(kinds: Sequence[str], y: int) -> list[str]:
 
 
 def _kind(span: Span) -> str:
+    """Return the kind of a step, a key of `_KINDS`."""
     if span.name == semconv.VIRTUAL:
         return "virtual"
     if is_reward(span):

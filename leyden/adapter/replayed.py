@@ -44,6 +44,7 @@ def divergence(spans: Sequence[Span]) -> str | None:
 
 
 def _call(span: Span) -> ReplayedCall:
+    """Return the call that a span of the gateway records."""
     attributes = span.attributes
     index = attributes[semconv.CALL_INDEX]
     assert isinstance(index, int), "the gateway numbers calls"

@@ -81,7 +81,7 @@ class TokenGraph:
         Comparing a known token costs about 15 ns. The other tokens become new nodes.
         """
         prompt_ids, response = call.prompt.token_ids, call.response
-        node, n_known = self._find(prompt_ids, *self._named(call))
+        node, n_known = self._find(prompt_ids, *self._search_start(call))
         if new := prompt_ids[n_known:]:
             node = _below(node, TokenNode(node, new, [0] * len(new), [0.0] * len(new)))
         mask = response.loss_mask or [1] * len(response.token_ids)
@@ -166,14 +166,14 @@ class TokenGraph:
             low, high = trajectory.policy_versions or (versions[0], versions[0])
             trajectory.policy_versions = (min(low, *versions), max(high, *versions))
 
-    def _named(self, call: Triplet) -> tuple[TokenNode, int]:
+    def _search_start(self, call: Triplet) -> tuple[TokenNode, int]:
         """Return the node from which to search a call's prompt, and how many ids lead to its end.
 
         It is the last node that lies completely within `known_prefix` of the call that the metadata
         names. It is the root if the metadata is missing or wrong, or if `_longest` might prefer
         equal ids on another path.
         """
-        nothing = self.root, 0
+        from_root = self.root, 0
         span_id, length = call.metadata.get("goes_on_from"), call.metadata.get("known_prefix")
         if (
             self._is_ambiguous
@@ -181,15 +181,15 @@ class TokenGraph:
             or not isinstance(length, int)
             or span_id not in self._ends
         ):
-            return nothing
+            return from_root
         node, earlier = self._ends[span_id]
-        ids, asked, answered = call.prompt.token_ids, earlier.prompt.token_ids, earlier.response.token_ids
-        if not 0 < length <= min(len(ids), len(asked) + len(answered)):
-            return nothing
-        in_prompt = min(length, len(asked))
-        if ids[:in_prompt] != asked[:in_prompt] or ids[in_prompt:length] != answered[: length - in_prompt]:
-            return nothing
-        depth = len(asked) + len(answered)
+        ids, prompt_ids, response_ids = call.prompt.token_ids, earlier.prompt.token_ids, earlier.response.token_ids
+        if not 0 < length <= min(len(ids), len(prompt_ids) + len(response_ids)):
+            return from_root
+        in_prompt = min(length, len(prompt_ids))
+        if ids[:in_prompt] != prompt_ids[:in_prompt] or ids[in_prompt:length] != response_ids[: length - in_prompt]:
+            return from_root
+        depth = len(prompt_ids) + len(response_ids)
         while depth > length and node.parent is not None:
             depth -= len(node.token_ids)
             node = node.parent

@@ -54,6 +54,7 @@ class _Counts:
     """Why rollouts failed."""
 
     def add(self, rollout: Rollout, reward: float | None) -> None:
+        """Count a finished rollout."""
         self.rollouts += 1
         if rollout.status != "succeeded":
             self.failed += 1
@@ -62,11 +63,13 @@ class _Counts:
             self.rewards.append(reward)
 
     def metrics(self) -> Metrics:
+        """Return the counts, and the mean reward if there is one."""
         mean = {"reward": sum(self.rewards) / len(self.rewards)} if self.rewards else {}
         return {**mean, "rollouts": self.rollouts, "failed": self.failed}
 
 
 def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
+    """Log a line about an epoch under way. epoch: its number, from 0."""
     rewards = [reward for each in counts.values() for reward in each.rewards]
     mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
     mean += f" of {len(rewards)}" if 0 < len(rewards) < finished else ""

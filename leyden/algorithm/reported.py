@@ -58,6 +58,7 @@ class ReportedVersion:
         return [each for each in await self._store.query_workers() if health_of(each, now) == "healthy"]
 
     def _warn(self, versions: tuple[str, ...]) -> None:
+        """Log once that the workers run these versions of the agent."""
         if versions not in self._warned:
             self._warned.add(versions)
             logger.warning(

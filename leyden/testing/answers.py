@@ -136,6 +136,7 @@ class _OpenAIAnswer:
         return [*events, b"data: [DONE]\n\n"]
 
     def _message(self) -> Json:
+        """Return the assistant's message of a chat."""
         call = self._call
         message: Json = {"role": "assistant", "content": call.text if call.text or not call.calls else None}
         if call.reasoning:
@@ -299,6 +300,9 @@ class _MessagesAnswer:
         return [*signed, {"type": "content_block_stop", "index": index}]
 
     def _message(self, content: list[Json], stop_reason: str | None, n_response: int) -> Json:
+        """Return Anthropic's message object. n_response: the output tokens that its usage
+        reports.
+        """
         call = self._call
         usage = {"input_tokens": len(call.prompt_ids), "output_tokens": n_response}
         head = {"id": call.response_id, "type": "message", "role": "assistant", "model": call.request["model"]}
@@ -322,6 +326,7 @@ def _block(piece: Piece) -> Json:
 
 
 def _block_delta(piece: Piece) -> Json:
+    """Return the delta of a content block for a piece."""
     if piece.kind == "arguments":
         return {"type": "input_json_delta", "partial_json": piece.text}
     if piece.kind == "reasoning":

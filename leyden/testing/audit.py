@@ -111,6 +111,7 @@ def _of_attempt(attempt: Attempt, number: int, rollout: Rollout, spans: Sequence
 
 
 def _of_run(run: RunRecord) -> Iterator[str]:
+    """Yield the faults of a run's record."""
     if (run.status in FINAL_RUN_STATUSES) != (run.end_time is not None):
         yield f"it is {run.status!r} and its end_time is {run.end_time}"
     if run.end_time is not None and run.end_time < run.start_time:
@@ -118,6 +119,7 @@ def _of_run(run: RunRecord) -> Iterator[str]:
 
 
 def _of_worker(worker: Worker, attempts: dict[tuple[str, str], Attempt]) -> Iterator[str]:
+    """Yield the faults of a worker. attempts: all attempts by the ids of rollout and attempt."""
     if (worker.status == "busy") != (worker.current_attempt_id is not None):
         yield f"it is {worker.status!r} with {worker.current_attempt_id!r}"
     if worker.current_attempt_id is None or worker.current_rollout_id is None:

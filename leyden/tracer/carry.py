@@ -54,6 +54,7 @@ def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[t
     """
 
     def start(self: threading.Thread) -> None:
+        """Start the thread. If a trace is open, its `run` is called in a copy of this context."""
         if CURRENT.get() is not None:
             context, run = contextvars.copy_context(), self.run
 
@@ -73,6 +74,7 @@ def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Futu
     """
 
     def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit a call. If a trace is open, it runs in a copy of this context."""
         if CURRENT.get() is None:
             return original(self, fn, *args, **kwargs)
         context = contextvars.copy_context()
@@ -112,6 +114,7 @@ def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
     """Return a `Process.start` whose child continues the current trace, if there is one."""
 
     def start(self: multiprocessing.process.BaseProcess) -> None:
+        """Start the process. If a trace is open, its `run` is called within the trace."""
         trace = CURRENT.get()
         if trace is None:
             return original(self)
@@ -131,6 +134,7 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
     """
 
     def submit(self: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit a call. If a trace is open, the worker runs it within the trace."""
         trace = CURRENT.get()
         if trace is None:
             return original(self, fn, *args, **kwargs)
@@ -159,6 +163,7 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def apply(self: multiprocessing.pool.Pool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `original`. If a trace is open, workers run `func` within it."""
         trace = CURRENT.get()
         if trace is None:
             return original(self, func, *args, **kwargs)
@@ -178,6 +183,7 @@ def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
     """
 
     def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
+        """Start the program. If a trace is open, it gets the trace's environment variables."""
         trace = CURRENT.get()
         if trace is not None:
             if len(args) > _ENV_POSITION:
@@ -195,6 +201,7 @@ def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def spawn(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Start the program. If a trace is open, it gets the trace's environment variables."""
         trace = CURRENT.get()
         if trace is not None:
             kwargs["env"] = _merged(trace, kwargs.get("env"))

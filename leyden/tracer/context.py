@@ -94,6 +94,7 @@ class TraceContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Close the trace, and block until its spans are delivered."""
         outbox = self._close().outbox
         if outbox is not None:
             try:
@@ -104,6 +105,7 @@ class TraceContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Close the trace, and wait until its spans are delivered."""
         outbox = self._close().outbox
         if outbox is not None:
             try:

@@ -97,10 +97,14 @@ class Receiver:
                 self.trace.add(span)
 
     async def _take_otlp(self, body: bytes, headers: RequestHeaders) -> HttpReply:
+        """Add the spans of an OTLP request."""
         answer = await receive(self, body, headers.get(b"content-type", b"").decode("latin-1"))
         return HttpReply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
 
     async def _take_spans(self, body: bytes, headers: RequestHeaders) -> HttpReply:
+        """Add a request's spans, in Leyden's JSON. Raise Refusal for a malformed body, and for a
+        span of another attempt.
+        """
         try:
             await self.add_many_spans(_SPANS.validate_json(body))
         except ValidationError as error:
@@ -145,6 +149,7 @@ class _ReceiverServer:
             thread.stop()
 
     async def __call__(self, scope: Scope, read: Receive, send: Send) -> None:
+        """Respond to one HTTP request, as an ASGI application does."""
         try:
             reply = await self._reply(scope, read)
         except ClientGone:

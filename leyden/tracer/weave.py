@@ -90,7 +90,8 @@ def _import_quietly(module: str) -> Any:
 
 
 def _set_client(context: Any, client: Any) -> None:
-    context.set_weave_client_global(None)  # it takes another one only in the place of none
+    """Make a client Weave's current one."""
+    context.set_weave_client_global(None)  # Weave refuses a client while it has another one
     context.set_weave_client_global(client)
 
 

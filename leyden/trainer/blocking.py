@@ -66,6 +66,7 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _loop_runs_here() -> bool:
+    """Return whether an event loop is running in this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -84,6 +85,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
     loop, task, terminated = asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task()), False
 
     def terminate(number: int, frame: object) -> None:
+        """Cancel the task at the first SIGTERM; at the second, interrupt whatever runs."""
         nonlocal terminated
         if terminated:
             raise KeyboardInterrupt

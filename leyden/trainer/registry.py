@@ -87,6 +87,7 @@ def registered_components(kind: str) -> dict[str, Component]:
 
 
 def _registry(kind: str) -> dict[str, Component]:
+    """Return the registry of a kind of component. Raise ConfigError for an unknown kind."""
     if kind not in _REGISTRIES:
         raise ConfigError(f"{kind!r} is no kind of component; possible: {', '.join(_REGISTRIES)}")
     return _REGISTRIES[kind]

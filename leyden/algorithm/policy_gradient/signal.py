@@ -182,10 +182,12 @@ class SignalWatch:
         return None
 
     def _warning(self, step: int, symptom: _Symptom, answers: Answers) -> str:
+        """Return the warning of a symptom that the steps up to `step` have shown."""
         steps = f"step {step}" if step == self._first_step else f"steps {self._first_step} to {step}"
         return f"{steps}: {symptom.description}. Usual causes: {', '.join(symptom.causes)}.{_shown(answers)}"
 
     def _unmoved(self, answers: Answers) -> str:
+        """Return the warning that the reward has not moved."""
         first, second = _halves(self._rewards)
         return (
             f"the reward has not moved in {len(self._rewards):,} steps: {figure(_mean(first), 3)} in the first half, "

@@ -37,6 +37,7 @@ Start runners in other processes: LitAgentRunner on LightningStoreClient("http:/
 
 
 def _arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m leyden.algorithm.verl",
         description="Train with verl, and serve the store and the gateway that runners connect to.",

@@ -126,6 +126,7 @@ class BatchInParts(ABC):
         self._tasks, self.made = (), None
 
     def _result(self, mode: RolloutMode) -> RolloutBatch:
+        """Return the finished batch. Raise ConfigError if there is none of this mode."""
         if self.made is None or self._batch_mode != mode:
             raise ConfigError(
                 f"the daemon has no finished batch of {mode!r}; call set_up_data_and_server and run_until_all_finished"

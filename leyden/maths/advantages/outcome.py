@@ -137,8 +137,6 @@ def reinforce_pp(rollouts: Sequence[RolloutRewards], constants: ReinforcePPAdvan
     A_i = (x_i - mean(x)) / sqrt(var(x) + epsilon) over the whole step, where x is the reward, or
     the reward less the mean of its group. The paper's penalty for leaving the reference policy is
     part of the reward here.
-
-    Raise ConfigError unless the step has more than `ddof` rollouts.
     """
     rewards_R = [rollout.reward for rollout in rollouts]
     values_R = _by_group(rollouts, centred) if constants.group_baseline else rewards_R

@@ -72,8 +72,8 @@ class _Draft:
         constants: arguments of `World`.
         """
         one = len(self.components) == 1
+        # Each of three prompts is easier to write, because all three must succeed.
         scale = {"free_words": 120} if one else {"free_words": 50, "base": -1.5, "gain": 5.0}
-        # With three prompts, each is easier, because all three must succeed.
         options: dict[str, Any] = {**scale, **constants}
         world = World(rules=RULES, kinds=kinds, components=self.components, **options)
         hard = self.difficulty

@@ -109,7 +109,7 @@ class TaskModel:
             left -= kind.weight
             if left < 0:
                 return kind
-        return kinds[-1]
+        return kinds[-1]  # rounding left a rest
 
     def answer(self, call: TaskCall) -> str:
         """Return the answer to a call: a solution, or a failure that may show the symptom of a rule
