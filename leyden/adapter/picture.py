@@ -40,7 +40,7 @@ _KINDS = {
 _WIDTH, _ROW, _TOP, _BOTTOM = 960, 26, 44, 40
 _LEFT, _INDENT = 20, 18
 _BARS, _BARS_END = 560, 850
-"""Where time bars begin and end, from the left."""
+"""The left and the right end of the area for time bars."""
 _CHARACTER = 6.9
 """About the width of a character of 13 px, in px."""
 

@@ -39,8 +39,8 @@ _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "ms
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a reply function of `FakeUpstream` returns if a plain text is not enough: text,
-    reasoning and tool calls, all optional.
+    """A reply of `FakeUpstream` with text, reasoning and tool calls, all optional. Its reply
+    function returns one if a plain text is not enough.
 
     `Reply(calls=(ToolCall("get_weather", '{"city": "Paris"}'),))` calls a tool. The server writes
     it in the form of the API that was requested.

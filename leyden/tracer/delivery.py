@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _FLUSH_SECONDS = 0.2
 """How long a span waits for others."""
 _FLUSH_SPANS = 64
-"""So many spans are sent at once."""
+"""When so many spans are pending, they are sent without waiting."""
 _MOST_SPANS = 5000
 """The most spans of one request.
 

@@ -35,7 +35,7 @@ the one before, share a row. "transition": each call is a row, whose prompt repe
 before it."""
 
 Overlong = Literal["drop", "cut"]
-"""What happens to a row whose response is too long. "drop": it is dropped. "cut": the response's
+"""The treatment of a row whose response is too long. "drop": it is dropped. "cut": the response's
 end is cut off, which changes nothing for the tokens before. A row whose prompt is too long is
 always dropped, because with a shorter prompt the response would have other log-probabilities."""
 

@@ -41,7 +41,7 @@ class PromptSetting:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What every family starts from. A *place* is an index into `names`."""
+    """The starting point of every family. A *place* is an index into `names`."""
 
     names: Sequence[str]
     """The rules' names, shuffled."""

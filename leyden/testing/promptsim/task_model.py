@@ -49,7 +49,7 @@ class TaskCall:
     number: int
     """The number of the ticket."""
     replica: int = 0
-    """Which of the repeated samples of the same prompt and ticket this is."""
+    """The number of the sample, if the same prompt and ticket are sampled repeatedly."""
 
 
 def ticket(number: int, kind: Kind) -> str:
