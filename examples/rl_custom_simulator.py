@@ -1,4 +1,6 @@
-"""A simulator of one's own, and a policy that learns to run it: keep a room near 20 degrees with a heater of three settings.
+"""A simulator of one's own, and a policy that learns to run it.
+
+It keeps a room near 20 degrees with a heater of three settings.
 
 python examples/rl_custom_simulator.py
 """

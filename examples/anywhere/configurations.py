@@ -1,9 +1,9 @@
 """The four recommended configurations, each with the same agent.
 
-python examples/anywhere/configurations.py development   # try the agent: nothing is trained, nothing is kept
+python examples/anywhere/configurations.py development   # try the agent; nothing is kept
 python examples/anywhere/configurations.py small         # train, four runners in this process
 python examples/anywhere/configurations.py large         # train, eight runner processes
-python examples/anywhere/configurations.py machines      # train, sixteen on each machine (LEYDEN_CURRENT_ROLE)
+python examples/anywhere/configurations.py machines      # train, sixteen on each machine
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ MAX_LENGTH = 1024
 VOCABULARY = 640
 
 RIGHT_CITY = 0.35
-"""How often the assistant's call names the city of the question; otherwise it names any city of the list."""
+"""How often the assistant's call names the city of the question; otherwise it names any city."""
 NO_CALL, BAD_JSON = 0.08, 0.05
 """How often the assistant calls nothing, and how often its call cannot be parsed."""
 IGNORES_RESULT = 0.1
@@ -137,7 +137,7 @@ class Renderer:
 
 
 def exchanges(rng: random.Random, renderer: Renderer) -> Iterator[list[tuple[str, str]]]:
-    """Conversations of the careless assistant without end, each as pairs of a whole prompt and a reply."""
+    """Yield conversations of the careless assistant without end, as pairs of a prompt and a reply."""
     while True:
         city = rng.choice(CITIES)
         tools, messages = [get_weather_tool(rng)], question(rng, city)
@@ -173,7 +173,7 @@ async def train(
 
 
 def build_tokenizer(texts: Sequence[str]) -> Qwen2Tokenizer:
-    """Qwen2's byte-level BPE with merges learnt from `texts`; the tags of calls and results are tokens."""
+    """Return Qwen2's byte-level BPE with merges learnt from `texts`; tags of calls are tokens."""
     empty = Qwen2Tokenizer(unk_token=PAD, pad_token=PAD, eos_token=END)
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = empty.backend_tokenizer.normalizer

@@ -2,10 +2,10 @@
 
     python examples/learning_app/app.py [--visitors N] [--rate N] [--seed N] [--promotions N] [--port N] [--stay]
 
-Simulated visitors open tickets and press a thumb. `ContinualLearning` improves the prompt meanwhile,
-tries the new one on half of the visitors, and promotes it or rolls it back. The page whose address is
-printed first shows it. It needs the package `openai` and no key: the model is simulated (`PromptSim`), so
-the true share of solved tickets is known for each prompt.
+Simulated visitors open tickets and press a thumb. `ContinualLearning` improves the prompt
+meanwhile, tries the new one on half of the visitors, and promotes it or rolls it back. The page
+whose address is printed first shows it. It needs the package `openai` and no key: the model is
+simulated (`PromptSim`), so the true share of solved tickets is known for each prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Draw the curve of one or more runs: `python examples/reasoning_gym/curve.py RUN [RUN ...] --out curve.png`."""
+"""Draw the curve of one or more runs.
+
+python examples/reasoning_gym/curve.py RUN [RUN ...] --out curve.png
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from leyden.demo.make_weights import build_model as demo_model
 from leyden.types import TokenRecord
 
 INATTENTION, MISUNDERSTOOD = 0.6, 0.65
-"""How often a minus is read as a plus, and the share of the other questions that are misunderstood."""
+"""How often a minus is read as a plus, and the share of other questions that are misunderstood."""
 
 
 def add_up(task: Task, rng: random.Random) -> str:

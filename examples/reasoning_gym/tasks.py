@@ -51,7 +51,9 @@ KINDS = {
 }
 
 TRAIN_SIZE = 5000
-"""About 2,850 different questions of chain_sum's 4,000, 3,500 of spell_backward's 5,500, 4,600 of rotate_matrix's 30,000."""
+"""About 2,850 different questions of chain_sum's 4,000, 3,500 of spell_backward's 5,500, 4,600 of
+rotate_matrix's 30,000.
+"""
 TRAIN_SEED, HELD_OUT_SEED = 0, 1_000_000
 
 

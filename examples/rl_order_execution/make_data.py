@@ -19,7 +19,7 @@ DAYS, LAST_TRAINING_YEAR = 10, 2012
 
 
 def known_before(close: np.ndarray, volume: np.ndarray) -> dict[str, np.ndarray]:
-    """Features, (days,), each of the days before: 0 where there are too few."""
+    """Return features of shape (days,), computed from the days before; 0 where there are too few."""
     n = len(close)
     features = {name: np.zeros(n) for name in ("return_1", "return_5", "above_mean_20", "volatility_20", "volume_20")}
     for day in range(21, n):

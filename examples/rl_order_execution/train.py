@@ -38,7 +38,7 @@ PARTS = (0.0, 0.1, 0.25, 0.5, 1.0)
 
 
 class Known(StateInterpreter):
-    """What is known before a day's trading: the direction, days and position left, the market's features."""
+    """The state before a day's trading: direction, days and position left, the market's features."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (4 + len(FEATURES),), np.float32)
 
@@ -67,7 +67,7 @@ class BuyFirstSellLast:
 
 
 def advantage(rows: list[float]) -> tuple[float, float]:
-    """Mean and standard error over windows; the orders of one window are neighbours."""
+    """Return mean and standard error over windows; the orders of one window are neighbours."""
     windows = np.array(rows).reshape(-1, 2).mean(axis=1)
     return float(windows.mean()), float(windows.std(ddof=1) / len(windows) ** 0.5)
 

@@ -1,7 +1,7 @@
 """The agent of every machine: it reads a sum aloud in the words of a prompt.
 
-Its reward is the share of three numbers (both summands and the sum) that the text has. It stands for
-a program that thinks for a while, and knows nothing of the store.
+Its reward is the share of three numbers (both summands and the sum) that the text has. It stands
+for a program that thinks for a while, and knows nothing of the store.
 """
 
 from __future__ import annotations

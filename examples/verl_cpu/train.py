@@ -1,4 +1,4 @@
-"""Train the demo's policy with verl's trainer on CPUs: a check of an installation, and a first run without a GPU."""
+"""Train the demo's policy with verl's trainer on CPUs, to check an installation without a GPU."""
 
 from __future__ import annotations
 
