@@ -1,5 +1,5 @@
-"""Describe a rollout as text for a person: its steps, its conversation, its rewards and the tokens
-to train on.
+"""Describe a rollout as text for a person: its steps, its conversation, its rewards and its
+tokens.
 
 `leyden show RUN ROLLOUT` prints it. The module knows spans, no store and no terminal.
 """
@@ -7,7 +7,9 @@ to train on.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from leyden import semconv
 from leyden.adapter.attributes import Json, as_dict, as_list
@@ -20,7 +22,12 @@ from leyden.types import Span, get_rewards_from_span
 
 _INDENT = "  "
 _STACK_LINES = 8
-"""How many lines of a stack trace are shown if texts are cut."""
+"""How many of the last lines of a stack trace are shown if texts are cut."""
+_FRAME = re.compile(r'\s*File "')
+_LIBRARY = re.compile(
+    rf"site-packages|dist-packages|[/\\]lib[/\\]python\d|\"<|{re.escape(str(Path(__file__).parent.parent))}[/\\]"
+)
+"""Frames of installed packages, of Python itself and of Leyden."""
 
 
 def step_lines(spans: Sequence[Span]) -> list[str]:
@@ -29,11 +36,11 @@ def step_lines(spans: Sequence[Span]) -> list[str]:
 
 
 def token_lines(spans: Sequence[Span]) -> list[str]:
-    """Return a line for each trajectory of an attempt, such as `to train on: 499 tokens, 83 of them
+    """Return a line for each trajectory of an attempt, such as `recorded: 499 tokens, 83 of them
     the model's`.
     """
     return [
-        f"to train on: {len(trajectory.token_ids):,} tokens, {trajectory.n_trained:,} of them the model's"
+        f"recorded: {len(trajectory.token_ids):,} tokens, {trajectory.n_trained:,} of them the model's"
         for trajectory in TraceToTrajectory().adapt(spans)
     ]
 
@@ -58,7 +65,8 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
         if span.status.status_code == "ERROR":
             lines += _indented(f"failed: {span.status.description or 'no reason was recorded'}", indent, max_characters)
         if stacktrace := str(span.attributes.get(semconv.EXCEPTION_STACKTRACE, "")):
-            lines += _indented(_last_lines(stacktrace, None if max_characters is None else _STACK_LINES), indent, None)
+            shown_trace = stacktrace.rstrip() if max_characters is None else _excerpt(stacktrace)
+            lines += _indented(shown_trace, indent, None)
         if span.name == semconv.MESSAGE:
             lines += _indented(str(span.attributes.get(semconv.MESSAGE_BODY, "")), indent, max_characters)
         if call is not None and number is not None:
@@ -141,12 +149,23 @@ def _message_text(message: Json) -> str:
     return f"{role}: {text}".rstrip() + calls
 
 
-def _last_lines(text: str, n: int | None) -> str:
-    """Return the last `n` lines of a text, with a line above that counts the others; None: all."""
-    lines = text.rstrip().splitlines()
-    if n is None or len(lines) <= n:
+def _excerpt(stacktrace: str) -> str:
+    """Return the last lines of a stack trace, and before them the last frame of the user's own
+    code.
+
+    Many errors are raised deep in a library; the line that the user can change stands far above.
+    """
+    lines = stacktrace.rstrip().splitlines()
+    start = len(lines) - _STACK_LINES
+    if start <= 0:
         return "\n".join(lines)
-    return "\n".join([f"... ({len(lines) - n} earlier lines)", *lines[-n:]])
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    own = max((number for number in frames if not _LIBRARY.search(lines[number])), default=start)
+    if own >= start:
+        return "\n".join([f"... ({start} earlier lines)", *lines[start:]])
+    end = min(number for number in (*frames, start) if number > own)  # a frame ends where the next begins
+    between = [f"... ({start - end} lines of libraries)"] if end < start else []
+    return "\n".join([f"... ({own} earlier lines)", *lines[own:end], *between, *lines[start:]])
 
 
 def _indented(text: str, indent: str, max_characters: int | None) -> list[str]:

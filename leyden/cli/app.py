@@ -89,14 +89,14 @@ def common(
 ) -> None:
     """Handle the options that stand before the command."""
     if log_level is not None:
-        os.environ["LEYDEN_LOG"] = log_level  # `setup_logging` reads it here and in child processes
+        os.environ["LEYDEN_LOG"] = log_level  # `setup_logging` reads it, also in child processes
 
 
 def main() -> None:
     """Run the command line.
 
-    Exit code 2: the arguments are wrong. 1: an error that Leyden foresees, shown without a
-    traceback. 130: Ctrl-C. Every error message begins with the error.
+    Exit code 2: the arguments are wrong. 1: a `LeydenError`, shown without a traceback, or a
+    command that found a failure. 130: Ctrl-C. Other errors are raised with their traceback.
     """
     try:
         code = app(standalone_mode=False, prog_name="leyden")
@@ -111,7 +111,7 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-# typer's versions have this class in different places
+# click's UsageError, found through a subclass because versions of typer keep it in different places
 _USAGE_ERRORS: Any = typer.BadParameter.__base__
 
 
@@ -120,6 +120,9 @@ def _show_error(message: str) -> None:
 
 
 def _show_usage_error(error: Any) -> None:
+    """Print a usage error and how the command is used; for a command without
+    arguments, its help.
+    """
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.format_message(), err=True)
         return
@@ -130,7 +133,10 @@ def _show_usage_error(error: Any) -> None:
 
 
 def _sentence(error: Any) -> str:
-    """Return a usage error's message as a sentence in Leyden's form, with the nearest option."""
+    """Return a usage error's message in lower case, with the value that was refused.
+
+    For an unknown option, name the nearest option, or say that it belongs before the command.
+    """
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []
@@ -140,6 +146,6 @@ def _sentence(error: Any) -> str:
         possible = f"did you mean {nearest[0]!r}?" if nearest else f"possible: {', '.join(sorted(known))}"
         return f"there is no option {option!r}; {possible}"
     message: str = error.format_message().strip().replace("Value error, ", "").removesuffix(".")
-    refused = getattr(error.__cause__, "errors", list[Any])()  # pydantic's, which typer turned into this error
+    refused = getattr(error.__cause__, "errors", list[Any])()  # the cause may be pydantic's ValidationError
     given = f", got {refused[0]['input']!r}" if refused and "input" in refused[0] else ""
     return f"{message[:1].lower()}{message[1:]}{given}"

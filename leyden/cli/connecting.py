@@ -1,6 +1,6 @@
-"""Report which servers a command is connected to, and which of them do not answer.
+"""Wait for the servers that a command needs, and report which of them do not answer.
 
-A check opens a TCP or Unix connection and nothing more. The first report comes within 2 seconds,
+A check opens a TCP or Unix connection and sends nothing. The first report comes within 2 seconds,
 because a single try takes `_TRY_SECONDS` at most.
 """
 
@@ -26,12 +26,12 @@ _PORTS = {"http": 80, "https": 443}
 
 
 async def connect(what: str, url: str, *, wait_seconds: float | None = None, meanwhile: str = "waiting") -> None:
-    """Return when the server at `url` accepts connections, and report on standard error until then.
+    """Wait until the server at `url` accepts connections, and report on standard error.
 
     what: the server in words, such as "the store at http://127.0.0.1:4747".
     wait_seconds: raise StoreError if the server does not answer for this many seconds; None waits
         for ever.
-    meanwhile: what the command does until the server answers.
+    meanwhile: what happens until the server answers, for the report.
     """
     started, pause, reported = time.monotonic(), _FIRST_PAUSE_SECONDS, ""
     while (trouble := await _trouble_with(url)) is not None:
@@ -49,7 +49,10 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
 
 
 async def answer_of(what: str, question: Awaitable[T]) -> T:
-    """Await a call to a server and return its result. Report a wait of more than 2 seconds."""
+    """Await a call to a server and return its result. Report on standard error if it takes long.
+
+    what: the server in words.
+    """
     asking = asyncio.ensure_future(question)
     try:
         if not (await asyncio.wait({asking}, timeout=_TRY_SECONDS))[0]:

@@ -111,9 +111,10 @@ def demo(
 def _train_and_show(
     console: Console, directory: Path, *, resume: bool, chosen: dict[str, Any], json_file: Path | None
 ) -> None:
-    """Train, then show the figures and a game from before and after.
+    """Train, then print two games, one from before and one from after training, and the results.
 
-    The imports take seconds, so they come after the first lines.
+    The imports take seconds, so they happen here, after the first lines were printed.
+    chosen: the options that the user gave, for `DemoOptions`.
     """
     import asyncio
 
@@ -131,7 +132,7 @@ def _train_and_show(
         start_run,
     )
     from leyden.runs.chart import sparkline
-    from leyden.runs.display import commands
+    from leyden.runs.display import show_command
     from leyden.utils.figures import duration
 
     if not resume:
@@ -142,8 +143,7 @@ def _train_and_show(
     try:
         result, summary = run_demo(directory)
     except RunInterrupted:
-        # said here: the command line's library turns every KeyboardInterrupt into an exit without a
-        # word
+        # RunInterrupted is a KeyboardInterrupt; typer would end the process without a message
         Console(stderr=True).print(
             f"\nstopped; what the run had finished is kept. {how_to_go_on}", soft_wrap=True, markup=False
         )
@@ -169,7 +169,7 @@ def _train_and_show(
     )
     _line(console, "curve", str(draw_curve(directory)))
     _line(console, "run", str(summary.run_dir))
-    _line(console, "look", commands(directory)[0])
+    _line(console, "look", show_command(directory))
     _line(console, "play", python_line(directory))
 
 

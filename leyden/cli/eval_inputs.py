@@ -23,16 +23,15 @@ from leyden.utils.text import fault_reason
 
 _OFFERED = 8
 _TEMPERATURE = 1.0
-"""Suggested with a model that is loaded here, as training does, unless the run or the user says
-otherwise."""
+"""The suggested temperature for a model that is loaded here, as in training. A run's own and
+--temperature come first."""
 
 
 def load_agent(spec: str) -> LitAgent[Any]:
-    """Return the agent at `module:name` or `file.py:name`; modules are looked for in the current
-    folder too.
+    """Return the agent at `module:name` or `file.py:name`.
 
-    Raise ConfigError for a module, a name or an object that is no agent. An error inside the
-    module is raised as it is.
+    Modules are also looked for in the current folder. Raise ConfigError if the module or the name
+    is missing, or if the object is no agent. An error inside the module is raised as it is.
     """
     place, colon, name = spec.rpartition(":")
     if not (place and colon and name):
@@ -53,8 +52,9 @@ def load_agent(spec: str) -> LitAgent[Any]:
 
 
 def _module_named(name: str) -> Any:
-    """Import a module, from the working directory too, as `python -m` does. Raise ConfigError if it
-    is missing.
+    """Import a module, also from the current folder, as `python -m` does.
+
+    Raise ConfigError if it, or a module that it imports, is missing.
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -71,7 +71,10 @@ def _module_named(name: str) -> Any:
 
 
 def _module_of_file(path: Path) -> Any:
-    """Import a Python file by its name. Raise ConfigError if a module of that name is in use."""
+    """Import a Python file as the module of its name.
+
+    Raise ConfigError if another module of that name is imported already or comes first.
+    """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     parent = str(path.resolve().parent)
@@ -95,10 +98,10 @@ def _agents_in(module: Any) -> str:
 
 
 def load_tasks(path: Path) -> list[Any]:
-    """Return the tasks of a file: each line of `.jsonl`, each item of a list in `.json`, each row
-    of `.csv` by column.
+    """Return the tasks of a file: the lines of `.jsonl`, the items of the list in `.json`, or the
+    rows of `.csv` as dicts.
 
-    Raise ConfigError that names the file and the line.
+    Raise ConfigError, with the file and the line, for a file that cannot be read.
     """
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
     if path.suffix not in readers:
@@ -138,17 +141,21 @@ def _read_json(path: Path) -> list[Any]:
 
 
 def _read_csv(path: Path) -> list[Any]:
-    """Return the rows of a CSV file as dicts by column, all values text. Raise ConfigError for a
-    short row.
+    """Return the rows of a CSV file as dicts by column; all values are texts.
+
+    Raise ConfigError for a row that is shorter or longer than the header.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True)
         tasks: list[Any] = []
+        row: dict[Any, Any]
         for row in reader:
-            if None in row or None in row.values():
+            if None in row or None in row.values():  # cells beyond the header, or a column without a cell
                 columns = len(reader.fieldnames or ())
+                n_cells = columns + len(row.get(None, ())) - list(row.values()).count(None)
                 raise ConfigError(
-                    f"--tasks {path}, line {reader.line_num} does not have {columns} cells, as the header"
+                    f"--tasks {path}, line {reader.line_num} has {n_cells} cells, and the header {columns}; put quotes "
+                    "around a cell that has a comma"
                 )
             tasks.append(dict(row))
     return tasks
@@ -168,11 +175,11 @@ class Given:
     llms: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict[str, "tuple[str, dict[str, Any]]"])
     """For each resource that is a model, the model's name and suggested sampling parameters."""
     servers: dict[str, str] = field(default_factory=dict[str, str])
-    """Base URLs by model name."""
+    """The base URL of each model that a server has, by model name."""
     folder: tuple[str, str] | None = None
-    """Name and folder (or hub name) of a model to load here."""
+    """Name and folder (or hub name) of the model to load in this process; None if there is none."""
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Options of the engine that loads it."""
+    """Options of the engine that loads `folder`."""
 
 
 _LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "deterministic")
@@ -180,9 +187,11 @@ _LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "d
 
 
 async def read_given(models: Sequence[str], source: str | None) -> Given:
-    """Return what `--model` and `--resources` name together.
+    """Return the models and resources that `--model` and `--resources` name.
 
-    Raise ConfigError for a model or a source of resources that cannot be used.
+    models: the texts of `--model`. source: the text of `--resources`, a run or a `.json` file.
+    Raise ConfigError for a model or a source that cannot be used, and for a model that the run's
+    agents call and `--model` does not name.
     """
     given = Given()
     if source is not None and source.endswith(".json"):
@@ -204,8 +213,10 @@ async def read_given(models: Sequence[str], source: str | None) -> Given:
 
 
 def _add_model(given: Given, text: str) -> None:
-    """Add one `--model NAME=URL` or `NAME=FOLDER` to the servers or as the model that is loaded
-    here.
+    """Add the model of one `--model NAME=URL` or `NAME=FOLDER`.
+
+    Raise ConfigError for another form, a name that is given twice, a missing folder and a second
+    folder.
     """
     name, equals, place = text.partition("=")
     if not (name and equals and place):
@@ -233,7 +244,10 @@ def _looks_like_path(place: str) -> bool:
 
 
 def _resources_of_file(path: Path) -> NamedResources:
-    """Return the resources in a JSON file, whose plain strings are prompt templates."""
+    """Return the resources in a JSON file, in which a plain string is a prompt template.
+
+    Raise ConfigError for a file that cannot be read and for a resource of another form.
+    """
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -257,8 +271,10 @@ def _resources_of_file(path: Path) -> NamedResources:
 
 
 def _chosen(source: str, *, has_models: bool) -> RecordedRun:
-    """Return the run that `--resources` names; "latest" is the newest one that has trained
-    something.
+    """Return the run that `--resources` names.
+
+    "latest" is the newest run that has trained a model; with `--model`, the newest run that is
+    neither an evaluation nor a replay.
     """
     if source == "latest":
         for run in list_runs():
@@ -269,13 +285,17 @@ def _chosen(source: str, *, has_models: bool) -> RecordedRun:
 
 
 async def _add_run(given: Given, run: RecordedRun, *, has_models: bool) -> None:
-    """Take a run's last resources, and load its trained model under the name that its
-    agents knew.
+    """Add a run's last resources to `given`, and its trained model unless `--model` names models.
+
+    The model gets the name that the run's agents knew, and the options of the run's engine.
     """
     async with run.open_store() as store:
         latest = await latest_resources(run, store)
     if latest is None:
-        raise ConfigError(f"run {run.record.name} has published no resources yet, so there is nothing to evaluate with")
+        raise ConfigError(
+            f"run {run.record.name} has published no resources, so there is nothing to evaluate with; wait for its first "
+            "step, or leave out --resources and name a model with --model"
+        )
     llms = {name: each for name, each in latest.resources.items() if isinstance(each, LLM)}
     given.resources = {name: each for name, each in latest.resources.items() if not isinstance(each, LLM)}
     for name, llm in llms.items():

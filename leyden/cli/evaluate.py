@@ -69,7 +69,7 @@ def evaluate(
     """Measure an agent on tasks: its mean reward with a 95 % interval, its failures, tokens and
     cost.
 
-    Measure once before training and once with --resources RUN after it. The interval is over the
+    Measure once before training, and once after it with --resources RUN. The interval is over the
     tasks: Wilson's for rewards of 0 and 1 with one rollout each, else a bootstrap. The rollouts are
     kept as a run: leyden show latest --worst.
 
@@ -141,10 +141,10 @@ def _evaluation(
     timeout_seconds: float,
     price: tuple[float, float] | None,
 ) -> Evaluation:
-    """Return the evaluation that the options ask for.
+    """Return the algorithm that runs the evaluation.
 
-    sampling: options of each model call; None leaves one to the resource. model_key: for all
-    servers.
+    sampling: suggested options of each model call, over those of the resources; None suggests none.
+    model_key: the API key of all servers.
     """
     from leyden.algorithm.evaluation import Evaluation
     from leyden.engine import IsolatedBackend

@@ -82,7 +82,7 @@ def gateway(
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
-    models = [{**_named(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
+    models = [{**_model_entry(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
     options: dict[str, Any] = {"host": host, "token": token, "model_list": models, "durable": durable}
     options["max_body_bytes"] = max_body_mb * 2**20
     options["spool"] = spool
@@ -91,7 +91,10 @@ def gateway(
     asyncio.run(_serve(store, port, num_workers, options))
 
 
-def _named(given: str) -> dict[str, Any]:
+def _model_entry(given: str) -> dict[str, Any]:
+    """Return the name and endpoint of one `--model NAME=URL`. Raise ConfigError for
+    another form.
+    """
     name, equals, url = given.partition("=")
     if not (name and equals and url):
         raise ConfigError(f"--model is {given!r}; it must be NAME=URL, such as policy=http://127.0.0.1:8000/v1")
@@ -99,15 +102,17 @@ def _named(given: str) -> dict[str, Any]:
 
 
 async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any]) -> None:
-    """Serve until SIGINT or SIGTERM. Print the address when it listens, and whether the models
-    answer.
-    """
+    """Run the gateway until SIGINT or SIGTERM. Print its address and whether the models answer."""
     import asyncio
 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    opened = _one_process(store, port, options) if num_workers == 1 else _several(store, port, num_workers, options)
+    opened = (
+        _in_this_process(store, port, options)
+        if num_workers == 1
+        else _in_worker_processes(store, port, num_workers, options)
+    )
     async with opened as (endpoint, recording):
         who = "with the token" if options["token"] else "without a token"
         names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
@@ -120,8 +125,9 @@ async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any
 
 
 async def _report_targets(store: str, models: Sequence[Mapping[str, Any]]) -> None:
-    """Report on standard error which of the gateway's targets answer, until all of them have
-    answered once.
+    """Report on standard error which servers of models, and which store server, answer.
+
+    Return when each of them has accepted a connection.
     """
     import asyncio
 
@@ -135,10 +141,8 @@ async def _report_targets(store: str, models: Sequence[Mapping[str, Any]]) -> No
 
 
 @asynccontextmanager
-async def _one_process(store_url: str, port: int, options: dict[str, Any]) -> AsyncGenerator[tuple[str, str]]:
-    """Run the gateway in this process. Yield its address and the URL of the store that it records
-    in.
-    """
+async def _in_this_process(store_url: str, port: int, options: dict[str, Any]) -> AsyncGenerator[tuple[str, str]]:
+    """Run the gateway in this process. Yield its address and the URL of its store."""
     from leyden.gateway import LLMProxy
     from leyden.store import open_store
 
@@ -151,9 +155,10 @@ async def _one_process(store_url: str, port: int, options: dict[str, Any]) -> As
 
 
 @asynccontextmanager
-async def _several(
+async def _in_worker_processes(
     store_url: str, port: int, num_workers: int, options: dict[str, Any]
 ) -> AsyncGenerator[tuple[str, str]]:
+    """Run the gateway in several processes. Yield its address and the URL of its store."""
     from leyden.gateway.workers import GatewayWorkers
 
     secret = os.environ.get("LEYDEN_STORE_TOKEN")

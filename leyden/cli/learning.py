@@ -1,4 +1,4 @@
-"""`leyden learning`: what `ContinualLearning` is doing, and its kill switch: list, stop, allow."""
+"""`leyden learning`: list the cycles of `ContinualLearning`, stop them, and allow them again."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def list_releases(
 
 @learning_commands.command()
 def stop(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
-    """Roll back or refuse every open release, end training, and let nothing begin.
+    """Roll back or refuse every open release, end training, and let no cycle begin until `allow`.
 
     \b
     Examples:

@@ -1,6 +1,4 @@
-"""Options that all operators' commands share: the store, the operators' token, and `--who` and
-`--why`.
-"""
+"""Options and helpers that the operators' commands (`resources`, `learning`) share."""
 
 from __future__ import annotations
 
@@ -37,7 +35,10 @@ Why = Annotated[str | None, typer.Option(help="Why, for the audit log.")]
 
 
 def with_store(url: str, token: str | None, work: Callable[[LightningStore], Awaitable[T]]) -> T:
-    """Open the store, with the operators' token if it is a server, and return the work's result."""
+    """Open the store, await `work` on it, and return the result.
+
+    token: the operators' token, for a store server; None without one.
+    """
     import asyncio
 
     from leyden.store import LightningStoreClient, open_store
@@ -52,7 +53,7 @@ def with_store(url: str, token: str | None, work: Callable[[LightningStore], Awa
 
 
 def name_of(key: VersionKey | None) -> str:
-    """Return a version as the command line takes it."""
+    """Return a version as the command line takes it, `ID NUMBER`."""
     return "no version" if key is None else f"{key[0]} {key[1]}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def plot(
     run: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Folder, name or id of a run, its beginning, or latest.")
+        list[str],
+        typer.Argument(metavar="RUN...", help="Folder, name or id of a run, the beginning of a name or id, or latest."),
     ],
     metric: Annotated[str, typer.Option("-m", "--metric", help="The metric to draw.")] = "reward",
     output: Annotated[
@@ -94,16 +95,20 @@ def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:
     return found
 
 
-def _refuse(runs: list[RecordedRun], metric: str) -> None:
-    """Raise ConfigError that names the metrics which these runs have, or the nearest one."""
+def _refuse(runs: list[RecordedRun], metric: str) -> NoReturn:
+    """Raise ConfigError that names the metrics of these runs, or the one with the nearest name."""
     import difflib
 
     from leyden.errors import ConfigError
 
     names = sorted({name for run in runs for row in run.metrics() for name in row.metrics})
     who = ", ".join(run.record.name for run in runs)
+    if not names and any(run.state == "running" for run in runs):
+        raise ConfigError(f"{who} has no metrics yet; wait for the first iteration")
     if not names:
-        raise ConfigError(f"{who} has no metrics yet")
+        raise ConfigError(
+            f"{who} ended without metrics, so there is nothing to draw; see it with `leyden show {runs[0].record.name}`"
+        )
     nearest = difflib.get_close_matches(metric, names, n=1)
     raise ConfigError(
         f"{who} has no metric {metric!r}; "

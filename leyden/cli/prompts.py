@@ -1,4 +1,6 @@
-"""`leyden prompts`: the prompts that a prompt optimiser's run has tried, and the best of them."""
+"""`leyden prompts`: show, compare and export the prompts that a run has tried, or extract an
+agent's own.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def prompts() -> None:
 
 @prompts_commands.command()
 def best(run: _Run, run_id: _RunId = None, as_json: _Json = False) -> None:
-    """Print the best prompts of a run: the text alone if there is one.
+    """Print the best prompts of a run. A single prompt is printed without its name.
 
     \b
     Examples:
@@ -66,10 +68,12 @@ def history(
     run_id: _RunId = None,
     as_json: _Json = False,
 ) -> None:
-    """List the prompts that a run has measured: when, how good, and why they were written.
+    """List the prompts that a run has measured: in which round, with which reward, and why they
+    were written.
 
-    `best`: it became the best prompt. `kept`: it was in the beam after its last run. The reward of
-    APO is the expected one after all runs, that of GEPA the mean over validation tasks.
+    `best`: the prompt became the best one. `kept`: it was in the beam after its last measurement.
+    APO's reward is the expected one after all its measurements, GEPA's the mean over the validation
+    tasks.
 
     \b
     Examples:
@@ -112,7 +116,7 @@ def diff(
     ] = None,
     run_id: _RunId = None,
 ) -> None:
-    """Print what differs between the first prompts and the best ones, line by line.
+    """Print what differs between the run's first prompts and the best or given ones, line by line.
 
     \b
     Examples:
@@ -153,7 +157,7 @@ def export(
 
     found = _prompts(_best(_opened(run, run_id)))
     if unfit := next((name for name in found if name != Path(name).name or name.startswith(".")), None):
-        raise ConfigError(f"the prompt {unfit!r} has no name for a file; use leyden prompts best --json")
+        raise ConfigError(f"the prompt {unfit!r} cannot be the name of a file; use leyden prompts best --json")
     out.mkdir(parents=True, exist_ok=True)
     for name, prompt in found.items():
         path = out / f"{name}.txt"
@@ -170,9 +174,8 @@ def apply_(
 ) -> None:
     """Put the best prompts of a run into a file, in place of the prompts with which the run began.
 
-    The file must hold the first text of each prompt that the run has changed exactly once: in
-    Python source and in JSON as one string, in other files as it is. The changes are printed line
-    by line.
+    The file must hold the first text of each changed prompt exactly once: in Python source and in
+    JSON as one string, in other files as plain text. The changes are printed line by line.
 
     \b
     Examples:
@@ -273,7 +276,7 @@ def _history(run: RecordedRun) -> Sequence[CandidateRecord]:
 
     found = run.read_store(lambda store: read_history(store, run.record.run_id))
     if not found:
-        raise ConfigError(f"run {run.record.name!r} has no history of prompts; runs of APO and GEPA have one")
+        raise ConfigError(f"run {run.record.name!r} has no history of prompts; give a run of APO or GEPA")
     return found
 
 

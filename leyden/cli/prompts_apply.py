@@ -1,4 +1,4 @@
-"""Put a better prompt into a file in the place of the first one: Python source, JSON, or any text.
+"""Replace the first prompts in a file by better ones: in Python source, JSON, or any text.
 
 Pure functions of texts, and one that writes a file whole or not at all. To support another format,
 add a function to `_FORMATS`.
@@ -19,10 +19,12 @@ from leyden.errors import ConfigError
 def with_prompts(text: str, suffix: str, prompts: Mapping[str, tuple[str, str]], *, path: str) -> str:
     """Return a file's text with each new prompt in the place of the old one.
 
-    suffix: of the file's name. prompts: the old and the new text of each prompt by its name.
-    path: of the file, for errors.
-    Raise ConfigError if an old prompt is not in the file exactly once, or if the file cannot be
-    read.
+    text: the content of the file.
+    suffix: the ending of the file's name, such as ".py".
+    prompts: the old and the new text of each prompt, by name.
+    path: the file's path, for error messages.
+    Raise ConfigError if an old prompt is not in the file exactly once, or if the file is no valid
+    Python or JSON.
     """
     find = _FORMATS.get(suffix, _in_text)
     try:
@@ -36,6 +38,7 @@ def with_prompts(text: str, suffix: str, prompts: Mapping[str, tuple[str, str]],
                 f"{path} {how_often} the text with which the run began for the prompt {name!r}; it is needed once, as one "
                 "string. leyden prompts export writes the best prompts to files of their own"
             )
+    # from the end backwards, because a replacement moves everything behind it
     for start, end, literal in sorted((place for _, _, [place] in found), reverse=True):
         text = text[:start] + literal + text[end:]
     return text
@@ -64,16 +67,19 @@ def _in_text(text: str, old: str, new: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _in_json(text: str, old: str, new: str) -> Iterator[tuple[int, int, str]]:
-    json.loads(text)
-    for is_ascii in {json.dumps(old), json.dumps(old, ensure_ascii=False)}:
-        yield from _in_text(text, is_ascii, json.dumps(new, ensure_ascii=is_ascii == json.dumps(old)))
+    """Yield where the old text stands as a JSON string, with or without escaped characters."""
+    json.loads(text)  # raises ValueError for a file that is no JSON
+    escaped = json.dumps(old)
+    for literal in {escaped, json.dumps(old, ensure_ascii=False)}:
+        yield from _in_text(text, literal, json.dumps(new, ensure_ascii=literal == escaped))
 
 
 def _in_python(text: str, old: str, new: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where the old text stands as a string literal of Python source."""
     lines = text.encode().splitlines(keepends=True)
 
     def offset(line: int, column: int) -> int:
-        """Return a place in the text of what `ast` counts in lines and bytes."""
+        """Return the character at a place that `ast` gives as a line (from 1) and bytes in it."""
         return len(b"".join([*lines[: line - 1], lines[line - 1][:column]]).decode())
 
     for node in ast.walk(ast.parse(text)):
@@ -83,10 +89,10 @@ def _in_python(text: str, old: str, new: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _literal(text: str) -> str:
-    """Return a text as Python writes it: between triple quotes if it has several lines."""
+    """Return a text as a Python string literal, between triple quotes if it has several lines."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     readable = f'"""{escaped}"""' if "\n" in text else f'"{escaped}"'
-    try:
+    try:  # a carriage return, for example, would be read back as another text
         is_right = ast.literal_eval(readable) == text
     except (SyntaxError, ValueError):
         is_right = False

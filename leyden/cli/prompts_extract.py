@@ -1,5 +1,5 @@
-"""The work of `leyden prompts extract`: it reads recorded calls, and prints and writes prompts,
-tasks and the reward.
+"""The work of `leyden prompts extract`: read recorded calls, find their prompts and tasks, and
+print or write them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class Recorded:
 
     @property
     def tasks(self) -> list[Any]:
-        """Return the different inputs, in the order of the rollouts."""
+        """The different inputs, in the order of the rollouts."""
         return list({json.dumps(each.task, sort_keys=True): each.task for each in self.conversations}.values())
 
     def resource_of(self, prompt: ExtractedPrompt) -> str | None:
-        """Return the name of the resource that a prompt comes from; None if the agent has it
-        hard-coded.
+        """Return the name of the resource that a prompt comes from; None if it is hard-coded.
+
+        A prompt comes from a resource if it has all pieces of the template between placeholders.
         """
         found = " ".join(prompt.template.template.replace("{{", "{").replace("}}", "}").split())
         for name, template in self.templates.items():
@@ -59,7 +60,7 @@ class Recorded:
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON, for `--json`."""
+        """Return the counts, tasks and prompts as JSON data."""
         return {
             "rollouts": len(self.conversations),
             "mean_reward": statistics.fmean(self.rewards) if self.rewards else None,
@@ -122,7 +123,10 @@ class Recorded:
 
 
 def _change(prompts: Sequence[ExtractedPrompt], folder: Path | None) -> Iterator[str]:
-    """Yield what to change in the agent, so that its prompts can be improved."""
+    """Yield lines that say how to change the agent, so that its prompts can be improved.
+
+    folder: where the prompts were written; None if they were not.
+    """
     yield "\nTo have the prompts improved, give the agent a parameter `resources`, and send in place of the fixed text:"
     for prompt in prompts:
         yield f"    {formatting_call(prompt)}"
@@ -137,9 +141,7 @@ def _change(prompts: Sequence[ExtractedPrompt], folder: Path | None) -> Iterator
 
 
 async def read_recorded(store: LightningStore, run_id: str, limit: int) -> Recorded:
-    """Read the newest rollouts of a run that have ended, and find their prompts. limit: how many at
-    most.
-    """
+    """Read up to `limit` of a run's newest finished rollouts, and find their prompts."""
     newest = await store.query_rollouts(
         run_id=run_id, status_in=["succeeded", "failed"], sort_by="start_time", sort_order="desc", limit=limit
     )

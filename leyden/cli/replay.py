@@ -97,10 +97,7 @@ def replay(
 
 
 def _opened(source: str, run_id: str | None) -> RecordedRun:
-    """Return the run that holds the rollout.
-
-    "latest" is the newest run that is no replay itself.
-    """
+    """Return the run that holds the rollout. "latest" is the newest run that is not a replay."""
     from leyden.runs import list_runs, open_run
 
     if source == "latest":
@@ -111,9 +108,13 @@ def _opened(source: str, run_id: str | None) -> RecordedRun:
 
 
 async def _algorithm(
-    run: RecordedRun, beginning: str, start: int | None, model: str | None, model_key: str | None
+    run: RecordedRun, part_of_id: str, start: int | None, model: str | None, model_key: str | None
 ) -> Replay:
-    """Read the recorded rollout, and return an algorithm that replays it."""
+    """Read the recorded rollout, and return an algorithm that replays it.
+
+    start: the first call that is live, from 0; None: none is.
+    model: the text of `--model`. A live call without it uses the trained model of the run.
+    """
     from leyden.algorithm.replay import Replay
     from leyden.cli.eval_inputs import read_given
     from leyden.engine import IsolatedBackend
@@ -123,7 +124,7 @@ async def _algorithm(
     from leyden.types import AttemptedRollout
 
     async with run.open_store() as store:
-        rollout = await find_rollout(run, store, beginning)
+        rollout = await find_rollout(run, store, part_of_id)
         if not isinstance(rollout, AttemptedRollout):
             raise ConfigError(f"rollout {rollout.rollout_id!r} is {rollout.status}, and has no attempt to replay")
         spans = await store.query_spans(rollout.rollout_id, rollout.attempt.attempt_id)
@@ -160,8 +161,10 @@ def _recorded(spans: Any) -> int:
 
 
 def _renamed(resources: NamedResources, model: str | None) -> NamedResources:
-    """Return the resources with another model in the place of the only one, if `--model` names one
-    that none of them is.
+    """Return the resources with the model of `--model` in place of the only one that they name.
+
+    model: None, or a model that the resources name already, changes nothing.
+    Raise ConfigError if the resources name none or several models.
     """
     from leyden.errors import ConfigError
     from leyden.types import LLM
@@ -195,9 +198,7 @@ def _as_data(result: ReplayResult, directory: Path) -> dict[str, Any]:
 
 
 def _print(result: ReplayResult, directory: Path, *, has_model: bool) -> None:
-    """Print the state of each call, the rewards before and now, and the command that shows the new
-    rollout.
-    """
+    """Print the state of each call, both rewards, and the command that shows the new rollout."""
     from leyden.utils.figures import harmless, one_line
 
     for call in result.calls:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 resources_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
-_Label = Annotated[str, typer.Option(help="The label of the version in production.")]
-_Previous = Annotated[str, typer.Option(help="The label of the version before.")]
+_Label = Annotated[str, typer.Option(help="The label to move.")]
+_Previous = Annotated[str, typer.Option(help="The label for the version that had it before.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of the resources.")]
 _Version = Annotated[int, typer.Argument(metavar="VERSION", help="The number of the version.")]
@@ -101,7 +101,7 @@ def list_versions(
 
 @resources_commands.command()
 def show(resources_id: _Id, version: _Version, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
-    """Print one version as JSON; keys are left out.
+    """Print one version as JSON, without API keys.
 
     \b
     Examples:
@@ -123,7 +123,8 @@ def add(
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
 ) -> None:
-    """Write the next version, or the first one of a new id. Promote it to give it to requests.
+    """Write the next version of resources, or the first one of a new id. Requests get it once it is
+    promoted.
 
     \b
     Examples:
@@ -233,12 +234,15 @@ def rollback(
     from leyden.types import LabelMove
 
     async def move(opened: LightningStore) -> None:
-        """Move the label to the version that `previous` is on, if it is still where it was read."""
+        """Move `label` to the version that `previous` is on, unless another process moves one
+        first.
+        """
         labels = await _labels(opened)
         now, before = labels.get(label), labels.get(previous)
         if now is None or before is None:
             raise ConfigError(
-                f"there is no version to go back to: {label} is on {name_of(now)}, {previous} on {name_of(before)}"
+                f"there is no version to go back to: {label} is on {name_of(now)}, {previous} on {name_of(before)}; "
+                "put the label on a version with `leyden resources promote`"
             )
         if now == before:
             raise ConfigError(f"{label} is on {name_of(now)}, which is {previous} too; nothing was changed")
@@ -271,15 +275,21 @@ def freeze(
       leyden resources freeze rs-1 4 --why "leaks addresses"
       leyden resources freeze rs-1 4 --undo
     """
-    with_store(
-        store,
-        token,
-        lambda opened: opened.freeze_resources(resources_id, version, frozen=not thaw, who=who or login(), why=why),
-    )
-    typer.echo(f"{name_of((resources_id, version))} {'may have labels again' if thaw else 'is frozen'}")
+    name = name_of((resources_id, version))
+
+    async def change(opened: LightningStore) -> None:
+        if thaw and not (await opened.get_resources_by_id(resources_id, version=version)).frozen:
+            raise ConfigError(f"{name} is not frozen; nothing was changed")
+        await opened.freeze_resources(resources_id, version, frozen=not thaw, who=who or login(), why=why)
+
+    with_store(store, token, change)
+    typer.echo(f"{name} {'may have labels again' if thaw else 'is frozen'}")
 
 
 async def _moved(moving: Awaitable[None]) -> None:
+    """Await a move of labels. If another process has moved one of them first, say where to
+    see it.
+    """
     try:
         await moving
     except LabelMoved as error:
@@ -307,6 +317,7 @@ def _content(update: ResourcesUpdate) -> dict[str, Any]:
 
 
 def _lines(update: ResourcesUpdate) -> list[str]:
+    """Return the fields of all resources as lines `NAME.FIELD: TEXT`, for a line-by-line diff."""
     lines: list[str] = []
     for name, fields in sorted(_content(update)["resources"].items()):
         for field, value in fields.items():

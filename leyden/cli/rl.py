@@ -1,6 +1,4 @@
-"""`leyden rl train` and `leyden rl backtest`: policies of order execution, from a
-configuration file.
-"""
+"""`leyden rl`: train and backtest policies of order execution, as a configuration file says."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ def backtest(
     orders: Annotated[str, typer.Option(help="Which orders: test, valid or train.")] = "test",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
 ) -> None:
-    """Run every order of the test once, and compare each with its average price.
+    """Execute every order of a test once, and compare its price with the average market price.
 
     \b
     Examples:

@@ -1,4 +1,6 @@
-"""Recorded runs as the commands show them: as JSON, and as words for people."""
+"""Helpers of the commands that show recorded runs: opening them, and formatting them as JSON or
+text.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.console import Console
 
 from leyden.runs import RecordedRun, RewardMetrics, open_run
+from leyden.runs.beginning import PAUSED_SECONDS
 from leyden.utils.figures import figure
 
 if TYPE_CHECKING:
@@ -17,18 +20,17 @@ if TYPE_CHECKING:
 
 COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
 _PIPE_WIDTH = 250
+"""Columns of a table that goes to a pipe or a file: enough that no row is wrapped."""
 _WAIT_SECONDS = 10.0
 
 
 def terminal() -> Console:
-    """Return a console on standard output: as wide as the terminal, and without a limit to speak of
-    in a pipe.
-    """
+    """Return a console on standard output, as wide as the terminal; in a pipe, 250 columns wide."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
-    """Return the newest runs of a store, and how many it has."""
+    """Return up to `limit` runs of a store, the newest first, and the number of all its runs."""
 
     async def read() -> tuple[list[RunRecord], int]:
         async with opened_store(store_url) as store:
@@ -41,9 +43,10 @@ def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
 
 
 def await_server(source: str) -> None:
-    """Return when the store server at `source` accepts connections; at once for any other source.
+    """Wait until the store server at `source` accepts connections. Return at once for any other
+    source.
 
-    Reports on standard error. Raise StoreError after ten seconds.
+    The wait is reported on standard error. Raise StoreError after ten seconds.
     """
     from leyden.cli.connecting import connect, is_remote, store_in_words
 
@@ -52,7 +55,7 @@ def await_server(source: str) -> None:
 
 
 def opened_store(url: str) -> Any:
-    """Return the store at `url`, to be used in `async with`: a file is only read."""
+    """Return the store at `url`, to be used in `async with`. A file is opened read-only."""
     from leyden.cli.connecting import is_remote
     from leyden.store import open_store
 
@@ -60,7 +63,7 @@ def opened_store(url: str) -> Any:
 
 
 def as_data(run: RecordedRun) -> dict[str, Any]:
-    """Return a run as JSON, for `--json`."""
+    """Return a run's record, times and rewards as JSON data."""
     record, metrics = run.record, run.summary_metrics()
     algorithm = cast("dict[str, Any]", record.config.get("algorithm") or {})
     model = cast("dict[str, Any]", record.config.get("model") or {})
@@ -85,7 +88,7 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
 
 
 def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
-    """Return the metrics of a stage's rewards as JSON."""
+    """Return the rewards of a stage as JSON data; None without rewards."""
     if reward is None:
         return None
     return {
@@ -99,8 +102,9 @@ def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
 
 
 def budget_left(run: RecordedRun) -> dict[str, str]:
-    """Return what was left of the algorithm's budget at the last step, by the limit's name; empty
-    without a budget.
+    """Return how much of the algorithm's budget was left at the last step, by the limit's name.
+
+    Return an empty dict for a run without a budget.
     """
     found: dict[str, str] = {}
     for row in run.metrics("train"):
@@ -112,18 +116,19 @@ def budget_left(run: RecordedRun) -> dict[str, str]:
 
 
 def seconds_of(run: RecordedRun) -> float:
-    """Return how long the run took or has taken so far; for a crashed run, until its last
-    heartbeat.
+    """Return how many seconds processes have worked on the run, without the pauses before resumes.
+
+    A crashed run counts until its last heartbeat.
     """
     record = run.record
     end = record.end_time
     if end is None:
         end = time.time() if run.state == "running" else record.last_heartbeat_time or record.start_time
-    return max(0.0, end - record.start_time)
+    return max(0.0, end - record.start_time - record.config.get(PAUSED_SECONDS, 0.0))
 
 
 def reward_text(reward: RewardMetrics | None) -> str:
-    """Return `0.12 -> 0.8`, or one number if there is one, or a dash."""
+    """Return the first and last reward as `0.12 -> 0.8`, a single one as `0.8`, none as `-`."""
     if reward is None:
         return "-"
     if len(reward.values) == 1:
@@ -132,7 +137,10 @@ def reward_text(reward: RewardMetrics | None) -> str:
 
 
 def age(moment: float) -> str:
-    """Return how long ago a moment was: `12 s`, `5 min`, `3 h`, `2 d`."""
+    """Return how long ago a moment was, such as `12 s ago`, `5 min ago`, `3 h ago` or `2 d ago`.
+
+    moment: Unix seconds.
+    """
     seconds = max(0.0, time.time() - moment)
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:

@@ -36,10 +36,10 @@ def serve(
         ),
     ] = None,
     canary_percent: Annotated[
-        float, typer.Option(min=0, max=99, help="The share of users who get a canary that belongs to no release.")
+        float, typer.Option(min=0, max=99, help="The percentage of users who get a canary that belongs to no release.")
     ] = 0.0,
     salt: Annotated[
-        str, typer.Option(help="Users change places with it: a new one for each canary that belongs to no release.")
+        str, typer.Option(help="Chooses which users get such a canary; give a new text for each new canary.")
     ] = "",
     folder: Annotated[
         Path, typer.Option(help="Where records wait while the store is away; one process uses it at a time.")
@@ -112,7 +112,7 @@ async def _serve(store: str, host: str, port: int, token: str | None, options: d
         listener = listen(host, port)
     except OSError as error:
         raise ConfigError(
-            f"--port {port} on {host} cannot be had: {error.strerror or error}; choose another"
+            f"cannot listen on port {port} of {host}: {error.strerror or error}; choose another with --port or --host"
         ) from error
     guard = SiteGuard(local_only=token is None and is_loopback(host))
     async with open_store(store) as opened, OnlineSession(opened, **options) as session:

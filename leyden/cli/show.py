@@ -35,9 +35,9 @@ def show(
 ) -> None:
     """Show a run that is running, finished or crashed, or one of its rollouts.
 
-    A run: its state and reward, its counts, and what failed and why, with an example of each
-    reason. A rollout: its steps, its conversation with tool calls and rewards, and how many tokens
-    can be trained on.
+    A run: its state, rewards and counts, and why rollouts failed, with an example of each reason. A
+    rollout: its steps, its conversation with tool calls and rewards, and how many tokens were
+    recorded.
 
     \b
     Examples:
@@ -74,10 +74,11 @@ def show(
 
 
 async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
-    """Print a run: its head, rollouts by status, grouped failures, and how to continue it.
+    """Print a run: its state and rewards, rollouts by status, failures by reason, and how to
+    continue it.
 
-    source: the run as the user named it, for the commands in the output. A run whose store cannot
-    be opened is shown from its folder.
+    source: the run as the user named it, for the commands in the output.
+    If the store cannot be opened, the run is shown from its folder, without counts.
     """
     from leyden.cli.run_views import as_data
     from leyden.errors import LeydenError
@@ -87,9 +88,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     try:
         async with run.open_store() as store:
             counts, failures = await count_by_status(run, store), await failures_of(run, store)
-    except LeydenError as error:  # the folder tells the rest
+    except LeydenError as error:  # the folder has everything but the counts
         failures = await failures_of(run, None)
-        if run.record.config.get("store"):  # a run of a simulator has none
+        if run.record.config.get("store"):  # a run in a simulator has no store that could be missing
             trouble = str(error)
     groups = group_failures(failures)
     if as_json:
@@ -120,8 +121,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
 
 
 def _how_to_continue(run: RecordedRun) -> str | None:
-    """Return what continues a run that ended before its work did; None for others and for
-    evaluations.
+    """Return the command or call that continues a run which ended too early.
+
+    Return None if the run is running or has succeeded, or if its kind cannot be continued.
     """
     if run.state not in ("stopped", "failed", "crashed"):
         return None
@@ -133,7 +135,7 @@ def _how_to_continue(run: RecordedRun) -> str | None:
 
 
 def _print_head(run: RecordedRun) -> None:
-    """Print what the run is, its state and its rewards. Facts that it lacks have no line."""
+    """Print the run's name, state, time, algorithm, tasks and rewards, as far as it has them."""
     from leyden.cli.run_views import COLOURS, age, as_data, budget_left, reward_text, seconds_of
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration, figure, harmless
@@ -166,7 +168,9 @@ def _print_head(run: RecordedRun) -> None:
 
 
 async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
-    """Print the newest failures of rollouts, recorded in the run's folder or else in its store."""
+    """Print the run's newest failures, from its folder, or from its store if the
+    folder has none.
+    """
     from leyden.cli.run_views import age
     from leyden.runs.rollouts import failures_of
 
@@ -183,15 +187,15 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
     if not failures:
         typer.echo("no rollout has failed")
     for each in newest:
-        step = "" if each.iteration is None else f"  step {each.iteration}"
         kind = f"[{each.reason_kind}] " if each.reason_kind else ""
-        _print(f"{each.rollout_id}  {age(each.time)}{step}  {kind}{' '.join(each.reason.split())}")
+        _print(f"{each.rollout_id}  {age(each.time)}{_step(each.iteration)}  {kind}{' '.join(each.reason.split())}")
     if len(failures) > len(newest):
         _print(f"{len(failures) - len(newest):,} more are not shown; use --limit", err=True)
 
 
 async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
-    """Print the rollouts with the best or worst rewards, and their tasks."""
+    """Print the rollouts with the best or worst rewards, with their steps and tasks."""
+    from leyden.runs.reading import iteration_of
     from leyden.runs.rollouts import scored_rollouts
     from leyden.utils.logs import Preview
 
@@ -199,7 +203,12 @@ async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: boo
         found: list[ScoredRollout] = await scored_rollouts(run, store, order="best" if best else "worst", limit=limit)
     if as_json:
         rows = [
-            {"rollout_id": each.rollout.rollout_id, "reward": each.reward, "input": each.rollout.input}
+            {
+                "rollout_id": each.rollout.rollout_id,
+                "reward": each.reward,
+                "iteration": iteration_of(each.rollout),
+                "input": each.rollout.input,
+            }
             for each in found
         ]
         typer.echo(json.dumps(rows, indent=2, default=str))
@@ -207,14 +216,19 @@ async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: boo
     if not found:
         typer.echo("no rollout has a reward")
     for each in found:
-        _print(f"{each.rollout.rollout_id}  {each.reward:>8.4g}  {Preview(each.rollout.input)}")
+        step = _step(iteration_of(each.rollout))
+        _print(f"{each.rollout.rollout_id}  {each.reward:>8.4g}{step}  {Preview(each.rollout.input)}")
 
 
-async def _show_rollout(run: RecordedRun, beginning: str, *, full: bool, as_json: bool) -> None:
+def _step(iteration: int | None) -> str:
+    return "" if iteration is None else f"  step {iteration}"
+
+
+async def _show_rollout(run: RecordedRun, part_of_id: str, *, full: bool, as_json: bool) -> None:
     from leyden.runs.rollouts import find_rollout
 
     async with run.open_store() as store:
-        rollout = await find_rollout(run, store, beginning)
+        rollout = await find_rollout(run, store, part_of_id)
         if as_json:
             await _print_rollout_as_json(store, rollout.rollout_id)
         else:
@@ -243,7 +257,7 @@ async def _print_rollout_as_json(store: LightningStore, rollout_id: str) -> None
 async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -> None:
     """Print a rollout, its attempts and the transcript of the latest one.
 
-    full: print texts in whole, not their first 2,000 characters.
+    full: print long texts and stack traces whole.
     """
     from leyden.adapter.transcript import transcript_lines
     from leyden.types import find_final_reward

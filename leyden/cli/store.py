@@ -112,7 +112,9 @@ def upgrade(
 
     path = Path(url.removeprefix("sqlite://"))
     if not path.is_file():
-        raise ConfigError(f"there is no store in a file at {url}")
+        raise ConfigError(
+            f"there is no store in a file at {url}; give the path of one, such as .leyden/NAME/store.sqlite"
+        )
     asyncio.run(_open_once(path))
     typer.echo(f"{path} is up to date")
 

@@ -1,4 +1,6 @@
-"""`leyden store import`: what an export knows of releases, in a new store."""
+"""`leyden store import`: copy resources, labels, releases and feedback of an export
+to a new store.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def import_(
     directory: Annotated[Path, typer.Argument(help="A directory that `leyden store export` made.")],
     url: Annotated[str, typer.Option(help="The new store: a file, or postgresql://... .")] = ".leyden/store.db",
 ) -> None:
-    """Bring resources, labels, releases, the audit log and feedback of an export into a new store.
+    """Copy resources, labels, releases, the audit log and feedback of an export to a new store.
 
     Rollouts and spans stay in the Parquet files.
 

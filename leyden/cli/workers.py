@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _FIGURES = {"cpu_percent": "CPU %", "memory_percent": "memory %", "disk_free_percent": "free disk %"}
 _COLOURS = {"healthy": "green", "unhealthy": "red", "ended": "dim"}
 _SHOWN_SECONDS = 86_400.0
+"""Workers whose last heartbeat is older are not listed."""
 
 
 def workers(
@@ -55,6 +56,7 @@ def workers(
 
 
 async def _read(url: str, token: str | None, wait_seconds: float) -> list[Worker]:
+    """Return all workers of a store, after a server has accepted a connection."""
     from leyden.cli.connecting import answer_of, connect, is_remote, store_in_words
     from leyden.store import open_store
 

@@ -1,9 +1,9 @@
 """Guess the number: the demo's game of several turns.
 
-The game picks a number from 0 to 9, and the player has four turns. Each reply says in few tokens
-whether the number is higher or lower, and which range is still open: `guess 0..9`, `higher 6..9`,
-`lower 6..7`, `right`. Halving the range always wins. A player who ignores the replies wins one game
-in three.
+The game picks a number from 0 to 9, and the player has four turns. The game begins with `guess
+0..9`. Each of its replies says in few tokens whether the number is higher or lower, and which range
+is still open: `higher 6..9`, `lower 6..7`, `right`. Halving the range always wins. A player who
+ignores the replies wins one game in three.
 
 The module knows neither models nor Leyden's store and gateway: any function from the last message
 to a reply can play. To change the difficulty, change `NUMBERS` and `TURNS`, and make the starting
@@ -28,7 +28,7 @@ class GuessReply:
     """The game's reply to one guess."""
 
     text: str
-    """The player's next message; after the last guess, how the game ended."""
+    """The message to the player; after the last guess it says how the game ended."""
     done: bool
     """Whether the game is over and takes no further guess."""
     won: bool
@@ -40,7 +40,8 @@ class Game:
     """One game, from its first prompt to its end.
 
     `0 <= low <= secret <= high < NUMBERS` always holds.
-    secret: the number to find, 0 .. NUMBERS - 1. Raise ConfigError for any other.
+    secret: the number to find, from 0 to NUMBERS - 1.
+    Raise ConfigError for another number.
     """
 
     secret: int
@@ -58,7 +59,7 @@ class Game:
             raise ConfigError(f"the secret is {self.secret}; it must be one of 0 to {NUMBERS - 1}")
 
     def prompt(self) -> str:
-        """Return the player's first message: the range of all numbers, whatever the secret is."""
+        """Return the first message to the player, which names the range of all numbers."""
         return f"guess 0..{NUMBERS - 1}"
 
     def guess(self, text: str) -> GuessReply:
@@ -94,8 +95,7 @@ def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:
 
     attention: the share of turns, 0 to 1, in which the player picks a number from the open range.
         In the other turns it picks any number.
-    The reply depends on the state of `rng` alone. The player wins 34 % of its games with attention
-    0, 45 % with 0.25, and 76 % with 1.
+    The player wins 34 % of its games with attention 0, 45 % with 0.25, and 76 % with 1.
     """
     if rng.random() < attention:
         return str(rng.randint(game.low, game.high))
@@ -103,7 +103,10 @@ def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:
 
 
 def sloppy_probability(game: Game, reply: str, *, attention: float) -> float:
-    """Return the probability that `sloppy_reply` gives `reply`, a number below NUMBERS."""
+    """Return the probability that `sloppy_reply` returns `reply`.
+
+    reply: the text of a number from 0 to NUMBERS - 1.
+    """
     listening = 1 / (game.high - game.low + 1) if game.low <= int(reply) <= game.high else 0.0
     return attention * listening + (1 - attention) / NUMBERS
 
@@ -111,5 +114,5 @@ def sloppy_probability(game: Game, reply: str, *, attention: float) -> float:
 def _whole_number(text: str) -> int | None:
     try:
         return int(text)
-    except ValueError:  # also what int() raises for thousands of digits
+    except ValueError:  # no number, or one with thousands of digits
         return None

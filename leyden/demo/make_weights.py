@@ -6,12 +6,11 @@ The player's games are recorded in a store, with the tokens of each reply, and `
 store. To start from another task, give `conversation` and `record_games` another game and teacher.
 
 The result is an ordinary Hugging Face folder for `AutoModelForCausalLM` and `AutoTokenizer`. The
-policy knows the form of the game (one digit, end of turn), and uses the replies as seldom as its
-teacher. It wins 43 % of its games and leaves the rest to reinforcement learning.
+policy knows the form of the game (one digit, end of turn), and uses the game's replies as seldom as
+its teacher. It wins 43 % of its games; reinforcement learning teaches it the rest.
 
-One seed, on one machine with one version of torch and transformers, gives the same bytes each time.
-All other runs are compared with the files in `weights/`: a new folder plays as well, but its bytes
-differ.
+The same seed gives the same bytes only on one machine with one version of torch and transformers.
+A folder that is made elsewhere plays as well as the one in `weights/`, but its bytes differ.
 """
 
 # torch and transformers leave some parameters of their public functions without a type:
@@ -53,14 +52,14 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""ChatML. The model itself says END.
+"""ChatML, in which the model itself ends its turn with END.
 
 The next turn's prompt therefore begins with exactly the tokens of the last prompt and reply, and a
 whole game is one sequence.
 """
 
 ATTENTION = 0.25
-"""How often the teacher listens, of all turns. It then wins 45 % of its games."""
+"""The share of turns in which the teacher uses the game's reply. It wins 45 % of its games."""
 MAX_TOKENS = 4
 """The longest reply of a player, in tokens: a digit, the end of the turn, and room for mistakes."""
 
@@ -86,10 +85,9 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     """Return Qwen2's byte-level BPE with merges learnt from `texts`, and a chat template.
 
     Every digit is one token, and every byte has a token, so that any text can be written. The class
-    is Qwen2's own, because `AutoTokenizer` makes one for the folder of a Qwen2 model, whichever
-    class the folder names.
+    is Qwen2's own, because `AutoTokenizer` uses it for every folder of a Qwen2 model.
     """
-    empty = Qwen2Tokenizer(unk_token=PAD, pad_token=PAD, eos_token=END)
+    empty = Qwen2Tokenizer(unk_token=PAD, pad_token=PAD, eos_token=END)  # for its normalizer and splitting
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = empty.backend_tokenizer.normalizer
     bpe.pre_tokenizer = empty.backend_tokenizer.pre_tokenizer
@@ -117,7 +115,7 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
 
 
 def prompt_ids(tokenizer: Qwen2Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """Return the ids of the prompt after which the model replies to `messages`."""
+    """Return the token ids of the prompt for the model's reply to `messages`."""
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(cast(str, text), add_special_tokens=False)
 
@@ -143,7 +141,7 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
     )
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
-    # Sample from the whole distribution: what reinforcement learning trains is what is then played.
+    # Sample from the whole distribution, because that is what reinforcement learning trains.
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -161,7 +159,7 @@ async def record_games(
 ) -> None:
     """Record games of the teacher as rollouts, with the tokens of each reply and a reward.
 
-    games: the secret and the conversation of each. A game that was won has the reward 1.0.
+    games: the secret and the conversation of each game. A game that was won has the reward 1.0.
     """
     for secret, messages in games:
         game = Game(secret)
@@ -193,9 +191,9 @@ async def record_rollout(store: LightningStore, task: Any, calls: Sequence[Token
 async def imitate(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, store: LightningStore, *, steps: int, seed: int
 ) -> float:
-    """Train the model on all replies in the rollouts of the store, of games won and lost.
+    """Train the model on all replies that the store has, of games won and lost.
 
-    Return the last step's loss, in nats a token.
+    Return the last step's loss, in nats per token.
     """
     losses = _Losses()
     backend = EmbeddedBackend(
@@ -235,7 +233,7 @@ def _span(
 
 
 class _Losses(LogWriter):
-    """Keep the loss of the newest step."""
+    """Keeps the loss of the newest step."""
 
     newest = math.nan
 
@@ -247,7 +245,7 @@ class _Losses(LogWriter):
 def success_rate(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, *, games: int, seed: int) -> float:
     """Return the share of games that the model wins, sampled at temperature 1.
 
-    The secrets are balanced over all numbers. It sets torch's global seed.
+    The secrets are all numbers in turn. The seed is set as torch's global one.
     """
     torch.manual_seed(seed)
     played = [Game(index % NUMBERS) for index in range(games)]
@@ -269,7 +267,9 @@ def sample_replies(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, prompts: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make the folder. See `--help` for the options."""
+    """Make the folder that the command line names. argv: the arguments; None: those
+    of this process.
+    """
     parser = argparse.ArgumentParser(description="Make the demo's starting policy.")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,8 +1,8 @@
 """Train the demo's agent with the parts that production uses, small enough for a laptop.
 
 A run has the starting weights, a policy backend in a process of its own, the gateway, a durable
-store and `PolicyGradient`. Afterwards this module reads the metrics, draws the curve, and shows a
-game from before and after. All seeds use one setting.
+store and `PolicyGradient`. Afterwards this module reads the metrics, draws the curve, and returns a
+game from before and one from after training.
 """
 
 # matplotlib leaves some parameters of its public functions without a type:
@@ -43,15 +43,12 @@ _METRICS = "metrics.csv"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The user's choices.
-
-    They are kept in the run directory, so that a resumed run has the same.
-    """
+    """The user's choices, which are kept in the run directory for a resume."""
 
     seed: int = 0
     steps: int = 40
     games: int = 1000
-    """How many games success is measured on, before and after training."""
+    """The number of games on which success is measured, before and after training."""
     deterministic: bool = False
     """Whether responses depend on weights, prompt and seed alone.
 
@@ -68,13 +65,15 @@ class DemoResult:
     """The result of a run."""
 
     success_before: float
+    """The share of games won before training."""
     success_after: float
+    """The share of games won after training."""
     train_seconds: float
     """Seconds in training steps, without measuring."""
     rollouts: int
-    """How many games were played to train."""
+    """The number of games that were played for training."""
     model_calls: int
-    """How many model calls those games made."""
+    """The number of model calls in the games for training."""
     run: str
     """The run directory."""
     rewards: list[float] = field(default_factory=list[float])
@@ -116,12 +115,12 @@ def set_steps(directory: Path, steps: int) -> None:
 
 
 def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
-    """Train in `directory` with the options of its `demo.json`.
+    """Train in `directory` with the options of its `demo.json`, from where its run ended, if any.
 
-    Continue a run that was begun there.
+    Raise ConfigError for a directory without a run of the demo.
     """
     options = _chosen(directory)
-    # Imported now, so that no game waits while the agent's first call imports it.
+    # Import it now, because the agent's first call would make all games wait for the import.
     import_module("openai.resources.chat.completions")
     secrets = random.Random(f"demo/{options.seed}")
     train = [{"secret": secret} for secret in range(NUMBERS)]
@@ -138,7 +137,7 @@ def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
 
 
 def _backend(options: DemoOptions) -> PolicyBackend:
-    """Return the engine that samples and trains, as the demo's options ask."""
+    """Return the engine that samples and trains, as `options.engine` says."""
     if options.engine == "vllm":
         return VLLMBackend(
             WEIGHTS,
@@ -179,10 +178,14 @@ def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
 
 
 def _chosen(directory: Path) -> DemoOptions:
+    """Return the options of the run in a directory. Raise ConfigError if it has none."""
     try:
         return DemoOptions(**json.loads((directory / _OPTIONS_FILE).read_text()))
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{directory} is no run of the demo ({_OPTIONS_FILE} is missing)") from None
+        raise ConfigError(
+            f"{directory} is no run of the demo ({_OPTIONS_FILE} is missing); give the folder of one, or start one with "
+            "leyden demo"
+        ) from None
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{directory / _OPTIONS_FILE} cannot be read: {error}") from error
 
@@ -236,9 +239,9 @@ def draw_curve(directory: Path) -> Path:
 
 
 async def games_before_and_after(directory: Path) -> tuple[list[str], list[str]]:
-    """Return one measured game as it was played before and after training, line by line.
+    """Return the lines of one measured game, as it was played before and after training.
 
-    It is the first game that was lost before training.
+    The game is the first one that was lost before training; if none was lost, the first one.
     """
     async with SqliteLightningStore(store_path(directory)) as store:
         measured = [rollout for rollout in await store.query_rollouts(mode_in=["val"]) if rollout.status == "succeeded"]
@@ -258,6 +261,7 @@ async def games_before_and_after(directory: Path) -> tuple[list[str], list[str]]
 
 
 def _transcript(rollout: Rollout, spans: Sequence[Span]) -> list[str]:
+    """Return a recorded game as lines, with the game's replies computed again."""
     game, lines = Game(rollout.input["secret"]), [f"guess 0..{NUMBERS - 1}   (it is {rollout.input['secret']})"]
     for span in sorted(
         (span for span in spans if span.name == semconv.MODEL_CALL), key=lambda span: span.start_time or 0

@@ -1,4 +1,4 @@
-"""Use the trained agent without Leyden's help: load the model folder and play one game."""
+"""Play a game with the trained model, loaded by transformers as any model is."""
 
 # transformers leaves most of its public functions without types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportAttributeAccessIssue=false
@@ -13,9 +13,12 @@ from leyden.demo.game import Game
 
 
 def watch(model: str | Path, *, secret: int, show: Callable[[str], Any] = print) -> bool:
-    """Let the model in the folder `model` look for `secret` (0 to 9). Return whether it found it.
+    """Play one game with the model in a folder, and show each message. Return whether it won.
 
-    It takes its likeliest reply each time.
+    The model takes its likeliest reply in each turn.
+    model: the folder, such as RUN/model.
+    secret: the number to find, from 0 to 9.
+    show: called with each line.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

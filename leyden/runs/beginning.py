@@ -1,5 +1,5 @@
-"""Begin a run in a folder, or continue one: which folder, and whether the configuration is of the
-same run.
+"""Begin a run in a folder, or continue one: find its folder, and check that the configuration fits
+the run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from leyden.utils.atomic import private_directory
 logger = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 80
-_PLACES = ("strategy", "n_runners", "concurrency", "versions", "git", "argv", "program", "store")
+_MAY_DIFFER = ("strategy", "n_runners", "concurrency", "versions", "git", "argv", "program", "store")
 """Parts of the configuration that may differ from one process of a run to the next without a
 warning."""
+PAUSED_SECONDS = "paused_seconds"
+"""The entry of a resumed run's configuration with the seconds in which no process worked on it."""
 
 
 def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
@@ -34,15 +36,18 @@ def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
 def begin_run(
     directory: Path | None, *, resume: bool = False, kind: str = "fit", name: str | None = None, config: dict[str, Any]
 ) -> tuple[Path, Manifest]:
-    """Return a run's folder and manifest: of a new run, or with `resume` of the one that is
-    continued.
+    """Return the folder and the manifest of a new run, or with `resume` of the run to continue.
 
     directory: None makes a new folder under `.leyden/`. With `resume` it takes the newest run there
         that this program started with this algorithm.
+    kind: the kind of work, as in `RunRecord`.
+    name: None takes the folder's name, or keeps the name of a run that is resumed.
+    config: the configuration of this start.
 
-    The folder of a new run exists afterwards; `run.json` is written when its recorder opens. A
-    difference of the data or of the options is logged. Raise ConfigError for a folder that holds a
-    run already, for a run to resume that is missing, and for a run of another algorithm or model.
+    The folder of a new run exists afterwards; `run.json` is written when its recorder opens. If the
+    data or the options of a resumed run have changed, the changes are logged. Raise ConfigError for
+    a folder that holds a run already, for a run to resume that is missing, and for a run of another
+    algorithm or model.
     """
     if resume:
         return _resumed(_newest(config, kind) if directory is None else directory, name, config)
@@ -59,20 +64,25 @@ def begin_run(
 
 
 def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple[Path, Manifest]:
+    """Return the folder and the manifest of a run that goes on with this configuration."""
     if not (directory / MANIFEST).exists():
         raise ConfigError(
             f"{directory} holds no run to resume ({MANIFEST} is missing); leave out resume=True to begin one"
         )
     manifest = read_manifest(directory)
     _compare(directory, manifest.record.config, config)
-    record = manifest.record.model_copy(update={"config": config, "name": name or manifest.record.name})
+    before = manifest.record
+    last_worked = before.end_time or before.last_heartbeat_time or time.time()  # a killed run has no end
+    paused = before.config.get(PAUSED_SECONDS, 0.0) + max(0.0, time.time() - last_worked)
+    record = before.model_copy(update={"config": {**config, PAUSED_SECONDS: paused}, "name": name or before.name})
     return directory, Manifest(record, manifest.options)
 
 
 def _newest(config: Mapping[str, Any], kind: str) -> Path:
-    """Return the newest run of this program and algorithm.
+    """Return the folder of the newest run that this program started with this algorithm.
 
-    A run of an earlier format names neither, and counts as one of them.
+    A run of an earlier format names neither, and counts as one of them. Raise ConfigError if there
+    is none.
     """
     runs = [run for run in list_runs() if run.record.kind == kind]
     if not runs:
@@ -117,7 +127,7 @@ def _same_algorithm(one: str | None, other: str | None) -> bool:
 def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError if a run is resumed with another algorithm or model. Log other differences.
 
-    before, now: the configuration in the run's manifest, and the one of this start.
+    before, now: the configuration in the run's manifest, and that of this start.
     """
     if not before:  # an earlier format
         return
@@ -138,8 +148,8 @@ def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any])
     changes += _changes("", _part(before, "algorithm").get("options"), _part(now, "algorithm").get("options"))
     if changes:
         logger.warning("the run in %s goes on with other settings than before: %s", directory, "; ".join(changes))
-    if places := [name for name in _PLACES if before.get(name) != now.get(name)]:
-        logger.info("the run in %s goes on with another %s than before", directory, ", ".join(places))
+    if others := [name for name in _MAY_DIFFER if before.get(name) != now.get(name)]:
+        logger.info("the run in %s goes on with another %s than before", directory, ", ".join(others))
 
 
 def _digest(model: Mapping[str, Any]) -> str:
@@ -147,7 +157,10 @@ def _digest(model: Mapping[str, Any]) -> str:
 
 
 def _changes(prefix: str, before: Any, now: Any) -> list[str]:
-    """Return one line for each difference, in the form `NAME BEFORE -> NOW`."""
+    """Return one line for each difference, in the form `NAME BEFORE -> NOW`.
+
+    prefix: the names of the mappings around the two values, each with a dot.
+    """
     if before == now:
         return []
     if isinstance(before, Mapping) and isinstance(now, Mapping):

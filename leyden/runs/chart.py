@@ -1,6 +1,6 @@
 """Curves of runs: as text for a terminal, as SVG, and as PNG where matplotlib is installed.
 
-It knows series of numbers, no runs and no files of theirs. A series is drawn over its iterations;
+It knows series of numbers, and neither runs nor their files. A series is drawn over its iterations;
 values that are not finite are left out.
 """
 
@@ -18,6 +18,7 @@ from leyden.errors import ConfigError
 from leyden.utils.figures import figure
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+"""The characters of a sparkline, from the lowest value to the highest."""
 MARKERS = "●○▲△■□◆◇"
 """The characters that mark the first, second, ... series in a terminal."""
 COLOURS = ("#4363d8", "#e6694f", "#2f9e6e", "#9a6bc9", "#c9992e", "#3aa6b9", "#d1589f", "#7a7a7a")
@@ -57,8 +58,10 @@ class _Frame:
 def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) -> list[str]:
     """Return the lines of a chart with labelled axes.
 
-    One series is a line of braille dots. Several have a marker each, and a legend names them.
-    width: columns in all, at least 30. height: lines of the drawing, without axis and legend.
+    One series is drawn as a line of braille dots. Of several, each has a marker, which a legend
+    names.
+    width: columns in all; fewer than 30 are taken for 30.
+    height: lines of the drawing, without axis and legend.
     Raise ConfigError if no series has a finite value.
     """
     series = _finite(series)
@@ -119,8 +122,9 @@ def _braille(series: Series, frame: _Frame, columns: int, height: int) -> list[s
 
 
 def _marks(series: Sequence[Series], frame: _Frame, columns: int, height: int) -> list[str]:
-    """Return the lines of a chart of several series: a mark at each value, dots between, none over
-    a mark.
+    """Return the lines of a chart of several series: a marker at each value, and dots between.
+
+    Where series overlap, the marker of the first one is shown, and no dot covers a marker.
     """
     cells = [[" "] * columns for _ in range(height)]
     for number, each in reversed(list(enumerate(series))):  # the first series is drawn last, above the others
@@ -147,7 +151,7 @@ def draw_file(series: Sequence[Series], path: Path, *, title: str) -> None:
     Raise ConfigError for another ending, for PNG without matplotlib, and without a finite value.
     """
     series = _finite(series)
-    _frame(series)
+    _frame(series)  # raises if there is nothing to draw
     if path.suffix not in (".svg", ".png"):
         raise ConfigError(f"--output is {str(path)!r}; its name must end in .svg or .png")
     try:
@@ -230,6 +234,9 @@ def ticks(low: float, high: float, at_most: int = 6) -> list[float]:
 
 
 def _finite(series: Sequence[Series]) -> list[Series]:
+    """Return the series without values that are not finite; a series without any other is left
+    out.
+    """
     kept: list[Series] = []
     for each in series:
         points = [(i, v) for i, v in zip(each.iterations, each.values, strict=True) if math.isfinite(v)]
@@ -239,6 +246,7 @@ def _finite(series: Sequence[Series]) -> list[Series]:
 
 
 def _frame(series: Sequence[Series]) -> _Frame:
+    """Return the ranges of all series together. Raise ConfigError if there is no series."""
     if not series:
         raise ConfigError("there is no finite value to draw")
     values = [value for each in series for value in each.values]

@@ -33,8 +33,10 @@ _SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Cred
 _KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
 """Keys whose form shows that they are secret, under any name."""
 _LONGEST_TEXT = 500
+"""Characters; a longer text is cut."""
 _MOST_ITEMS = 100
 _DEEPEST = 6
+"""Objects that are nested deeper are recorded by the name of their class alone."""
 
 _LONGEST_HEADER = 100_000_000
 """Bytes that the format allows for the header of a safetensors file."""
@@ -42,6 +44,7 @@ _LONGEST_HEADER = 100_000_000
 _DIGEST_ITEMS = 10_000
 """A longer data set is digested by this many items, evenly spaced."""
 _DIGEST_CHARACTERS = 8_000_000
+"""Items after this many characters of JSON are not digested."""
 _DIGEST_SECONDS = 1.0
 """A data set whose items take longer to read has no digest."""
 
@@ -67,8 +70,9 @@ _PACKAGES = (
 
 
 def import_path(thing: object) -> str:
-    """Return `module.name` of a class or function, or of an object's class; a script's own names
-    keep `__main__`.
+    """Return `module.name` of a class or function, or of an object's class.
+
+    A script's own classes and functions are `__main__.name`.
     """
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', '?')}"
@@ -77,7 +81,9 @@ def import_path(thing: object) -> str:
 def describe(value: Any, *, depth: int = 0) -> Any:
     """Return the value as JSON that a person can read, without secrets.
 
-    Objects become their class and its arguments.
+    An object becomes its class and the arguments that it was made with. Long texts and lists are
+    cut.
+    depth: how many containers the value is inside of; callers leave it out.
     """
     if value is None or isinstance(value, bool | int):
         return value
@@ -133,8 +139,8 @@ def _shortened(text: str) -> str:
 def describe_model(model: Any) -> dict[str, Any]:
     """Return the name of a model. For a folder, add the number of its weights and a digest.
 
-    The digest is of its `config.json` and of its files' names and sizes.
-
+    The digest covers `config.json` and the names and sizes of the files, and not the weights
+    themselves, which take long to read.
     model: a folder, a hub name, or a model object, of which only the class is recorded.
     """
     if not isinstance(model, str | Path):
@@ -152,11 +158,11 @@ def describe_model(model: Any) -> dict[str, Any]:
 
 
 def weights_of(model: Any) -> tuple[int, int] | None:
-    """Return how many weights of a model are trained, and how many it has; None if unknown before
-    it is loaded.
+    """Return how many weights of a model are trained, and how many it has.
 
-    model: a folder, a hub name (unknown), or a model object, whose frozen parameters are not
-        trained.
+    Return None for a hub name, a folder of an adapter and an object that is no torch module: their
+    numbers are unknown until the model is loaded.
+    model: a folder, a hub name, or a model object, whose frozen parameters are not trained.
     """
     if isinstance(model, str | Path):
         folder = Path(model)
@@ -189,9 +195,9 @@ def _n_weights(folder: Path) -> int | None:
 def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:
     """Return the length of a data set and a digest of its items as JSON.
 
-    The cost is bounded. Of a long data set, evenly spaced items are digested, until a limit of
-    characters is reached; `digested_items` says how many were. Items that cannot be read, or not
-    within a second, give the digest None.
+    The cost is bounded. At most 10,000 evenly spaced items are digested, and the last ones are left
+    out once 8 million characters are reached; `digested_items` says how many were digested. The
+    digest is None if an item cannot be read, or if reading takes longer than a second.
     """
     length = len(dataset)
     step = max(1, math.ceil(length / _DIGEST_ITEMS))
@@ -233,7 +239,7 @@ def describe_program() -> dict[str, Any]:
         "program": _program(),
         "argv": _without_secrets(sys.argv),
         "versions": _versions(),
-        "git": {"commit": _git_commit(), "dirty": None},
+        "git": {"commit": _git_commit(), "dirty": None},  # the recorder fills it in; it may take git a while
     }
 
 
@@ -278,10 +284,9 @@ def _git_commit() -> str | None:
 
 @cache
 def git_is_dirty() -> bool | None:
-    """Return whether tracked files of the repository differ from its commit; None outside a
-    repository.
+    """Return whether tracked files of the repository differ from its commit.
 
-    May take a while in a large one.
+    Return None outside a repository. May take seconds in a large repository.
     """
     status = _git("status", "--porcelain", "--untracked-files=no")
     return None if status is None else bool(status)
@@ -289,7 +294,7 @@ def git_is_dirty() -> bool | None:
 
 def _git(*arguments: str) -> str | None:
     try:
-        # Without a lock on the index, which a command of the user's would find locked.
+        # Without locks: a git command that the user runs meanwhile would find the index locked.
         done = subprocess.run(
             ["git", "--no-optional-locks", *arguments], capture_output=True, text=True, timeout=10, check=True
         )

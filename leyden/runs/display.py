@@ -33,6 +33,7 @@ _WIDTH = 120
 
 
 def _terminal_width() -> int:
+    """Return the columns of the terminal on standard error, or $COLUMNS if that is set."""
     chosen = os.environ.get("COLUMNS", "")
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
@@ -46,21 +47,21 @@ def _terminal_width() -> int:
 
 
 def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None) -> str:
-    """Return what a run is about, in one line.
+    """Return the run's name, algorithm, model and data in one line.
 
     For example `run 20261122-101500-ab12 | PolicyGradient on tiny (117k weights) | 32 tasks, 8 x 16
-    rollouts a step`. Parts that `config` lacks are left out; so are the last parts of a line that
-    would be wider than `width`.
+    rollouts a step`. Parts that `config` lacks are left out. A part that makes the line wider than
+    `width` is shortened or left out.
 
     config: the configuration in the run's `run.json`.
-    width: None: the width of the terminal that standard error is; 120 if it is none.
+    width: columns; None takes those of the terminal on standard error, 120 without a terminal.
     """
     width = width or _terminal_width()
     algorithm, model = _mapping(config.get("algorithm")), _mapping(config.get("model"))
     name = "run" if run.directory is None else f"run {run.directory.name}"
     learner = str(algorithm.get("name") or "").rpartition(".")[2]
     policy = Path(str(model.get("name") or "")).name
-    parts = [
+    parts = [  # each with its shorter forms, the longest first
         [name],
         [f"{learner} on {policy}{_weights(model)}", f"{learner} on {policy}", learner] if policy else [learner],
         [", ".join([_tasks(config), *_sampling(algorithm)]), _tasks(config)],
@@ -104,13 +105,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def closing_summary(summary: RunSummary, width: int | None = None) -> str:
-    """Return what a run did, in a few lines.
+    """Return the lines that `fit` shows at the end of a run.
 
-    They say how it ended, its rollouts and why some failed, its reward with a small curve, the
-    reward of its validations, and where everything is.
+    They say how the run ended, how many rollouts it had and why some failed, its reward with a
+    small curve, the reward of its validations, where its files are, and which commands show more.
 
-    width: columns; paths and commands are never broken. None: the width of the terminal that
-        standard error is; 120 if it is none.
+    width: columns, for all lines but paths and commands; None takes those of the terminal on
+        standard error, 120 without a terminal.
     """
     width = width or _terminal_width()
     lines: list[str] = []
@@ -198,8 +199,9 @@ def _reward(reward: RewardMetrics) -> str:
 
 
 def _validation(summary: RunSummary) -> str:
-    """Return the rewards of the validations; empty without one, and if they are shown as the reward
-    already.
+    """Return the first and last reward of the validations.
+
+    Return an empty text if there is none, or if the line of the reward shows them already.
     """
     reward = summary.val_reward
     if reward is None or reward == summary.reward:
@@ -212,19 +214,31 @@ def _places(directory: Path) -> dict[str, str]:
     return {"run": str(directory), **({"model": str(model)} if model.is_dir() else {})}
 
 
-def commands(directory: Path) -> tuple[str, str]:
-    """Return the commands that show the run in this folder, and its curve."""
-    name = directory.name if directory.parent in (_RUNS, _RUNS.resolve()) else str(directory)
-    return f"leyden show {shlex.quote(name)}", f"leyden plot {shlex.quote(name)}"
+def show_command(directory: Path) -> str:
+    """Return the command that shows the run in this folder."""
+    return f"leyden show {_name(directory)}"
+
+
+def _name(directory: Path) -> str:
+    """Return a run as `leyden show` takes it: its name in `.leyden/`, else its folder's path."""
+    return shlex.quote(directory.name if directory.parent in (_RUNS, _RUNS.resolve()) else str(directory))
 
 
 def _looks(summary: RunSummary, directory: Path) -> list[str]:
-    show, plot = commands(directory)
-    return [show, *([f"{show} --failed"] if summary.failures else []), plot]
+    """Return the commands that show more of a run: without a number to draw, none that draws."""
+    show = show_command(directory)
+    looks = [show, f"{show} --failed"] if summary.failures else [show]
+    numbers = [name for name, value in summary.metrics.items() if isinstance(value, (int, float))]
+    if summary.reward is not None:
+        looks.append(f"leyden plot {_name(directory)}")
+    elif numbers:
+        metric = "loss" if "loss" in numbers else numbers[0]
+        looks.append(f"leyden plot {_name(directory)} --metric {shlex.quote(metric)}")
+    return looks
 
 
 def _curve(reward: RewardMetrics | None) -> str:
-    """Return the rewards as an SVG polyline, without text."""
+    """Return the rewards as an SVG polyline of a few hundred points; empty for fewer than two."""
     values = () if reward is None else reward.values[:: max(1, len(reward.values) // 300)]
     points = [(index, value) for index, value in enumerate(values) if math.isfinite(value)]
     if len(points) < 2:

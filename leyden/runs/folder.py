@@ -40,7 +40,7 @@ RunState = Literal["running", "succeeded", "failed", "stopped", "crashed"]
 HEARTBEAT_SECONDS = 10.0
 """Seconds between two heartbeats of a run."""
 _SILENCE_SECONDS = 60.0
-"""A run on another machine has crashed when it has been silent for longer than this."""
+"""A run on another machine has crashed if its last heartbeat is older than this."""
 _FORMAT = 2
 _LONGEST_NAME = 200
 _START_TOLERANCE_SECONDS = 2.0
@@ -75,7 +75,8 @@ class Manifest:
     def state(self) -> RunState:
         """The recorded status; `crashed` if the run is recorded as running and its process is gone.
 
-        On another machine the heartbeat decides: the run has crashed if it is a minute old.
+        A process on another machine cannot be looked for; there, the run has crashed if its last
+        heartbeat is a minute old.
         """
         if self.record.status != "running":
             return self.record.status
@@ -123,7 +124,10 @@ class Manifest:
 
 
 def remove_if_nothing_started(directory: Path) -> None:
-    """Remove the files of a run that never started, and its folder if nothing else is in it."""
+    """Remove the files of a run that never started, and its folder if nothing else is in it.
+
+    The caller must know that the run never started; nothing is checked here.
+    """
     for path in directory.glob("*"):
         if path.name in (MANIFEST, METRICS, FAILURES, LOG) or path.name.startswith(store_path(directory).name):
             path.unlink(missing_ok=True)
@@ -139,9 +143,9 @@ def _start_time_of(pid: int) -> float:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return what `run.json` in this folder says.
+    """Return the content of `run.json` in this folder.
 
-    Raise ConfigError if the file is missing, damaged or too new.
+    Raise ConfigError if the file is missing or damaged, or if a newer Leyden wrote it.
     """
     path = directory / MANIFEST
     try:
@@ -160,7 +164,7 @@ def read_manifest(directory: Path) -> Manifest:
         if content.get("format") == _FORMAT:
             return _read_current(content, touched)
         if content.get("format") == 1:
-            return _read_first(content, directory)
+            return _read_format_1(content, directory)
     except (ValidationError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     raise ConfigError(f"{path} has format {content.get('format')!r}; this version of Leyden reads 1 and {_FORMAT}")
@@ -176,8 +180,11 @@ def _read_current(content: dict[str, Any], touched: float) -> Manifest:
     )
 
 
-def _read_first(content: dict[str, Any], directory: Path) -> Manifest:
-    """Return the manifest that the first format of `run.json` describes, as a stopped run."""
+def _read_format_1(content: dict[str, Any], directory: Path) -> Manifest:
+    """Return the manifest that format 1 of `run.json` describes.
+
+    That format does not say how the run ended, so it counts as stopped.
+    """
     record = RunRecord(
         run_id=content["run_id"],
         name=name_of(directory),

@@ -17,7 +17,7 @@ class FolderWriter(LogWriter):
     """Adds the rows of stages to a folder's `metrics.jsonl`."""
 
     def __init__(self, folder: FolderRecorder) -> None:
-        super().__init__(LogLevel.CRITICAL)  # it takes nothing of single steps
+        super().__init__(LogLevel.CRITICAL)  # rows of stages only, so no values of single steps
         self._folder = folder
         self.path = folder.directory / METRICS
         """The writer's file. A loop refuses two writers of one file."""
@@ -27,13 +27,13 @@ class FolderWriter(LogWriter):
         return {}
 
     def write(self, row: Row) -> None:
-        """Add the row. A test of the trained policy adds one after the run has ended."""
+        """Append the row to `metrics.jsonl`, also after the run has ended, as a later test does."""
         assert isinstance(row, MetricsRow)
         self._folder.add_row(row)
 
 
 class FolderCallback(Callback):
-    """Removes the rows after the checkpoint at which the loop continues, because the loop makes
+    """Removes the rows after the checkpoint from which the loop continues, because the loop writes
     them again.
     """
 
@@ -50,9 +50,11 @@ class FolderCallback(Callback):
 
 @contextlib.contextmanager
 def recording(folder: FolderRecorder) -> Generator[None]:
-    """Keep the folder open during a run, and close it with the way in which the run ended.
+    """Open the folder's files for a run, and record at the end of the block how the run ended.
 
-    Only the first close counts, so the code in the block may close it, too.
+    Without an error it has succeeded, after Ctrl-C it is stopped, after another error it has
+    failed. A block that closes the folder itself decides instead, because only the first close
+    counts.
     """
     folder.open()
     try:

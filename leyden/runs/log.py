@@ -1,11 +1,11 @@
-"""`RunLog`: the lines of the `leyden` logger in the run's folder, without a change of what the user
-sees.
+"""`RunLog`: writes the lines of the `leyden` logger to the run's folder. What the user sees does
+not change.
 
 Records from INFO on go to the file. If the user's level is higher, the logger is set to INFO while
-the run lasts, and a filter keeps the lower records from all handlers that were there before. A
-program without any handler sees warnings on standard error, as Python shows them by itself where no
-file is written. A logger whose name ends in `.details` keeps the user's level: its records are too
-many for a file that every run writes.
+the run lasts, and a filter keeps the lower records from all handlers that were there before. In a
+program without any handler, Python itself shows warnings on standard error; the file's handler ends
+that, so a handler for warnings is added while the run lasts. A logger whose name ends in `.details`
+keeps the user's level: its records are too many for a file that every run writes.
 """
 
 from __future__ import annotations
@@ -52,25 +52,27 @@ class RunLog:
             _Lowered.release()
 
     def _is_ours(self, record: logging.LogRecord) -> bool:
-        """Return whether the record belongs to this run, as all do that no other run's context
-        logged.
-        """
+        """Return whether the record was logged by this run's context, or outside of any run's."""
         return current_run_id.get() in (None, self._run_id)
 
 
 class _Lowered:
-    """The logger at INFO, whose other handlers see only what they saw before; one for all runs of
-    the process.
+    """The `leyden` logger, set to INFO. Its other handlers get only the records that they got
+    before.
+
+    The runs of a process share one: each calls `hold`, then `release`.
     """
 
     _lock = threading.Lock()
     _holders = 0
     _held: _Lowered | None = None
+    """The changes to the loggers; None if the user's level is INFO or lower, or no run lasts."""
     _warnings: logging.Handler | None = None
     """Shows warnings while a run lasts, in a program that has no handler."""
 
     @classmethod
     def hold(cls) -> None:
+        """Lower the logger to INFO. Do nothing if it is already, by the user or by another run."""
         with cls._lock:
             cls._holders += 1
             logger = logging.getLogger(_ROOT)
@@ -83,6 +85,7 @@ class _Lowered:
 
     @classmethod
     def release(cls) -> None:
+        """End one `hold`. The last release restores levels and handlers as they were."""
         with cls._lock:
             cls._holders -= 1
             if cls._holders == 0 and cls._held is not None:
@@ -113,6 +116,7 @@ class _Lowered:
             handler.removeFilter(self._shown_before)
 
     def _shown_before(self, record: logging.LogRecord) -> bool:
+        """Return whether a handler would get the record if the level had not been lowered."""
         ours = record.name == _ROOT or record.name.startswith(f"{_ROOT}.")
         lowered = self._logger.level == logging.INFO
         return not (ours and lowered) or record.levelno >= self._level
@@ -125,8 +129,8 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    """Yield the handlers that records of `leyden` reach: its own, its children's, and those of the
-    loggers above it.
+    """Yield each handler that records of `leyden` loggers reach, also those of the
+    loggers above.
     """
     seen: set[int] = set()
     ancestors: list[logging.Logger] = []

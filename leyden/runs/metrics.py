@@ -31,18 +31,19 @@ class RunMetrics:
     """The rewards and counts of a run so far."""
 
     reward: RewardMetrics | None = None
-    """Rewards of the training stages, or of the validations if the run has no training stage; None
-    without rewards."""
+    """Rewards of the training stages, or of the validations if no training stage has a reward; None
+    if neither has one."""
     val_reward: RewardMetrics | None = None
     """Rewards of the validations; None if no validation reported a reward."""
     iterations: int = 0
     """Finished training iterations."""
     seconds: float = 0.0
-    """Time spent until the last row, over all processes that worked on the run."""
+    """Seconds that the loop had run when the last row was written, without the pauses before
+    resumes."""
     rollouts: int = 0
-    """Rollouts of all stages, as far as their rows count them."""
+    """The sum of `rollouts` over all rows; rows without that metric add nothing."""
     failed: int = 0
-    """Rollouts that failed."""
+    """The sum of `failed` over all rows."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
     """The metrics of the last row."""
 

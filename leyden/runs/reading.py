@@ -1,7 +1,7 @@
 """Open a run that was recorded: from its folder, by its name or id, or from a store.
 
-A reader changes nothing, so that a running run can be looked at. Each method reads anew what is
-there at that moment. A half-written last line, which a kill may leave, is skipped.
+A reader changes nothing, so a run can be read while it is running. Each method reads the files or
+the store anew. A half-written last line, which a kill may leave, is skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FailedRollout:
-    """A rollout that failed."""
+    """A rollout that failed: which one, when and why."""
 
     rollout_id: str
     attempt_id: str | None
@@ -41,8 +41,9 @@ class FailedRollout:
     """The kind of failure as the runner names it; None if it named none."""
     reason: str
     time: float
-    """Unix seconds."""
+    """The time of its end, in Unix seconds."""
     mode: str | None = None
+    """`train`, `val` or `test`; None if unknown."""
     iteration: int | None = None
     """The training iteration that the rollout was for, counted from 1 as in the metrics; None if
     unknown."""
@@ -64,7 +65,7 @@ class RecordedRun(ABC):
     @property
     @abstractmethod
     def state(self) -> RunState:
-        """The run's status; `crashed` if it is recorded as running and is not."""
+        """The run's status; `crashed` if it is recorded as running and its process is gone."""
 
     @property
     def log_path(self) -> Path | None:
@@ -74,30 +75,32 @@ class RecordedRun(ABC):
 
     @abstractmethod
     def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
-        """Return the rows of all stages, or of one, in order of iterations; `val 0` comes before
-        `train 1`.
+        """Return the rows of all stages, or of one, in order of iterations.
+
+        Within an iteration, `train` comes first: the order is val 0, train 1, val 1.
         """
 
     @abstractmethod
     def failures(self) -> list[FailedRollout]:
-        """Return the failures in the order in which they were recorded."""
+        """Return the failed rollouts in the order in which they were recorded."""
 
     @abstractmethod
     def open_store(self) -> LightningStore:
-        """Return the run's store, to be used in `async with`: a file read-only, a server through a
-        client.
+        """Return the run's store, to be used in `async with`. A file is opened read-only.
 
-        Raise ConfigError if the store cannot be found.
+        Raise ConfigError if the run does not say where its store is.
         """
 
     def read_store(self, query: Callable[[LightningStore], Awaitable[T]]) -> T:
-        """Return the result of one query of the run's store, from synchronous code, also where an
-        event loop runs in this thread.
+        """Open the run's store, await one query of it, and return the result.
+
+        For synchronous code: the query runs in a thread of its own, so that it works in notebooks,
+        where an event loop runs already.
         """
         return _in_thread(self.open_store, query)
 
     def summary_metrics(self) -> RunMetrics:
-        """Return the rewards and counts of the rows that are recorded now."""
+        """Return the rewards and counts of the run so far."""
         return metrics_of(self.metrics())
 
 
@@ -106,7 +109,7 @@ class _FolderRun(RecordedRun):
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        read_manifest(directory)
+        read_manifest(directory)  # raises ConfigError if the folder holds no readable run
 
     @property
     def directory(self) -> Path:
@@ -132,7 +135,9 @@ class _FolderRun(RecordedRun):
         if path.exists():
             return open_store(path, read_only=True)
         if not isinstance(recorded, str) or recorded.startswith("memory:"):
-            raise ConfigError(f"{self.directory} has no {path.name}, and its {MANIFEST} names no other store")
+            raise ConfigError(
+                f"{self.directory} has no {path.name}, and its {MANIFEST} names no other store; its rollouts cannot be read"
+            )
         return _open_to_read(recorded)
 
 
@@ -174,10 +179,19 @@ class _StoreRun(RecordedRun):
         return _open_to_read(self._store)
 
 
-def failure_of(rollout: Rollout) -> FailedRollout:
-    """Return why a rollout failed, as its latest attempt records it."""
-    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+def iteration_of(rollout: Rollout) -> int | None:
+    """Return the iteration that a rollout was for, counted as in the metrics; None if unknown.
+
+    A rollout's `step` is the number of iterations that had finished when it was requested. A
+    training rollout belongs to the next iteration; a validation measures the finished one.
+    """
     step = rollout.metadata.get("step")
+    return step + (1 if rollout.mode == "train" else 0) if isinstance(step, int) else None
+
+
+def failure_of(rollout: Rollout) -> FailedRollout:
+    """Return a failed rollout with its reason, which its latest attempt records."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     return FailedRollout(
         rollout_id=rollout.rollout_id,
         attempt_id=None if attempt is None else attempt.attempt_id,
@@ -185,7 +199,7 @@ def failure_of(rollout: Rollout) -> FailedRollout:
         reason=failure_reason(rollout),
         time=rollout.end_time or time.time(),
         mode=rollout.mode,
-        iteration=step + (rollout.mode == "train") if isinstance(step, int) else None,
+        iteration=iteration_of(rollout),
     )
 
 
@@ -193,15 +207,16 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     """Open a run that is running, finished or crashed.
 
     source: a run's folder; the name or id of a run under `.leyden/`, or a unique beginning of
-        either; "latest" for the run there that was started last; or the path or URL of a store.
-    run_id: the run's id, if a store holds several.
+        either; "latest" for the run under `.leyden/` that was started last; or the path or URL of a
+        store.
+    run_id: the run's id, for a store that holds several runs.
     Raise ConfigError if there is no such run, or if several match.
     """
     path = Path(source)
     if "://" in str(source) or path.is_file():
         return _run_of_a_store(source, run_id)
     if run_id is not None:
-        raise ConfigError(f"run_id={run_id!r} is for a store, and {str(source)!r} is none; leave it out")
+        raise ConfigError(f"run_id={run_id!r} is for a store, and {str(source)!r} is none; leave run_id out")
     if (path / MANIFEST).is_file():
         return _FolderRun(path)
     if path.is_dir():
@@ -218,13 +233,16 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"{str(source)!r} begins the names of {len(found)} runs{_offer(found)}")
+        raise ConfigError(
+            f"{str(source)!r} begins the names of {len(found)} runs{_offer(found)}; give more of the name"
+        )
     raise ConfigError(f"there is no run {str(source)!r} in {RUNS.resolve()}{_offer(runs)}")
 
 
 def _run_of_a_store(source: str | Path, run_id: str | None) -> RecordedRun:
+    """Return the run with this id, or the only run of a store. Raise ConfigError otherwise."""
     if run_id is not None:
-        _read(source, lambda store: store.get_run_by_id(run_id))
+        _read(source, lambda store: store.get_run_by_id(run_id))  # raises UnknownRun if it is missing
         return _StoreRun(source, run_id)
     runs = list(_read(source, lambda store: store.query_runs()))
     if len(runs) != 1:
@@ -244,6 +262,8 @@ def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -
 
 
 def _in_thread(open_it: Callable[[], LightningStore], query: Callable[[LightningStore], Awaitable[T]]) -> T:
+    """Run a query on the event loop of a new thread, because this one may have a running loop."""
+
     async def work() -> T:
         async with open_it() as store:
             return await query(store)
@@ -253,9 +273,10 @@ def _in_thread(open_it: Callable[[], LightningStore], query: Callable[[Lightning
 
 
 def list_runs(root: Path = RUNS) -> list[RecordedRun]:
-    """Return the runs in the folders of `root`, the one that was started last first.
+    """Return the runs in the folders of `root`, the last started first.
 
-    Folders with a damaged `run.json` are left out.
+    Folders with a damaged `run.json` are left out. A run that is not directly under `root` is not
+    found.
     """
     runs: list[RecordedRun] = []
     for manifest in root.glob(f"*/{MANIFEST}"):
@@ -275,9 +296,10 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """Return the rows of a `metrics.jsonl` in the order of the run.
+    """Return the rows of a `metrics.jsonl` in order of iterations; none if the file is missing.
 
-    Of two rows of one stage and iteration, the later one counts.
+    A later row of a stage and iteration replaces an earlier one. Raise ConfigError for a damaged
+    line.
     """
     rows: list[MetricsRow] = []
     for number, line in _lines(path):
@@ -291,9 +313,9 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 
 def read_failures(path: Path) -> list[FailedRollout]:
-    """Return the lines of a `failures.jsonl`.
+    """Return the failures in a `failures.jsonl`; none if the file is missing.
 
-    Fields that a later version may have added are left out.
+    Fields that a later version may have added are left out. Raise ConfigError for a damaged line.
     """
     known = {field.name for field in fields(FailedRollout)}
     failures: list[FailedRollout] = []
@@ -301,12 +323,16 @@ def read_failures(path: Path) -> list[FailedRollout]:
         try:
             failures.append(FailedRollout(**{name: value for name, value in line.items() if name in known}))
         except TypeError as error:
+            # "FailedRollout.__init__() missing 1 required ...": without the name of the function
             raise _damaged(path, number, str(error).partition("() ")[2]) from None
     return failures
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each object with the number of its line. Raise ConfigError for a line without one."""
+    """Yield the JSON object of each line with the line's number, from 1. Skip empty lines.
+
+    Raise ConfigError for a line that is not a JSON object.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -320,7 +346,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except ValueError as error:
             raise _damaged(path, number, error) from error
         if not isinstance(read, dict):
-            raise _damaged(path, number, "it is no object")
+            raise _damaged(path, number, "it is no JSON object")
         yield number, cast(dict[str, Any], read)
 
 

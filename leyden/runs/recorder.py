@@ -1,8 +1,8 @@
-"""`RunRecorder`: takes what a run reports, and keeps it in the run's folder and in its store.
+"""`RunRecorder`: writes the reports of a run to its folder and to its store.
 
 A trainer makes one for each run, opens it when the store is open, attaches it to the `Run` that the
-algorithm is given, and closes it before the store. Nothing here waits for the store while a step
-runs: rows are handed to the event loop of the trainer, which writes all that are due in one call.
+algorithm is given, and closes it before the store. A report never waits for the store: the row is
+handed to the trainer's event loop, which writes all pending rows in one call.
 
 A store that fails is reported once and does not end the run: the folder has everything.
 """
@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 
 _FAILURES_AT_A_TIME = 100
 _LOOK_SECONDS = 1.0
-"""The shortest time between two looks for failed rollouts."""
-_LAST_WORDS_SECONDS = 5.0
-"""Seconds that the end of a run waits for its store."""
+"""The shortest time between two queries for failed rollouts."""
+_END_SECONDS = 5.0
+"""Seconds that `close` waits for the store: once for the last failures, once for the run's end."""
 
 
 class RunRecorder:
     """Records one run, from `open` to `close`.
 
-    manifest: what is known of the run when it begins.
+    manifest: the run's, from `begin_run`.
     folder: None if the run keeps nothing beside its store.
     writers: the user's, which get every row.
     callbacks: the user's, for algorithms with a `TrainLoop`.
@@ -67,11 +67,13 @@ class RunRecorder:
         self._own_loop: TrainLoop | None = None
         """The algorithm's own `TrainLoop`; None if it reports its stages itself."""
         self._cut_at_first_report = False
+        """Whether the first report of a resumed algorithm is to remove the rows that follow it."""
         self._began_at = time.monotonic()
         self._mirror = _Mirror(store, manifest.record.run_id)
         self._recorded = set[str]()
-        """Rollouts whose failures are recorded."""
+        """Ids of the rollouts whose failures are recorded."""
         self._failures_until = manifest.record.start_time
+        """The time of the last recorded failure; older ones are not read again."""
         self._looked_at = 0.0
         self._looking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,31 +92,32 @@ class RunRecorder:
         self._tasks.append(asyncio.create_task(self._watch()))
 
     def begin_algorithm(self, *, resume: bool) -> None:
-        """Record that the algorithm begins its work, at first or after a restart.
+        """Prepare for the reports of an algorithm that begins, at first or after a restart.
 
-        resume: the algorithm continues from its own state.
+        resume: the algorithm continues from its own checkpoint, and repeats the steps after it.
         """
         self._end_reported(None)
         self._cut_at_first_report, self._own_loop = resume, None
         self._began_at = time.monotonic()
 
     async def close(self, status: RunStatus, cause: str | None = None) -> None:
-        """Record how the run has ended.
+        """Record how the run has ended, in the folder and then in the store.
 
-        The folder comes first, because the store may be what failed.
+        The folder comes first, because the store may be what failed. Errors of the store are
+        logged, and not raised.
         """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end_reported(None if status == "succeeded" else RuntimeError(cause or status))
         with contextlib.suppress(LeydenError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+            async with asyncio.timeout(_END_SECONDS):
                 await self._look_for_failures()
         note_end(self.manifest, status, cause)
         if self._folder is not None:
             self._folder.close(status, cause)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+            async with asyncio.timeout(_END_SECONDS):
                 await self._mirror.end(self.manifest.record)
 
     def note(self, text: str) -> None:
@@ -124,7 +127,7 @@ class RunRecorder:
 
     @property
     def rows(self) -> list[MetricsRow]:
-        """The rows of the run so far in the order of their reports, earlier processes included."""
+        """The rows that are recorded so far, with those of the run's earlier processes."""
         with self._lock:
             return list(self._rows)
 
@@ -147,12 +150,12 @@ class RunRecorder:
         loop.report(metrics, stage=stage, iteration=iteration)
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """Show how far the stage under way is."""
+        """Show that `done` of `total` pieces of the current stage are finished."""
         (self._own_loop or self._reporting_loop()).progress(done, total, **counts)
 
     def loop_callbacks(self) -> Sequence[Callback]:
         """Return the callbacks of an algorithm with a `TrainLoop` of its own."""
-        return (_Follows(self), *self._callbacks, *(() if self._bar is None else (self._bar(),)))
+        return (_LoopObserver(self), *self._callbacks, *(() if self._bar is None else (self._bar(),)))
 
     def loop_writers(self) -> Sequence[LogWriter]:
         """Return the writers of an algorithm with a `TrainLoop` of its own."""
@@ -162,8 +165,8 @@ class RunRecorder:
         return _RowWriter(self, None if self._folder is None else self._folder.directory / METRICS)
 
     def _reporting_loop(self) -> ReportedLoop:
-        """Return the loop through which the algorithm reports its stages. The first report makes
-        it.
+        """Return the loop through which the algorithm reports its stages; make it at the first
+        report.
         """
         with self._lock:
             if self._reported is None:
@@ -184,7 +187,7 @@ class RunRecorder:
             loop.end(error)
 
     def add_row(self, row: MetricsRow) -> None:
-        """Write a row to the folder and to the store."""
+        """Write a row to the folder, and queue it for the store."""
         with self._lock:
             self._rows.append(row)
             if self._folder is not None:
@@ -196,12 +199,13 @@ class RunRecorder:
     def follow(self, loop: TrainLoop) -> None:
         """Record the stages of the algorithm's own loop, which begins now.
 
-        Rows after its checkpoint are removed, because it makes them again.
+        Rows after the loop's checkpoint are removed, because the loop makes them again.
         """
         self._own_loop = loop
-        self._cut(after_iteration=loop.current_iter or -1)  # 0: there was no checkpoint
+        self._cut(after_iteration=loop.current_iter or -1)  # 0: no checkpoint, so validation 0 goes too
 
     def _cut(self, *, after_iteration: int) -> None:
+        """Remove the rows of later iterations from memory, the folder and the store."""
         with self._lock:
             kept = [row for row in self._rows if row.iteration <= after_iteration]
             cut = len(kept) < len(self._rows)
@@ -227,9 +231,10 @@ class RunRecorder:
                 await self._mirror.beat()
 
     async def _look_for_failures(self) -> None:
-        """Record the rollouts that have failed since the last look.
+        """Record the rollouts that have failed since the last query.
 
-        The cost grows with their number alone.
+        Pages are read from the newest failure back to the last recorded one, so the cost grows with
+        the number of new failures alone.
         """
         async with self._looking:
             self._looked_at = time.monotonic()
@@ -238,10 +243,10 @@ class RunRecorder:
             run_id = self.manifest.record.run_id
             is_shared = self._store.capabilities["zero_copy"]
             found: list[Rollout] = []
-            while True:  # a failure meanwhile moves the pages, so that one rollout may be on two
+            while True:  # a failure between two queries shifts the pages: a rollout may be on two of them
                 page = await self._store.query_rollouts(
                     status_in=["failed"],
-                    run_id=run_id if is_shared else None,  # in a store of its own, a rollout without a run is the run's
+                    run_id=run_id if is_shared else None,  # elsewhere, rollouts that name no run count as this run's
                     sort_by="end_time",
                     sort_order="desc",
                     limit=_FAILURES_AT_A_TIME,
@@ -262,22 +267,24 @@ class RunRecorder:
 
 
 class _Mirror:
-    """The store's rows of a run.
+    """Writes a run, its rows and its heartbeat to the store.
 
-    What is to be written waits here until the trainer's event loop takes it to the store.
+    Rows may come from any thread. They wait here until the trainer's event loop writes them.
     """
 
     def __init__(self, store: LightningStore, run_id: str) -> None:
         self._store, self._run_id = store, run_id
         self._loop = asyncio.get_running_loop()
         self._pending: list[list[MetricPoint] | int] = []
-        """Points to add, or the iteration after which to cut, in the order of the run."""
+        """Changes in order: a list of points to add, or an iteration after which to remove
+        points."""
         self._lock = threading.Lock()
         self._writing = asyncio.Lock()
         self._touched_at = time.monotonic()
+        """The time of the last heartbeat."""
         self._reported_error = False
         self._refused = set[str]()
-        """Names of metrics that no store takes."""
+        """Names of metrics that the store refused, each of which is logged once."""
         self.news = asyncio.Event()
         """Set when there are changes to write."""
 
@@ -312,10 +319,10 @@ class _Mirror:
             self._loop.call_soon_threadsafe(self.news.set)
 
     async def flush(self) -> None:
-        """Write the pending rows, with points that wait together in one call.
+        """Write the pending changes, all points up to the next removal in one call.
 
-        Rows that the store did not take, because it failed or the call was cancelled, stay pending.
-        Writing them again is harmless.
+        Changes that the store did not take, because it failed or the call was cancelled, stay
+        pending. Writing them again is harmless.
         """
         async with self._writing:
             while taken := self._first_pending():
@@ -327,15 +334,18 @@ class _Mirror:
                     del self._pending[: len(taken)]
 
     def _first_pending(self) -> list[list[MetricPoint] | int]:
-        """Return the next change: one cut, or all points before it."""
+        """Return the next changes to write together: one removal, or all points before the next
+        one.
+        """
         with self._lock:
             cut = next((place for place, change in enumerate(self._pending) if isinstance(change, int)), None)
             return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:
-        """Write the points.
+        """Write the points. Leave out those that the store refuses, such as a name with a line
+        break.
 
-        Leave out a point that stores refuse, such as one with a line break in its name.
+        The store refuses a whole call, so a refused list is halved until the point is found.
         """
         if not points:
             return
@@ -351,7 +361,9 @@ class _Mirror:
                 logger.warning("the store does not take a metric of the run (%s); its folder has it", error)
 
     async def beat(self) -> None:
-        """Send the store a heartbeat of the run, if the last one is old."""
+        """Send the store a heartbeat of the run, unless the last one is younger than
+        ten seconds.
+        """
         if time.monotonic() - self._touched_at >= HEARTBEAT_SECONDS:
             self._touched_at = time.monotonic()
             await self._store.update_run(self._run_id)
@@ -364,7 +376,7 @@ class _Mirror:
 
     @contextlib.contextmanager
     def reporting_errors(self) -> Generator[None]:
-        """Suppress the store's errors, and log the first of them."""
+        """Suppress errors of the store, and log the first one."""
         try:
             yield
         except (LeydenError, OSError) as error:
@@ -374,7 +386,7 @@ class _Mirror:
 
 
 class _RowWriter(LogWriter, KeepsEarlierRows):
-    """Gives the rows of a loop to the recorder."""
+    """Passes the rows of a loop on to the recorder."""
 
     def __init__(self, recorder: RunRecorder, path: Path | None) -> None:
         super().__init__()
@@ -387,7 +399,7 @@ class _RowWriter(LogWriter, KeepsEarlierRows):
         self._recorder.add_row(row)
 
 
-class _Follows(Callback):
+class _LoopObserver(Callback):
     """Notifies the recorder when the loop begins, after its counters were restored."""
 
     def __init__(self, recorder: RunRecorder) -> None:

@@ -33,10 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class FolderRecorder:
-    """Keeps `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to
+    """Writes `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to
     `close`.
 
-    directory: exists already and holds `run.json`.
+    directory: the run's folder, which exists already.
+    manifest: from `begin_run`.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -51,9 +52,9 @@ class FolderRecorder:
         """Held while `run.json` is written."""
 
     def open(self) -> None:
-        """Note that the run is under way in this process, and open its files.
+        """Record in `run.json` that this process works on the run, and open the run's files.
 
-        Rows of an earlier process stay.
+        Rows of an earlier process stay. Starts the heartbeat.
         """
         record = self.manifest.record
         record.status, record.end_time, record.cause = "running", None, None
@@ -65,19 +66,19 @@ class FolderRecorder:
 
     def close(self, status: RunStatus, cause: str | None = None) -> None:
         """Record how the run ended, and close its files. Later calls do nothing."""
-        with self._lock:  # the heartbeat writes nothing after it
+        with self._lock:  # the heartbeat's thread may be writing run.json, and must not after this
             if self._ended.is_set():
                 return
             self._ended.set()
             note_end(self.manifest, status, cause)
             try:
                 self.manifest.write(self.directory)
-            except ConfigError as error:  # a full disk, perhaps; the run itself has ended as it has
+            except ConfigError as error:  # a full disk, for example, must not turn a success into an error
                 logger.warning("the end of the run (%s) is not recorded: %s", status, error)
         self._log.close()
         for file in (self._metrics, self._failures):
             if file is not None:
-                with contextlib.suppress(OSError):  # what was not written has been reported
+                with contextlib.suppress(OSError):  # each write is flushed, and reported its own error
                     file.close()
 
     def rows(self) -> list[MetricsRow]:
@@ -85,8 +86,9 @@ class FolderRecorder:
         return read_rows(self.directory / METRICS)
 
     def add_row(self, row: MetricsRow) -> None:
-        """Append a row; one that has its stage and iteration already takes its place when the file
-        is read.
+        """Append a row. A reader replaces an earlier row of the same stage and iteration by it.
+
+        After `close` the file is opened for this row alone, because a policy may be tested later.
         """
         if self._ended.is_set():
             with _appending(self.directory / METRICS) as file:
@@ -120,9 +122,9 @@ class FolderRecorder:
             _append(self._failures, asdict(failure))
 
     def _beat(self) -> None:
-        """Touch the manifest every HEARTBEAT_SECONDS until the end. Runs in a thread.
+        """Touch `run.json` every HEARTBEAT_SECONDS until the end. Runs in a thread of its own.
 
-        At first it adds whether the git work tree is dirty, which may take git a while.
+        Before that, record whether the git work tree is dirty, which may take git a while.
         """
         dirty = git_is_dirty() if self.manifest.record.config.get("git") else None
         if dirty is not None:
@@ -149,7 +151,7 @@ def note_end(manifest: Manifest, status: RunStatus, cause: str | None) -> None:
 
 
 def _appending(path: Path) -> IO[str]:
-    """Open a file of lines for appending, without a last line that a kill has cut in half."""
+    """Open a file of lines for appending. Remove a last line that a kill has cut in half."""
     file = path.open("a+", encoding="utf-8", newline="")
     size = file.seek(0, os.SEEK_END)
     if size and (end := path.read_bytes().rfind(b"\n") + 1) < size:
@@ -168,6 +170,9 @@ def _append(file: IO[str] | None, content: dict[str, Any]) -> None:
 
 
 def _line(content: dict[str, Any]) -> str:
+    """Return the content as a line of JSON. NaN and infinity become null, because
+    JSON lacks them.
+    """
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in content.items()

@@ -1,4 +1,4 @@
-"""`ReportedLoop`: a training loop that is driven from outside, by an algorithm that owns its loop.
+"""`ReportedLoop`: the `TrainLoop` of an algorithm that owns its loop and calls `Run.report`.
 
 Writers and the progress bar see the same rows, counters and hooks as with an `IterativeAlgorithm`.
 """
@@ -16,16 +16,19 @@ from leyden.loop.metrics import clean_metrics
 
 
 class KeepsEarlierRows:
-    """A writer that is its own record of earlier processes, and is not given their rows again."""
+    """Mixin of a writer that keeps the rows of earlier processes itself: they are not written to it
+    again.
+    """
 
 
 class ReportedLoop(TrainLoop):
-    """Call `begin`, then `report` and `progress` from any thread, then `end`.
+    """A loop that the algorithm's reports move forward. Call `begin`, then `report` and `progress`
+    from any thread, then `end`.
 
     started_at: when the algorithm began (`time.monotonic()`).
     callbacks: their hooks must be synchronous.
-    earlier: returns the rows of earlier processes of the run, when the first row is reported. The
-        writers that keep a file are given them again, because a new file replaces the old one.
+    earlier: returns the rows of earlier processes of the run. Writers of a file get them again,
+        because a new file replaces the old one.
     """
 
     def __init__(
@@ -41,13 +44,13 @@ class ReportedLoop(TrainLoop):
         self._earlier = earlier
         self._began_at = started_at
         self._trained = 0
-        """The last iteration of which a training stage was reported."""
+        """The last iteration whose training stage was reported."""
         self._writers_are_open = False
         self._ends_later = False
         """Whether the callbacks' `on_iter_end` of the current iteration is still to be called."""
 
     def begin(self) -> None:
-        """Begin to show progress."""
+        """Restore iteration and time from the earlier rows, and call the callbacks' first hook."""
         self._started_at = self._began_at
         rows = self._earlier()
         self.current_iter = self._trained = max((row.iteration for row in rows if row.stage == "train"), default=0)
@@ -55,12 +58,18 @@ class ReportedLoop(TrainLoop):
         self._hook("on_fit_start")
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
-        """Write a row. Raise InvalidMetrics for a value that is no metric."""
+        """Write the row of a stage, and call the hooks that follow the stage.
+
+        A row of another iteration ends the current one first.
+        iteration: None takes the current one, and for `train` the next one.
+        Raise InvalidMetrics for a value that is no metric, ConfigError for another stage or an
+        iteration that is no whole number from 0.
+        """
         if stage not in ("train", "val", "test"):
             raise ConfigError(f"stage is {stage!r}; possible: 'train', 'val', 'test'")
         if iteration is not None and (type(iteration) is not int or iteration < 0):
             raise ConfigError(f"iteration is {iteration!r}; it must be a whole number from 0 (1 after the first step)")
-        metrics = clean_metrics(metrics, source="Run.report")  # first: a refused row changes nothing
+        metrics = clean_metrics(metrics, source="Run.report")  # before any change, because it may raise
         with self._reporting:
             if iteration is None:
                 iteration = self.current_iter + (stage == "train")
@@ -77,11 +86,14 @@ class ReportedLoop(TrainLoop):
                 self._trained = iteration
             if iteration <= self._trained:
                 self._hook("on_iter_end")
-            else:  # the validation of an iteration whose training is reported after it, or never
+            else:  # a validation before its iteration's training stage, which may come next, or never
                 self._ends_later = True
 
     def end(self, error: BaseException | None = None) -> None:
-        """Close the writers and stop showing progress."""
+        """End the current iteration, call the callbacks' last hook and close the writers.
+
+        error: why the run has failed; None if it has not.
+        """
         with self._reporting:
             self._end_iteration()
             if error is None:
@@ -96,8 +108,8 @@ class ReportedLoop(TrainLoop):
     def _open_writers(self) -> None:
         """Open the writers, once.
 
-        A writer of a file that keeps no earlier rows begins an empty one, so it gets the rows of
-        before the resume again.
+        A writer of a file begins an empty one, so it gets the rows of earlier processes again,
+        unless it keeps them itself.
         """
         if self._writers_are_open:
             return
@@ -110,7 +122,7 @@ class ReportedLoop(TrainLoop):
                     writer.write(row)
 
     def _end_iteration(self) -> None:
-        """End an iteration without a training stage."""
+        """Call the remaining hooks of an iteration that had a validation and no training stage."""
         if self._ends_later:
             self._hook("on_train_end")
             self._hook("on_iter_end")

@@ -1,4 +1,4 @@
-"""The rollouts of a recorded run, for people who look: counts, failures in groups, the best and the
+"""Queries of a recorded run's rollouts: counts by status, failures by reason, the best and the
 worst.
 """
 
@@ -17,15 +17,17 @@ from leyden.types import AttemptedRollout, ResourcesUpdate, Rollout, RolloutStat
 _PAGE = 200
 """Rollouts whose spans are read at once."""
 _OFFERED = 5
+"""Ids that an error message names if several match."""
 _VARYING = re.compile(r"\b(?![45]\d\d\b)[\w-]*\d[\w.:-]*")
-"""Ids, addresses, numbers and moments: words with a digit. A status of HTTP is none of them."""
+"""Words with a digit: ids, addresses, numbers, times. HTTP statuses such as 404 are left alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Failures for one reason."""
+    """Failures of a run that have the same reason, but for ids, addresses and numbers."""
 
     reason: str
+    """The reason of the last of them, with "(id)" in place of its own ids."""
     reason_kind: str | None
     """The kind of failure as the runner names it; None if it named none."""
     count: int
@@ -42,10 +44,10 @@ class ScoredRollout:
 
 
 def group_failures(failures: Iterable[FailedRollout]) -> list[FailureGroup]:
-    """Return the failures by reason, the most frequent first.
+    """Return the failures in groups by reason, the most frequent reason first.
 
-    Reasons that differ only in ids, addresses or numbers are one group, which shows its latest
-    reason.
+    Reasons that differ only in ids, addresses or numbers are one group.
+    failures: in the order in which they were recorded.
     """
     groups: dict[tuple[str | None, str], list[FailedRollout]] = {}
     for failure in failures:
@@ -65,8 +67,8 @@ def _without_ids(failure: FailedRollout) -> str:
 
 
 async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, int]:
-    """Return how many rollouts of the run the store holds, by status; statuses without any are left
-    out.
+    """Return the number of the run's rollouts in the store by status. Statuses without rollouts are
+    left out.
     """
     if _has_the_store_for_itself(run):
         found = dict((await store.statistics())["rollouts_by_status"])
@@ -79,8 +81,10 @@ async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, 
 
 
 async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[FailedRollout]:
-    """Return the run's failures: those in its folder, else the failed rollouts that the store still
-    holds.
+    """Return the failures that the run's folder records; if it has none, those in the store.
+
+    The store lacks failed rollouts that retention has removed. store: None looks only in the
+    folder.
     """
     if (recorded := run.failures()) or store is None:
         return recorded
@@ -90,7 +94,7 @@ async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Fa
 async def scored_rollouts(
     run: RecordedRun, store: LightningStore, *, order: Literal["best", "worst"], limit: int
 ) -> list[ScoredRollout]:
-    """Return the succeeded rollouts with the highest or the lowest final reward."""
+    """Return up to `limit` succeeded rollouts with the highest or the lowest final rewards."""
     run_id = None if _has_the_store_for_itself(run) else run.record.run_id
     found = await store.query_rollouts(
         run_id=run_id,
@@ -107,30 +111,32 @@ async def scored_rollouts(
     ]
 
 
-async def find_rollout(run: RecordedRun, store: LightningStore, beginning: str) -> Rollout:
-    """Return the rollout with this id, or the only one whose id contains the text.
+async def find_rollout(run: RecordedRun, store: LightningStore, part_of_id: str) -> Rollout:
+    """Return the rollout with this id, or the only rollout whose id contains this text.
 
-    Raise ConfigError otherwise.
+    Raise ConfigError if there is none, or if several ids contain it.
     """
     run_id = None if _has_the_store_for_itself(run) else run.record.run_id
-    exact = await store.query_rollouts(rollout_id_in=[beginning], run_id=run_id)
-    found = exact or await store.query_rollouts(rollout_id_contains=beginning, run_id=run_id, limit=_OFFERED + 1)
+    exact = await store.query_rollouts(rollout_id_in=[part_of_id], run_id=run_id)
+    found = exact or await store.query_rollouts(rollout_id_contains=part_of_id, run_id=run_id, limit=_OFFERED + 1)
     if len(found) == 1:
         return found[0]
     if not found:
         raise ConfigError(
-            f"run {run.record.name} has no rollout {beginning!r}; `leyden show {run.record.name} --best`, --worst and "
+            f"run {run.record.name} has no rollout {part_of_id!r}; `leyden show {run.record.name} --best`, --worst and "
             "--failed list rollouts"
         )
     names = ", ".join(rollout.rollout_id for rollout in found[:_OFFERED])
-    raise ConfigError(f"{beginning!r} is in the ids of several rollouts: {names}{', ...' * (len(found) > _OFFERED)}")
+    raise ConfigError(
+        f"{part_of_id!r} is in the ids of several rollouts: {names}{', ...' * (len(found) > _OFFERED)}; give a longer part"
+    )
 
 
 async def latest_resources(run: RecordedRun, store: LightningStore) -> ResourcesUpdate | None:
     """Return the resources that the run published last; None if there are none.
 
-    A store that several runs share does not tell whose resources they are: there, those of the
-    run's newest rollout.
+    Resources do not name their run. In a store that several runs may share, the resources of the
+    run's newest rollout are returned instead.
     """
     if _has_the_store_for_itself(run):
         return await store.get_latest_resources()
@@ -143,6 +149,7 @@ async def latest_resources(run: RecordedRun, store: LightningStore) -> Resources
 async def _pages(
     run: RecordedRun, store: LightningStore, status_in: list[RolloutStatus] | None
 ) -> AsyncIterator[list[Rollout]]:
+    """Yield the run's rollouts, of all statuses or of some, in pages."""
     run_id = None if _has_the_store_for_itself(run) else run.record.run_id
     offset = 0
     while page := list(await store.query_rollouts(status_in=status_in, run_id=run_id, limit=_PAGE, offset=offset)):
@@ -151,7 +158,5 @@ async def _pages(
 
 
 def _has_the_store_for_itself(run: RecordedRun) -> bool:
-    """Return whether every rollout in the store is the run's: a store file in the run's
-    own folder.
-    """
+    """Return whether every rollout in the store is the run's: it is a file in the run's folder."""
     return run.directory is not None and (run.directory / "store.sqlite").exists()

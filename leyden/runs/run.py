@@ -18,7 +18,7 @@ class Reports(Protocol):
         ...
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """Show how far the stage under way is."""
+        """Show that `done` of `total` pieces of the current stage are finished."""
         ...
 
     def loop_callbacks(self) -> Sequence[Callback]:
@@ -34,28 +34,28 @@ class Reports(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run, as its algorithm sees it: names, places, and two methods that report to the user."""
+    """A run, as its algorithm sees it: its id and folder, and methods that report to the user."""
 
     run_id: str
-    """Names the run. The ids of its rollouts are derived from it, so that a resumed run finds its
+    """The run's id. The ids of its rollouts are derived from it, so that a resumed run finds its
     own rollouts."""
     directory: Path | None = None
     """The run's folder; None: the run keeps nothing beside its store."""
     resume: bool = False
     """Continue from the newest checkpoint in `directory`."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Anything the caller wants beside the checkpoints; written to `run.json`."""
+    """JSON data of the caller, kept in `run.json` for a resume."""
     recorder: Reports | None = field(default=None, repr=False, compare=False)
-    """Takes the reports; None: reports are dropped."""
+    """Receives the reports; None drops them."""
 
     def report(self, metrics: Metrics, *, stage: Stage = "train", iteration: int | None = None) -> None:
-        """Record the metrics of a stage: in the folder, in the store, in the loggers, on the
-        screen.
+        """Record the metrics of a stage in the run's folder, its store and its loggers, and show
+        them.
 
         metrics: names to numbers or short texts. The curve and the summary show `reward`.
-        iteration: finished iterations, 1 after the first. None: one more than the last that was
-            reported; for `val` and `test`, the last of `train`. A row that was reported before is
-            replaced.
+        iteration: the number of finished iterations, 1 after the first. None takes the last
+            reported iteration, and for `train` one more. A second report of a stage and iteration
+            replaces the first.
         May be called from any thread. Does nothing for a run without a recorder. Raises
         InvalidMetrics for a value that is no metric.
         """
@@ -63,9 +63,9 @@ class Run:
             self.recorder.report(metrics, stage=stage, iteration=iteration)
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """Show that `done` of `total` pieces of the stage under way are finished.
+        """Show that `done` of `total` pieces of the current stage are finished.
 
-        counts: further things counted since the stage began, shown as rates (`tokens=960`).
+        counts: further numbers counted since the stage began, shown as rates (`tokens=960`).
         May be called from any thread, as often as the algorithm likes. Does nothing for a run
         without a recorder.
         """

@@ -20,25 +20,26 @@ from leyden.types import RolloutStatus
 class RunSummary:
     """The outcome of a run: its rollouts, failures, rewards and result.
 
-    `rollouts` and `failures` count the rollouts that the store still has: those of this run, if the
-    store was given and may hold those of others.
+    `rollouts` and `failures` count the run's rollouts that the store still has. In a process that
+    has runners and no algorithm, they count every rollout in the store.
     """
 
     run_dir: Path | None
     """The run's folder; None if it has none."""
     rollouts: dict[str, int] = field(default_factory=dict[str, int])
-    """Rollouts by status; each status is there, also with 0."""
+    """The number of rollouts by status; a status without rollouts has 0."""
     failures: dict[str, int] = field(default_factory=dict[str, int])
-    """Failed rollouts by reason, the most frequent first."""
+    """The number of failed rollouts by reason, the most frequent first."""
     forgotten: int = 0
     """Rollouts that retention removed from the store while `fit` ran."""
     stopped: str | None = None
-    """Why the run ended before the algorithm did; None if the algorithm has done its work."""
+    """Why the run ended before the algorithm was done; None if the algorithm has ended by
+    itself."""
     reward: RewardMetrics | None = None
-    """The rewards of the training stages, or of the validations if there was no training; None
-    without rewards."""
+    """The rewards of the training stages, or of the validations if no training stage has a reward;
+    None if neither has one."""
     val_reward: RewardMetrics | None = None
-    """The rewards of the validations; None without rewards there."""
+    """The rewards of the validations; None if no validation has a reward."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
     """The metrics of the last row that was reported."""
     result: Any = None
@@ -46,6 +47,7 @@ class RunSummary:
     seconds: float = 0.0
     """The seconds that this `fit` took."""
     run_id: str = ""
+    """The run's id; empty if no run was recorded."""
 
     def __str__(self) -> str:
         return closing_summary(self)
@@ -56,7 +58,8 @@ class RunSummary:
 
 
 async def count_rollouts(store: LightningStore, run_id: str | None) -> tuple[dict[str, int], dict[str, int]]:
-    """Return rollouts by status, and the failed ones by reason, the most frequent first.
+    """Return the number of rollouts by status, and of failed ones by reason, the most frequent
+    reason first.
 
     run_id: count the rollouts of this run alone; None counts every rollout in the store.
     """
@@ -75,7 +78,7 @@ async def count_rollouts(store: LightningStore, run_id: str | None) -> tuple[dic
 async def _count(store: LightningStore, run_id: str, status: RolloutStatus) -> int:
     """Return how many rollouts of a run have this status, without reading them."""
     counted = 0
-    while True:  # a store counts a part at a time
+    while True:  # `total` may be a lower bound; counting goes on from there until it is exact
         page = await store.query_rollouts(run_id=run_id, status_in=[status], limit=1, offset=counted)
         if page.exact or page.total <= counted:
             return page.total

@@ -1,15 +1,17 @@
-"""A rollout as text: each step at its place, each message once, and how much can be trained on."""
+"""A rollout as text: each step at its place, each message once, and its tokens."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import openai
 
 import leyden as ly
 from leyden import semconv
+from leyden.adapter import transcript
 from leyden.adapter.transcript import step_lines, transcript_lines
 from leyden.testing import FakeUpstream, Reply, ToolCall
 from leyden.types import SpanStatus
@@ -51,10 +53,15 @@ async def test_it_shows_each_message_once_with_tool_calls_rewards_and_tokens() -
     spans = await recorded()
     lines = [re.sub(r"  \d+\.\d\d s", "", line) for line in transcript_lines(spans, max_characters=60)]
     steps = [line for line in lines if not line.startswith(" ")]
-    assert [line.split()[0] for line in steps] == ["leyden.model_call", "leyden.model_call", "leyden.reward", "to"]
+    assert [line.split()[0] for line in steps] == [
+        "leyden.model_call",
+        "leyden.model_call",
+        "leyden.reward",
+        "recorded:",
+    ]
     assert steps[2] == "leyden.reward  0.5"
     tokens = ly.TraceToTrajectory().adapt(spans)[0]
-    assert steps[3] == f"to train on: {len(tokens.token_ids)} tokens, {tokens.n_trained} of them the model's"
+    assert steps[3] == f"recorded: {len(tokens.token_ids)} tokens, {tokens.n_trained} of them the model's"
     whole = f"tool: {LONG.rstrip()}"
     assert [line for line in lines if line.startswith(" ")] == [
         "  system: Be brief.",
@@ -93,3 +100,29 @@ def test_a_stack_trace_is_shown_by_its_last_lines_and_whole_if_nothing_is_to_be_
     assert short[1:3] == ["... (14 earlier lines)", "line 13"]
     assert short[-1] == "ValueError: no"
     assert [line.strip() for line in transcript_lines([span], max_characters=None)[1:]] == trace.splitlines()
+
+
+def test_a_stack_trace_shows_the_users_own_line_although_a_library_raised_far_below() -> None:
+    def frame(path: str, function: str) -> list[str]:
+        return [f'  File "{path}", line 7, in {function}', f"    {function}()"]
+
+    library = [line for n in range(9) for line in frame(f"/x/site-packages/openai/part{n}.py", f"deep{n}")]
+    runner = str(Path(transcript.__file__).parent.parent / "runner" / "agent.py")
+    trace = [
+        "Traceback (most recent call last):",
+        *frame(runner, "run"),
+        *frame("/home/me/leyden/agent.py", "mine"),
+        *library,
+        "openai.APITimeoutError: Request timed out.",
+    ]
+    ids = {"rollout_id": "r", "attempt_id": "a", "trace_id": "0" * 32, "span_id": "1" * 16}
+    attributes = {semconv.EXCEPTION_STACKTRACE: "\n".join(trace)}
+    span = ly.Span(**ids, sequence_id=1, name=semconv.EXCEPTION, attributes=attributes)
+    shown = [line.strip() for line in transcript_lines([span])[1:]]
+    assert shown[:4] == [
+        "... (3 earlier lines)",
+        'File "/home/me/leyden/agent.py", line 7, in mine',
+        "mine()",
+        "... (11 lines of libraries)",
+    ]
+    assert shown[4:] == [line.strip() for line in trace[-8:]]

@@ -16,6 +16,7 @@ from leyden.algorithm.verl.daemon import AgentModeDaemon, DaemonOptions, Rollout
 from leyden.errors import ConfigError, NoTrainingData
 from leyden.gateway import UpstreamModel
 from leyden.legacy import AgentLightningClient, LegacyAgentRunner
+from leyden.runs import open_run
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from tests.algorithm.asking import ask
@@ -87,6 +88,8 @@ def test_a_batch_of_prompts_becomes_rows_with_every_reward(tmp_path: Path) -> No
     assert metrics["rollouts"] == 6 and metrics["failed"] == 3 and metrics["placeholder_rows"] == 3
     assert metrics["rows_before_processing"] == metrics["rows_after_processing"] == 6
     assert [row.reward for row in algorithm.val.rows] == [2.0, 2.0]
+    failures = open_run(tmp_path / "run").failures()
+    assert [failure.iteration for failure in failures] == [4, 4, 4]  # verl's own number of the step
 
 
 def hosted(store: Any, proxy: ly.LLMProxy, options: DaemonOptions) -> AgentModeDaemon:

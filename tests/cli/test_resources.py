@@ -69,6 +69,9 @@ def test_a_version_is_promoted_rolled_back_and_frozen(leyden: Run, path: str) ->
     code, _, error = leyden("rollback", *at)
     assert (code, "nothing was changed" in error) == (1, True)
     assert leyden("freeze", "rs", "2", "--undo", *at)[:2] == (0, "rs 2 may have labels again\n")
+    code, printed, error = leyden("freeze", "rs", "2", "--undo", *at)
+    assert (code, printed) == (1, "")
+    assert "rs 2 is not frozen; nothing was changed" in error
     _, printed, _ = leyden("list", "--audit", "--json", "--store", path)
     log = [json.loads(line) for line in printed.splitlines()]
     assert [(one["action"], one["who"], one["why"]) for one in log][:3] == [

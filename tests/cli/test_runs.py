@@ -7,7 +7,9 @@ import re
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +18,7 @@ import pytest
 
 import leyden as ly
 from leyden.cli import main
+from leyden.runs.beginning import begin_run
 
 REWARDS = (0.1, 0.2, 0.4, 0.8)
 TOO_LONG = "the prompt has 1000 tokens; the context has 64"
@@ -109,6 +112,49 @@ def test_failed_best_and_worst_rollouts_are_found(said: Said) -> None:
     assert best == worst[::-1]
     (one,) = json.loads(said("show", "latest", "--best", "-n", "1", "--json")[0])
     assert (one["reward"], one["input"]) == (0.2, {"n": 2})
+
+
+def test_the_best_and_the_worst_rollouts_name_their_step(said: Said, tmp_path: Path) -> None:
+    """A training rollout that was requested after two steps belongs to the third, a validation to the second."""
+
+    @ly.algo
+    async def search(*, store: ly.LightningStore) -> None:
+        for mode, reward in (("train", 5), ("val", 7)):
+            rollout = await store.enqueue_rollout({"n": reward}, mode=mode, metadata={"step": 2})
+            await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+
+    run = str(tmp_path / "run")
+    ly.Trainer(algorithm=search, run_dir=run, progress=False).fit(agent)
+    worst = said("show", run, "--worst")[0].splitlines()
+    assert [line.split(maxsplit=1)[1] for line in worst] == ["0.5  step 3  {'n': 5}", "0.7  step 2  {'n': 7}"]
+    assert [one["iteration"] for one in json.loads(said("show", run, "--best", "--json")[0])] == [2, 3]
+
+
+def test_a_run_that_reported_no_metric_is_not_said_to_have_a_curve(said: Said, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    summary = ly.Trainer(algorithm="baseline", run_dir=run, progress=False).fit(agent, [{"n": 1}])
+    (run / "metrics.jsonl").write_text("")
+    assert "leyden plot" not in str(replace(summary, reward=None, val_reward=None, metrics={}))
+    assert "leyden plot run --metric lr" in str(
+        replace(summary, run_dir=Path(".leyden/run"), reward=None, metrics={"lr": 0.1})
+    )
+    assert said("plot", str(run), code=1)[1] == (
+        "leyden: run ended without metrics, so there is nothing to draw; see it with `leyden show run`\n"
+    )
+
+
+def test_the_time_of_a_resumed_run_leaves_out_the_pause(said: Said, tmp_path: Path) -> None:
+    """The manifest says that the run worked for 100 s, was stopped, and was resumed an hour later."""
+    directory, manifest = begin_run(tmp_path / "run", config={})
+    now = time.time()
+    manifest.record.start_time, manifest.record.end_time, manifest.record.status = now - 3700, now - 3600, "stopped"
+    manifest.write(directory)
+    for _ in range(2):  # a second resume adds nothing but its own pause
+        _, resumed = begin_run(directory, resume=True, config={})
+        resumed.record.status, resumed.record.end_time = "stopped", time.time()
+        resumed.write(directory)
+    seconds = json.loads(said("runs", "--dir", str(tmp_path), "--json")[0])[0]["seconds"]
+    assert 99 < seconds < 110
 
 
 def test_a_rollout_is_shown_by_a_part_of_its_id(said: Said) -> None:

@@ -163,7 +163,7 @@ def test_an_older_file_is_upgraded_and_can_then_be_read(
     missing = tmp_path / "missing.db"
     assert said(capsys, monkeypatch, "store", "upgrade", str(missing)) == (
         1,
-        f"leyden: there is no store in a file at {missing}",
+        f"leyden: there is no store in a file at {missing}; give the path of one, such as .leyden/NAME/store.sqlite",
     )
     assert not missing.exists()
 

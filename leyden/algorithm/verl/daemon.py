@@ -289,7 +289,9 @@ class AgentModeDaemon(BatchInParts):
                 require_reward=True,
                 require_model_call=mode == "train",
             ),
-            metadata={"step": step, "place": place, "session": session},
+            # `step` is the number of finished steps, as in the other algorithms; verl counts the
+            # current one
+            metadata={"step": policy_version(step, mode), "place": place, "session": session},
         )
 
     async def _collect(
