@@ -1,9 +1,10 @@
-"""`Callback`: what happens between the stages of a loop, without the loop knowing it; and the small
-ones that ship.
+"""`Callback`: code that a loop calls between its stages; and two callbacks, `EarlyStopping` and
+`MetricsWriter`.
 
-A callback sees the loop (its counters, metrics, last row) and the vessel. It may set
-`loop.should_stop`; it changes nothing else of theirs. To add one, subclass `Callback`, override the
-hooks that it needs and, if it must survive a kill, `state_dict` and `load_state_dict`.
+A callback reads the loop (its counters, metrics, last row) and the vessel. It may call
+`loop.stop()`, and changes nothing else of the loop. To add one, subclass `Callback` and override
+the hooks that it needs. If its state must survive a kill, override `state_dict` and
+`load_state_dict` too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of the stage under way."""
+    """The progress of the current stage: `done` of `total` pieces are finished."""
 
     done: int
     total: int
@@ -47,21 +48,23 @@ class Progress:
 class Callback(NamedOptions):
     """Hooks of a `TrainLoop`, all optional, called in the order in which the callbacks were given.
 
-    A hook may be a coroutine function if the loop is driven by `arun`. One that raises ends the
-    run; `on_exception` follows.
+    A hook may be a coroutine function if the loop is driven by `arun`. An error of a hook ends the
+    run, after `on_exception` of all callbacks.
     """
 
     runs_last: ClassVar[int] = 0
     """Callbacks with a higher number are called after those with a lower one.
 
-    `Checkpoint` has 1, because it saves the state that the others have changed. A callback that
-    replaces the policy when a fit ends has 2, so that the trained policy is saved first."""
+    `Checkpoint` has 1, because it saves the state that the others have changed. `EarlyStopping`,
+    which may replace the policy when a fit ends, has 2, so that the trained policy is saved
+    first."""
 
     @property
     def state_key(self) -> str:
         """The name of this callback's state in a checkpoint.
 
-        Give callbacks of one class keys of their own if their order may change.
+        Several callbacks of one class are numbered in their order; override this if the order may
+        change between a run and its resume.
         """
         return type(self).__name__.lower()
 
@@ -90,9 +93,9 @@ class Callback(NamedOptions):
         """Called before the vessel's step. `loop.current_iter` is the step's number, from 0."""
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Called after the step, when it is counted in `loop.current_iter`.
+        """Called after the step, which `loop.current_iter` counts already.
 
-        Its row is in `loop.last_row`, and the writers have it.
+        The step's row is in `loop.last_row`, and the writers have it.
         """
 
     def on_validate_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
@@ -146,31 +149,31 @@ class Callback(NamedOptions):
         """
 
     def load(self, path: Path) -> None:
-        """Restore the files that `save` wrote.
+        """Restore from the files that `save` wrote into `path`.
 
-        Called after `load_state_dict`; the files may be gone when this returns and the fit
-        continues.
+        Called after `load_state_dict`. Copy what is needed: the files may be removed later.
         """
 
 
 class EarlyStopping(Callback):
-    """Stop when a metric has not improved for `patience` looks in a row.
+    """Stop the run when a metric has not improved for `patience` checks in a row.
 
-    monitor: a name in `loop.metrics`; None: "val/reward". `val/...` is looked at after each
-        validation, any other after each training stage.
-    min_delta: a smaller gain is none.
-    patience: 0 and 1 both stop at the first look that is no improvement.
-    baseline: an improvement that does not beat it does not count as one for `patience` (it is the
-        best all the same).
-    restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it
-        had at the best look. The last checkpoint holds the last state, so a run that is resumed
-        continues from there; the best one is beside it in the checkpoint.
-    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default, it
-        looks at validations for any monitor, and each look counts before it is judged, so that
-        patience 0 stops at the second iteration even if it improved. A missing metric is a warning.
-    Raise ConfigError with the nearest names when the metric is missing. NaN is no improvement. A
-    resumed run continues to count; one that had been stopped stops again at once, unless it is
-    given more patience.
+    monitor: a name in `loop.metrics`; None: "val/reward". A name that begins with `val/` is checked
+        after each validation, any other after each training stage.
+    min_delta: a gain counts as an improvement if it is larger than this.
+    patience: 0 and 1 both stop at the first check without improvement.
+    mode: whether a higher ("max") or a lower ("min") value is better.
+    baseline: a value that is not better than this does not reset the count, even if it is the best
+        so far.
+    restore_best_weights: give the vessel its best state when the fit ends, stopped or not. The last
+        checkpoint holds the last state, from which a resumed run continues, and beside it the best
+        one.
+    compat: "qlib" for the rules that Qlib took from Keras 2.9. `monitor` is "reward" by default;
+        every metric is checked at validations; a missing metric is a warning. Each check counts
+        before it is judged, so patience 0 stops at the second iteration even if it improved.
+    Raise ConfigError, with the nearest names, when the metric is missing. NaN is no improvement. A
+    resumed run continues to count; a run that this callback had stopped stops again at once, unless
+    it is given more patience.
     """
 
     runs_last: ClassVar[int] = 2
@@ -210,7 +213,7 @@ class EarlyStopping(Callback):
         self.wait = 0
         self.best: float | None = None
         self.best_iter = 0
-        """The number that `Checkpoint` gives to the same policy."""
+        """The iteration of the best value, as in `loop.current_iter` and in checkpoints."""
         self._drop_weights()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
@@ -225,23 +228,26 @@ class EarlyStopping(Callback):
             loop.stop()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Compare a training metric with the best value.
+        """Check a monitored training metric: keep a new best, or stop the loop.
 
-        The first time, warn of a validation metric that looks misspelt.
+        For a validation metric, warn once if its name looks misspelt.
         """
         if not self._at_validations:
-            return self._look(loop, vessel)
+            return self._check(loop, vessel)
         if not self._name_checked:
             self._name_checked = True
             warn_of_misspelling(loop.metrics, self.monitor, "EarlyStopping")
         return None
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Compare a validation metric with the best value."""
-        return self._look(loop, vessel) if self._at_validations else None
+        """Check a monitored validation metric: keep a new best, or stop the loop."""
+        return self._check(loop, vessel) if self._at_validations else None
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Give the vessel its best state; `Checkpoint` has saved the last one already."""
+        """Load the best state into the vessel, if `restore_best_weights` is set.
+
+        `Checkpoint` has saved the last state already.
+        """
         if not self.restore_best_weights or self.best is None:
             return None
         if self._best_weights is None:
@@ -257,14 +263,14 @@ class EarlyStopping(Callback):
         return None
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
-        """Remove the temporary files."""
+        """Remove the temporary files of the best weights."""
         self._drop_weights()
 
-    def _look(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Read the metric, stop the loop after `patience` readings without improvement, and keep
-        the best.
+    def _check(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """Compare the metric with the best value, and stop the loop when patience is over.
 
-        Return the vessel's save in progress if this reading is the best and its weights are kept.
+        For a new best, save the vessel's weights if they are to be restored. Return the awaitable
+        of an asynchronous save.
         """
         try:
             value = monitored(loop.metrics, self.monitor, "EarlyStopping")
@@ -277,7 +283,7 @@ class EarlyStopping(Callback):
         self.wait += 1
         if improved and (self.baseline is None or self._beats(value, self.baseline)):
             self.wait = 0
-        if self.compat == "qlib":
+        if self.compat == "qlib":  # Keras never stops in its first epoch
             stop = self.wait >= self.patience and loop.current_iter > 1
         else:
             stop = self.wait >= max(self.patience, 1)
@@ -308,11 +314,11 @@ class EarlyStopping(Callback):
         self._drop_weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its iteration, and the number of looks since then."""
+        """Return the best value, its iteration, and the checks without improvement since then."""
         return {"wait": self.wait, "best": self.best, "best_iter": self.best_iter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the best value and the count. The best weights come with `load`."""
         self._drop_weights()
         self.wait, self.best, self.best_iter = state["wait"], state["best"], state["best_iter"]
 
@@ -330,10 +336,11 @@ class EarlyStopping(Callback):
 
 
 class MetricsWriter(Callback):
-    """Write `train_result.csv` and `validation_result.csv` in one directory: a row for each stage,
-    named as in `loop.metrics`.
+    """Write `train_result.csv` and `validation_result.csv` in one directory, with a row for each
+    stage.
 
-    Warn of a stage without metrics, and of a metric that a row lacks although earlier rows have it.
+    Columns have the names of `loop.metrics`, so those of validations begin with `val/`. A stage
+    without metrics, and a row that lacks a metric of earlier rows, are logged as warnings.
     """
 
     def __init__(self, dirpath: str | Path) -> None:
@@ -341,6 +348,7 @@ class MetricsWriter(Callback):
         self._train = CsvWriter(self.dirpath / "train_result.csv")
         self._validation = CsvWriter(self.dirpath / "validation_result.csv")
         self._seen: dict[str, set[str]] = {}
+        """The metrics that earlier rows of each stage had."""
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Begin the files, or continue after the rows that the checkpoint counts."""
@@ -350,13 +358,13 @@ class MetricsWriter(Callback):
         self._validation.open()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Write the row."""
+        """Write the row of the training stage."""
         if row := loop.last_row:
             self._warn_of_missing(row)
             self._train.write(row)
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Write the row."""
+        """Write the row of the validation."""
         if row := loop.last_row:
             self._warn_of_missing(row)
             self._validation.write(replace(row, metrics={f"val/{name}": value for name, value in row.metrics.items()}))
@@ -376,7 +384,7 @@ class MetricsWriter(Callback):
             logger.warning("MetricsWriter: %s has no metrics; the vessel returned none, and no episode ended", place)
         elif missing := sorted(seen - row.metrics.keys()):
             logger.warning("MetricsWriter: %s lacks %s, which earlier rows have", place, ", ".join(missing))
-            seen.difference_update(missing)  # named once
+            seen.difference_update(missing)  # so that each is named once
         seen.update(row.metrics)
 
     def _close(self) -> None:

@@ -6,11 +6,11 @@
       vessel/...         what the vessel wrote (tensors, JSON)
       callbacks/...      what callbacks wrote that is no JSON (the best weights)
     checkpoints/latest -> step-000012      optional
-    checkpoints/superseded/step-000015     newer than the one that a later run was resumed from
+    checkpoints/superseded/step-000015     left behind when the run was resumed from an older one
 
-A checkpoint is written aside, made durable and renamed, and never changes afterwards. It holds no
-pickle, so reading it runs no code. The store knows no loop: `Checkpoint` (a callback) decides when
-to save, the vessel decides what.
+A checkpoint is written to a temporary directory, made durable and renamed, and never changes
+afterwards. It holds no pickle, so reading it runs no code. `CheckpointStore` knows no loop:
+`Checkpoint` (a callback) decides when to save, and the vessel decides what.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 
 class _DamagedError(CheckpointError):
-    """A checkpoint whose files changed after they were written. An older one may be intact."""
+    """The files of a checkpoint changed after they were written. An older one may be intact."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A verified checkpoint."""
+    """A checkpoint whose files were verified when it was opened."""
 
     path: Path
     iteration: int
@@ -63,9 +63,9 @@ class SavedCheckpoint:
 
     @property
     def vessel_state(self) -> Any:
-        """Return the vessel's `state_dict` value.
+        """The value that the vessel's `state_dict` returned.
 
-        Raise CheckpointError if the vessel saved files of its own.
+        Raises CheckpointError if the vessel saved files of its own instead.
         """
         return read_state(self.vessel_path)
 
@@ -82,12 +82,12 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one run, in one directory. One process writes; any may read.
 
-    keep: how many to keep, the newest; at least 1. Two, so that a damaged newest one costs a step
-        and not the run. None: all.
-    link_latest: keep a relative link `latest` to the newest, which still works when the
-        directory is moved.
-    config: what must be the same for a run to be continued, as JSON; a difference is refused by
-        name.
+    keep: how many of the newest checkpoints to keep; None: all. The default is two, so that a
+        damaged newest one costs a step and not the run.
+    link_latest: keep a link `latest` to the newest checkpoint. The link is relative, so it still
+        works when the directory is moved.
+    config: JSON that must be the same when the run is continued. `load` refuses a checkpoint with
+        another config and names the difference.
     """
 
     def __init__(
@@ -100,12 +100,15 @@ class CheckpointStore:
     ) -> None:
         check_number("keep", keep, at_least=1, whole=True, or_none="all checkpoints")
         self.dirpath, self.keep, self.link_latest = Path(dirpath), keep, link_latest
-        self.config: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
+        self.config: dict[str, Any] = json.loads(json.dumps(dict(config or {})))  # as it will be read back
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def prepare(self, iteration: int) -> Path:
-        """Return an empty temporary directory for the vessel's files. Safe to repeat."""
+        """Return an empty temporary directory for the vessel's files.
+
+        The temporary directory of an earlier call is removed, so a save can be tried again.
+        """
         self._remove_asides()
         vessel = self._aside(iteration) / _VESSEL
         vessel.mkdir(parents=True)
@@ -147,20 +150,25 @@ class CheckpointStore:
         return path
 
     def tidy(self, newest: int, *, best: int | None = None) -> None:
-        """Remove the remains of interrupted saves, and old checkpoints: of those up to `newest`,
-        all but the last `keep` and the best. Correct the link to the latest.
+        """Remove the remains of interrupted saves and old checkpoints, and correct `latest`.
+
+        Of the checkpoints up to the iteration `newest`, the last `keep` and the best one stay.
+        best: the iteration of the best checkpoint; None if there is none.
         """
         self._remove_asides()
         if self.link_latest and self._path(newest).is_dir():
             link_beside(self._path(newest), _LATEST)
         kept = self.kept(newest, best=best)
-        # Later ones are damaged (the run was resumed before them) and must not push out good ones.
+        # Later checkpoints are damaged, since the run was resumed before them. They do not count.
         for iteration in self.steps():
             if iteration <= newest and iteration not in kept:
                 remove_directory(self._path(iteration))
 
     def kept(self, newest: int, *, best: int | None = None) -> set[int]:
-        """Return the iterations whose checkpoints stay once the checkpoint of `newest` exists."""
+        """Return the iterations whose checkpoints stay once the checkpoint of `newest` exists.
+
+        best: the iteration of the best checkpoint, which stays too; None if there is none.
+        """
         steps = sorted({step for step in self.steps() if step <= newest} | {newest})
         return set(steps if self.keep is None else steps[-self.keep :]) | ({best} if best is not None else set())
 
@@ -172,12 +180,12 @@ class CheckpointStore:
                 aside.unlink()
 
     def supersede(self, iteration: int, files: Sequence[str] = ()) -> Path:
-        """Move a checkpoint and the named files beside it into `superseded/`. Return its new path.
+        """Move a checkpoint and files beside it into `superseded/`. Return the checkpoint's new
+        path.
 
-        `steps` and `latest` no longer find it.
-
-        A superseded checkpoint of the same iteration is replaced. Repeating it after a kill is
-        safe.
+        `steps` and `latest` no longer find it. An earlier superseded checkpoint of the same
+        iteration is replaced. Safe to repeat after a kill.
+        files: names in the directory of checkpoints; missing ones are skipped.
         """
         folder = self.dirpath / _SUPERSEDED
         folder.mkdir(exist_ok=True)
@@ -221,9 +229,9 @@ class CheckpointStore:
         return None
 
     def best(self) -> SavedCheckpoint | None:
-        """Return the best checkpoint, as named by the newest intact one.
+        """Return the best checkpoint, which the newest intact one names in its manifest.
 
-        None if there is no checkpoint, or if no metric chose a best one.
+        Return None if there is no checkpoint, or if no metric was monitored.
         """
         newest = self.latest()
         best = None if newest is None else self.verify(newest.iteration).get("best")
@@ -232,7 +240,8 @@ class CheckpointStore:
     def load(self, iteration: int) -> SavedCheckpoint:
         """Verify and read the checkpoint of `iteration`.
 
-        Raise CheckpointError, which names the file and what is wrong with it.
+        Raise CheckpointError if it is missing or damaged, if a newer Leyden wrote it, or if its
+        config is another.
         """
         manifest = self.verify(iteration)
         path = self._path(iteration)
@@ -246,9 +255,9 @@ class CheckpointStore:
         return SavedCheckpoint(path, iteration, _read_json(path / _STATE))
 
     def damage(self, iteration: int) -> str | None:
-        """Return a description of the damage to the checkpoint of `iteration`.
+        """Return a message that describes the damage to the checkpoint of `iteration`.
 
-        None if it is intact, or if a newer version of Leyden wrote it.
+        Return None if it is intact, or if a newer version of Leyden wrote it.
         """
         try:
             self.verify(iteration)
@@ -267,7 +276,7 @@ class CheckpointStore:
         manifest_path = path / _MANIFEST
         manifest = _read_json(manifest_path)
         if manifest.get("kind") != _KIND or not isinstance(manifest.get("format"), int):
-            raise _DamagedError(f"{manifest_path} is not a manifest of Leyden's")
+            raise _DamagedError(f"{manifest_path} is not a manifest of a Leyden checkpoint")
         if manifest["format"] > FORMAT:
             raise CheckpointError(
                 f"{manifest_path} has format {manifest['format']}, written by Leyden {manifest.get('leyden_version')}; "
@@ -285,7 +294,7 @@ class CheckpointStore:
         return manifest
 
     def n_bytes(self, iteration: int) -> int:
-        """Return the size of the files of a checkpoint. 0 if there is none."""
+        """Return the size of a checkpoint's files in bytes; 0 if there is no such checkpoint."""
         return sum(file.stat().st_size for file in self._path(iteration).rglob("*") if file.is_file())
 
     def _path(self, iteration: int) -> Path:
@@ -300,9 +309,10 @@ def open_checkpoint(path: str | Path, *, config: Mapping[str, Any] | None = None
 
     path: a checkpoint's directory or a link to it, a directory of checkpoints (for its newest one),
         or a `.pth` file.
-    config: see `CheckpointStore`. The configuration of a `.pth` file is not known.
-    Raise CheckpointError for any other path, and for a damaged checkpoint. No code of the
-    checkpoint is run.
+    config: the configuration that a checkpoint must have been made with; None: an empty one. A
+        `.pth` file does not record its configuration.
+    Raise CheckpointError for any other path, a damaged checkpoint, and one of another
+    configuration. No code of the checkpoint is run.
     """
     path = Path(path)
     if not path.exists():
@@ -320,8 +330,9 @@ def open_checkpoint(path: str | Path, *, config: Mapping[str, Any] | None = None
 
 
 def link_beside(target: Path, name: str) -> None:
-    """Let the link `name` in `target`'s directory point to `target`, relatively; it is always
-    either the old or the new one.
+    """Make `name` in the directory of `target` a relative link to it.
+
+    The link is replaced in one step, so that readers find the old target or the new one.
     """
     aside = target.with_name(ASIDE + name)
     aside.unlink(missing_ok=True)
@@ -376,6 +387,7 @@ def _as_json(state: Mapping[str, Any]) -> str:
 
 
 def _culprit(state: Mapping[str, Any]) -> str:
+    """Return the name of the callback or writer whose state is not JSON, else "the loop"."""
     for noun, group in (("callback", "callbacks"), ("writer", "loggers")):
         for key, part in state.get(group, {}).items():
             try:

@@ -1,6 +1,4 @@
-"""`Checkpoint`: saves loop and vessel together, after everything else of the iteration has
-happened.
-"""
+"""`Checkpoint`: the callback that saves loop and vessel together, at the end of an iteration."""
 
 from __future__ import annotations
 
@@ -37,40 +35,42 @@ class Checkpoint(Callback):
     """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by
     Ctrl-C too).
 
-    dirpath, config: see `CheckpointStore`.
-    filename: ends in `.pth`: save one file more each time, `torch.load(path, weights_only=True)`
-        reads it. `{iter:03d}`, `{time}` (local, 20261122T0718 as 20261122071800) and metrics
-        (`{val/reward:.2f}`) are filled in. The vessel must have `state_dict()`. A metric that a
-        save by time, at the end or after a stop does not have is `nan`; in any other save it is an
-        error (CheckpointError).
-    save_latest: "link": `latest` or, with a `filename`, `latest.pth` links to the newest one
-        (relatively: the directory may be moved); "copy": `latest.pth` is a copy; None: neither.
-        "auto": a link if there is a `filename`.
-    every_n_iters: after iterations that are multiples of it, as validations are. None: 1, unless
-        there is a `time_interval`. A checkpoint of more than `small_bytes` is saved by
-        `time_interval` alone; None: whatever its size.
-    time_interval: after the first iteration that ends this many seconds after the fit began or the
-        last save.
-    save_on_fit_end: save what is not saved yet.
-    keep: how many to keep, the newest; None: all.
-    monitor, mode: a number in `loop.metrics` such as "val/reward", to be made "max" or "min": the
-        checkpoint of its best value is made at once and kept beside the newest; see `best`. The
-        policy before the first iteration has none.
-    clock: seconds that never go back, for `time_interval`.
+        checkpoint = Checkpoint(run_dir / "checkpoints")
+        loop = TrainLoop(max_iters=100, callbacks=[checkpoint])
+        await loop.arun(vessel, resume=checkpoint.latest())
 
-        checkpoint = Checkpoint(run_dir / "checkpoints") loop = TrainLoop(max_iters=100,
-        callbacks=[checkpoint]) await loop.arun(vessel, resume=checkpoint.latest())
+    dirpath: the directory of the run's checkpoints.
+    config: JSON that must be the same when the run is resumed.
+    filename: a name that ends in `.pth`. Each save then writes such a file as well, which
+        `torch.load(path, weights_only=True)` reads; the vessel must have `state_dict()`.
+        `{iter:03d}`, `{time}` (local, such as 20261122071800) and metrics (`{val/reward:.2f}`) are
+        filled in. A missing metric is `nan` in a save by time, at the end or after a stop, and
+        raises CheckpointError in any other save.
+    save_latest: "link" keeps a relative link to the newest checkpoint, `latest` or, with a
+        `filename`, `latest.pth`; "copy" makes `latest.pth` a copy; None keeps neither. "auto" is
+        "link" with a `filename`, else None.
+    every_n_iters: save after iterations that are multiples of this number. None: 1, or never if
+        there is a `time_interval`.
+    time_interval: save after the first iteration that ends this many seconds after the fit began or
+        the last save.
+    save_on_fit_end: save the last iteration when the fit ends, if it is not saved yet.
+    keep: how many of the newest checkpoints to keep; None: all.
+    monitor: a metric in `loop.metrics` such as "val/reward". The checkpoint of its best value is
+        saved at once and kept beside the newest; `best` returns it. The policy before the first
+        iteration does not count.
+    mode: whether the highest ("max") or the lowest ("min") value of `monitor` is the best.
+    small_bytes: larger checkpoints are not saved by `every_n_iters`, only by `time_interval`; None:
+        no checkpoint counts as large.
+    clock: returns seconds that never go back, for `time_interval`.
 
-    A vessel whose asynchronous `save` returns a function, such as the method that waits for a state
-    to be written, has copied its state: the checkpoint is completed while training continues, and
-    before the next one begins. If writing it fails (a full disk), the log says so and the run goes
-    on with the older checkpoints. The save at the end of the fit is waited for, and its failure is
-    raised.
+    An asynchronous `save` of the vessel may return a function once it has copied the state. The
+    checkpoint is then completed while training continues, before the next one begins. If writing it
+    fails (a full disk), the error is logged and the run goes on with the older checkpoints. The
+    save at the end of the fit is waited for, and its failure is raised.
 
-    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError): its own
-    would be mixed with them. A run that is resumed from one of this directory's checkpoints moves
-    all newer ones, with their files, into `superseded/`: `latest` no longer finds them, and only a
-    newer `superseded` checkpoint of the same iteration replaces them.
+    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError), because its
+    own would be mixed with them. A run that is resumed from one of the directory's checkpoints
+    moves all newer ones, with their files, into `superseded/`, where `latest` does not find them.
     """
 
     runs_last: ClassVar[int] = 1
@@ -114,6 +114,7 @@ class Checkpoint(Callback):
         link_latest = filename is None and self.save_latest == "link"
         self.store = CheckpointStore(dirpath, keep=keep, link_latest=link_latest, config=config)
         self._best_before: tuple[float | None, int | None] = (None, None)
+        """Value and iteration of the best checkpoint before the current one."""
         self.last_saved = 0
         """The iteration of the newest checkpoint that this run wrote or was resumed from."""
         self._small_bytes = small_bytes
@@ -129,13 +130,16 @@ class Checkpoint(Callback):
         self.best_value: float | None = None
         self.best_iter: int | None = None
         self._files: dict[str, str] = {}
+        """The `.pth` file of each kept checkpoint, by iteration."""
         self._gone: set[str] = set()
-        """Files that the newest save made superfluous and that a kill may have left behind."""
+        """`.pth` files that the newest save replaced; they are removed after it, or after a
+        kill."""
 
     def latest(self) -> SavedCheckpoint | None:
         """Return the checkpoint to resume from, or None if there is none yet.
 
-        Raise CheckpointError as `CheckpointStore.latest` does.
+        Raise CheckpointError if all checkpoints are damaged, or if the newest intact one was made
+        with another `config` or by a newer Leyden.
         """
         return self.store.latest()
 
@@ -149,9 +153,10 @@ class Checkpoint(Callback):
     # ---- when ------------------------------------------------------------------------------------
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Refuse a directory that is ahead of this run.
+        """Check the directory, and repair what a killed save left behind.
 
-        Remove the files that a killed save left, and write the `.pth` file that it did not reach.
+        Raise CheckpointError for checkpoints of another run. Move newer checkpoints of this run
+        into `superseded/`. Write a missing `.pth` file, and remove superfluous ones.
         """
         if self.filename is not None and not isinstance(vessel, StatefulVessel):
             raise ConfigError(
@@ -164,7 +169,7 @@ class Checkpoint(Callback):
             self._reset()
         newer = self._newer(loop)
         if newer and not loop.goes_on:
-            return  # an older checkpoint is looked at, not trained on: nothing of the newer ones changes
+            return  # the loop does no iteration, so the newer checkpoints stay valid
         self._supersede(newer, loop)
         if self.best_iter is not None and self.best_iter not in self.store.steps():
             logger.warning(
@@ -182,7 +187,7 @@ class Checkpoint(Callback):
             self._point_latest(self.store.dirpath / name)
 
     def _check_schedule(self, loop: TrainLoop) -> None:
-        """Refuse a metric of validations that no save of this run can have."""
+        """Raise ConfigError if a validation metric is needed where no validation takes place."""
         wanted = [self.monitor or "", *(_fields(self.filename) if self.filename else ())]
         validated = [name for name in wanted if name.startswith("val/")]
         if validated and not loop.validates:
@@ -239,25 +244,29 @@ class Checkpoint(Callback):
             (self.store.dirpath / name).unlink(missing_ok=True)
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Record whether a monitored training metric is the best so far, as the best checkpoint's.
+        """Note whether a monitored training metric is the best so far.
 
-        The first time, warn of a validation metric that looks misspelt.
+        For a validation metric, warn once if its name looks misspelt.
         """
         if self.monitor is None:
             return
         if not self.monitor.startswith("val/"):
-            self._look(loop, self.monitor)
+            self._note_best(loop, self.monitor)
         elif not self._name_checked:
             self._name_checked = True
             warn_of_misspelling(loop.metrics, self.monitor, "Checkpoint")
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Compare a validation metric with the best value."""
+        """Note whether a monitored validation metric is the best so far."""
         if self.monitor is not None and self.monitor.startswith("val/"):
-            self._look(loop, self.monitor)
+            self._note_best(loop, self.monitor)
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Save when it is time. Until the first checkpoint is written, its size is not known."""
+        """Save if this iteration is the best or on schedule, or if `time_interval` is over.
+
+        With `small_bytes`, wait for the first checkpoint to be written: the schedule depends on its
+        size.
+        """
         if self._writing is not None and self._small_bytes is not None and self._n_bytes == 0:
             return self._decide_when_written(loop, vessel)
         iteration = loop.current_iter
@@ -267,7 +276,7 @@ class Checkpoint(Callback):
         by_time = self.time_interval is not None and self._clock() - self._saved_at >= self.time_interval
         if not on_schedule and not by_time:
             return None
-        return self._save(loop, vessel, in_time=on_schedule and not loop.should_stop)
+        return self._save(loop, vessel, needs_metrics=on_schedule and not loop.should_stop)
 
     async def _decide_when_written(self, loop: TrainLoop, vessel: Vessel) -> None:
         await self._written()
@@ -281,7 +290,7 @@ class Checkpoint(Callback):
             return self._end(loop, vessel)
         if not self.save_on_fit_end or loop.current_iter <= self.last_saved:
             return None
-        return self._save(loop, vessel, in_time=False, at_end=True)
+        return self._save(loop, vessel, needs_metrics=False, at_end=True)
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> HookResult:
         """Complete the checkpoint that is being written."""
@@ -293,7 +302,8 @@ class Checkpoint(Callback):
         if saving is not None:
             await saving
 
-    def _look(self, loop: TrainLoop, monitor: str) -> None:
+    def _note_best(self, loop: TrainLoop, monitor: str) -> None:
+        """Remember value and iteration if the monitored metric is better than before."""
         value = monitored(loop.metrics, monitor, "Checkpoint")
         if loop.current_iter == 0 or math.isnan(value):
             return
@@ -303,16 +313,18 @@ class Checkpoint(Callback):
 
     # ---- saving ----------------------------------------------------------------------------------
 
-    def _save(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool, at_end: bool = False) -> HookResult:
-        """Save now.
+    def _save(self, loop: TrainLoop, vessel: Vessel, *, needs_metrics: bool, at_end: bool = False) -> HookResult:
+        """Save now, or after the checkpoint that is being written.
 
-        in_time: whether every metric of the filename is expected at this iteration.
+        needs_metrics: raise CheckpointError if a metric of the filename is missing.
         at_end: wait until everything is written.
         """
         if self._writing is not None:
-            return self._save_next(loop, vessel, in_time=in_time)
+            return self._save_next(loop, vessel, needs_metrics=needs_metrics)
         iteration = loop.current_iter
-        name = None if self.filename is None else _filled_in(self.filename, iteration, loop.metrics, strict=in_time)
+        name = (
+            None if self.filename is None else _filled_in(self.filename, iteration, loop.metrics, strict=needs_metrics)
+        )
         saving = save_vessel(vessel, self.store.prepare(iteration))
         if inspect.isawaitable(saving):
             return self._save_async(saving, loop, vessel, name, at_end=at_end)
@@ -321,15 +333,20 @@ class Checkpoint(Callback):
         self._saved_at = self._clock()
         return None
 
-    async def _save_next(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> None:
+    async def _save_next(self, loop: TrainLoop, vessel: Vessel, *, needs_metrics: bool) -> None:
         await self._written()
-        saving = self._save(loop, vessel, in_time=in_time)
+        saving = self._save(loop, vessel, needs_metrics=needs_metrics)
         if saving is not None:
             await saving
 
     async def _save_async(
         self, saving: Awaitable[object], loop: TrainLoop, vessel: Vessel, name: str | None, *, at_end: bool
     ) -> None:
+        """Await the vessel's save, then complete the checkpoint, while training goes on if it may.
+
+        Training may go on if the vessel returned a function that writes the rest, unless the fit
+        ends or a `.pth` file is written too.
+        """
         rest = cast("Callable[[], Awaitable[None]] | None", await saving)
         write = self._complete(rest, self._gather(loop, vessel, name), loop.current_iter)
         if rest is not None and not at_end and name is None:
@@ -342,6 +359,7 @@ class Checkpoint(Callback):
     async def _complete(
         self, rest: Callable[[], Awaitable[None]] | None, commit: Callable[[], None], iteration: int
     ) -> None:
+        """Await the rest of the vessel's save, then commit the checkpoint."""
         if rest is not None:
             await rest()
         await asyncio.to_thread(commit)  # hashes and fsync take their time
@@ -354,7 +372,7 @@ class Checkpoint(Callback):
         try:
             await write
         except (OSError, EngineError) as error:
-            if self.best_iter == iteration:  # the best that there is on disk is still the one before
+            if self.best_iter == iteration:  # on disk, the best checkpoint is still the one before
                 self.best_value, self.best_iter = self._best_before
             logger.error(
                 "the checkpoint of iteration %d could not be written (%s); the run goes on, and a resumed one begins "
@@ -366,15 +384,18 @@ class Checkpoint(Callback):
             )
 
     async def _written(self) -> None:
-        """Wait until the checkpoint that is being written is complete. It logs a failure."""
+        """Wait until the checkpoint that is being written is complete, or has logged
+        its failure.
+        """
         writing, self._writing = self._writing, None
         if writing is not None:
             await _to_the_end(writing)
 
     def _gather(self, loop: TrainLoop, vessel: Vessel, name: str | None) -> Callable[[], None]:
-        """Collect the state of all parts of the run.
+        """Collect the state of loop, callbacks and vessel. Return a function that writes it.
 
-        Return a function that writes it in any thread.
+        The function may run in another thread while training goes on.
+        name: of the `.pth` file; None: none is written.
         """
         iteration, best = loop.current_iter, self.best_iter
         self._gone = set()
@@ -408,7 +429,7 @@ class Checkpoint(Callback):
         self._n_bytes = 0 if self._small_bytes is None else self.store.n_bytes(iteration)
 
     def _is_large(self) -> bool:
-        """Return whether saves wait for the `time_interval`."""
+        """Return whether the last checkpoint was so large that only `time_interval` saves."""
         return self._small_bytes is not None and self._n_bytes > self._small_bytes
 
     def state_dict(self) -> dict[str, Any]:
@@ -423,16 +444,14 @@ class Checkpoint(Callback):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the best value, its iteration, and the names of the `.pth` files."""
         self.best_value, self.best_iter = state.get("best"), state.get("best_iter")
         self._files = {step: Path(name).name for step, name in state.get("files", {}).items()}
         self._gone = {Path(name).name for name in state.get("gone", ())}
 
 
 async def _to_the_end(work: asyncio.Future[None]) -> None:
-    """Await `work`. A cancellation waits for it, so that nothing writes on behind the caller's
-    back.
-    """
+    """Await `work`, also after a cancellation, so that no write is going on when this returns."""
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -454,10 +473,9 @@ def _fields(filename: str) -> list[str]:
 
 
 class _Filename(string.Formatter):
-    """Format a file name.
+    """Formats a file name whose fields are names of metrics, such as `val/reward` or `loss.actor`.
 
-    A field is a whole name, such as `val/reward` or `loss.actor`. A missing name is `nan`, or an
-    error if strict.
+    A missing metric is `nan`; if strict, it raises CheckpointError.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -485,6 +503,7 @@ def _filled_in(filename: str, iteration: int, metrics: Mapping[str, Any], *, str
 
 
 def _copy_beside(path: Path, name: str) -> None:
+    """Copy a file to `name` in its directory. The copy is durable, and replaced in one step."""
     aside = path.with_name(ASIDE + name)
     shutil.copyfile(path, aside)
     with aside.open("rb") as file:

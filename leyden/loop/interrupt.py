@@ -1,4 +1,6 @@
-"""`graceful_interrupts`: Ctrl-C once to end well, twice to end now."""
+"""`graceful_interrupts`: the first Ctrl-C ends a run after its current stage, the
+second at once.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,17 @@ _NOTICE: Final = "ends after the stage under way and keeps it; once more to end 
 
 @contextlib.contextmanager
 def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE) -> Generator[None]:
-    """Inside the block, the first SIGINT or SIGTERM calls `on_stop` and says `notice`; the next
-    raises KeyboardInterrupt at once.
+    """Inside the block, the first SIGINT or SIGTERM prints `notice` and calls `on_stop`; the next
+    one raises KeyboardInterrupt.
 
         with graceful_interrupts(loop.stop):
             loop.run(vessel)
 
-    `on_stop` runs in the main thread, between two instructions of whatever it was doing: it should
-    set a flag or an event (an `asyncio.Event` of this thread's loop too, which is woken). The
-    handlers that were there before are restored at the end. Only a program's main thread can do
-    this: in any other thread the block runs with signals as they are.
+    on_stop: runs in the main thread, between two instructions of any code, so it should only set a
+        flag or an event. It may set an `asyncio.Event` of this thread's event loop, which is woken.
+    notice: printed on standard error after the signal's name.
+    The earlier signal handlers are restored at the end. Python lets only the main thread handle
+    signals; in any other thread the block runs with signals as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -44,8 +47,7 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         _write(f"\n{name}: {notice}\n")
         on_stop()
         with contextlib.suppress(RuntimeError):  # no loop runs in this thread
-            # wakes a loop that waits for I/O, so that it runs the callbacks that `on_stop`
-            # scheduled
+            # a loop that waits for I/O does not notice what `on_stop` scheduled until it is woken
             asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}
@@ -53,7 +55,7 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         yield
     finally:
         for number, handler in before.items():
-            # None: set by something other than Python, which cannot be set again from here
+            # None: the handler was set outside Python, and cannot be restored from here
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 

@@ -1,11 +1,11 @@
 """Metrics: named numbers of a stage, how the values of many steps become one, and the rows that
 writers get.
 
-A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it once,
-at the edge. Inside a stage, a `LogCollector` takes the values of one step (of an episode, a
-rollout) and a `MetricsAggregator` reduces many of them to one value each. There are rows of stages
-(`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them knows who writes
-it.
+A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it when
+the loop receives it. Inside a stage, a `LogCollector` takes the values of one step (of an episode,
+a rollout) and a `MetricsAggregator` reduces those of many steps to one value for each name. There
+are rows of stages (`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them
+knows who writes it.
 
 To add a way to reduce many values to one, add a line to `REDUCERS`; to add a kind of row, subclass
 `Row` and add it to `ROW_KINDS`.
@@ -42,13 +42,14 @@ REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
 }
 
 STEPS_OF_AN_EPISODE: Final[Mapping[str, str]] = {"reward": "sum"}
+"""How the steps of an episode are reduced by default: rewards are summed, all else is averaged."""
 
 
 class LogLevel(IntEnum):
     """The importance of a logged value.
 
-    A writer takes values at its own level or above; values that no writer takes are never sent
-    anywhere.
+    A writer takes values at its own level or above. Values that no writer takes are dropped where
+    they are logged.
     """
 
     DEBUG = 10
@@ -70,7 +71,7 @@ class EpisodeStats:
     reward: float
     """Sum of the rewards of all steps."""
     logs: dict[str, float] = field(default_factory=dict[str, float])
-    """Every number that was logged, one value for the episode; see `MetricsAggregator`."""
+    """One value for each number that was logged, as `MetricsAggregator` reduces the steps."""
     seed_index: int | None = None
     """The position of the episode's seed in the data set; None for an episode without a seed."""
     seed_number: int | None = None
@@ -83,16 +84,16 @@ class EpisodeStats:
 class Row(ABC):
     """One row of a record, as a writer gets it.
 
-    `iteration` and `stage` join rows of different kinds.
+    Rows of different kinds can be joined by `iteration` and `stage`.
     """
 
     fields: ClassVar[tuple[str, ...]]
-    """The names that `flat` begins with."""
+    """The first names of the mapping that `flat` returns."""
 
     iteration: int
-    """Finished iterations: train row 3 is the third step, validation row 3 is the policy after it,
-    and row 0 the one before any. Episodes and steps have the number of the stage that they belong
-    to."""
+    """The number of finished iterations. Train row 3 is the third step, validation row 3 measures
+    the policy after it, and validation row 0 the policy before any step. Episodes and steps have
+    the number of their stage."""
     stage: Stage
 
     @property
@@ -104,19 +105,19 @@ class Row(ABC):
 
     @abstractmethod
     def flat(self) -> dict[str, Any]:
-        """Return the row as one mapping of `fields` and metrics: numbers, strings, and lists of
-        them.
-        """
+        """Return the row as one mapping of `fields` and metrics, whose values JSON can hold."""
 
     @abstractmethod
     def numbers(self) -> dict[str, float]:
-        """Return the metrics that are numbers, by names that are unique over stages and kinds of
-        row.
+        """Return the metrics that are numbers, by names that tell stages and kinds of row apart.
 
-        Such names are `reward`, `val/reward` and `episode/reward`.
+        Such names are `reward`, `val/reward`, `episode/reward` and `val/episode/reward`.
         """
 
     def _named(self, values: Mapping[str, Any], kind: str = "") -> dict[str, float]:
+        """Return the numbers among the values, with the stage (unless "train") and `kind` in front
+        of their names.
+        """
         prefix = kind if self.stage == "train" else f"{self.stage}/{kind}"
         return {prefix + name: value for name, value in values.items() if isinstance(value, (int, float))}
 
@@ -128,12 +129,12 @@ class MetricsRow(Row):
     fields: ClassVar[tuple[str, ...]] = ROW_FIELDS
 
     seconds: float
-    """Time spent in the loop so far, over all processes that worked on this run."""
+    """Seconds that the loop has run so far, in all processes that worked on this run."""
     metrics: dict[str, MetricValue]
 
     @property
     def number(self) -> int:
-        """Return the iteration, the row's position on the horizontal axis."""
+        """The iteration, which is the row's position on the horizontal axis of a curve."""
         return self.iteration
 
     def flat(self) -> dict[str, Any]:
@@ -152,17 +153,17 @@ class EpisodeRow(Row):
     fields: ClassVar[tuple[str, ...]] = ("iteration", "stage", "episode", "env_id", "seed_index", "length", "reward")
 
     episode: int
-    """Its number in the order in which episodes began, from 1."""
+    """The episode's number in the order in which episodes began, from 1."""
     stats: EpisodeStats
-    """A log that is named like one of the fields (`reward`) is that field."""
+    """The episode's length, reward and logs. In `flat`, a field comes before a log of its name."""
 
     @property
     def number(self) -> int:
-        """Return the episode, the row's position on the horizontal axis."""
+        """The episode's number, which is the row's position on the horizontal axis of a curve."""
         return self.episode
 
     def flat(self) -> dict[str, Any]:
-        """Return the row as one mapping, with an empty string for an unknown place."""
+        """Return the row as one mapping. An unknown `env_id` or `seed_index` is an empty string."""
         stats = self.stats
         places: list[Any] = ["" if place is None else place for place in (stats.env_id, stats.seed_index)]
         values = (self.iteration, self.stage, self.episode, *places, stats.length, stats.reward)
@@ -181,7 +182,7 @@ class StepRow(Row):
     fields: ClassVar[tuple[str, ...]] = ("iteration", "stage", "episode", "step", "env_id", "reward")
 
     episode: int
-    """The number of its episode, in the order in which episodes began, from 1."""
+    """The number of the step's episode, in the order in which episodes began, from 1."""
     step: int
     """The step's number within the episode, from 1."""
     env_id: int
@@ -193,7 +194,7 @@ class StepRow(Row):
 
     @property
     def number(self) -> int:
-        """Return the step since the run began, the row's position on the horizontal axis."""
+        """The steps since the run began, which are the row's position on the horizontal axis."""
         return self.global_step
 
     def flat(self) -> dict[str, Any]:
@@ -215,6 +216,7 @@ ROW_KINDS: Final[Mapping[RowKind, type[Row]]] = {"stage": MetricsRow, "episode":
 
 
 def _as_plain(value: Any) -> Any:
+    """Return the value as JSON can hold it: arrays become lists, other objects their `repr`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -227,9 +229,10 @@ def _as_plain(value: Any) -> Any:
 
 
 def monitored(metrics: Metrics, name: str, reader: str) -> float:
-    """Return the number `name` of `metrics`.
+    """Return the metric `name` as a float.
 
-    Raise ConfigError, naming `reader` and the nearest names, if there is none.
+    reader: what needs the metric, for the message.
+    Raise ConfigError, with the nearest names, if the metric is missing or is a text.
     """
     value = metrics.get(name)
     if isinstance(value, int | float):
@@ -240,11 +243,11 @@ def monitored(metrics: Metrics, name: str, reader: str) -> float:
 
 
 def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
-    """Log a warning if `name`, a metric of validations, looks like a misspelt name of `metrics`,
-    those of a training stage.
+    """Log a warning if `name` looks like a misspelt metric of validations, such as "val/rewrd".
 
-    The first validation may be hours away, and only there can it be known that the metric is
-    missing.
+    The metrics of a training stage tell: validations usually have the same. Whether the metric is
+    really missing is only known at the first validation, which may be hours away.
+    metrics: those of a training stage. reader: what needs the metric.
     """
     plain = name.removeprefix("val/")
     if plain != name and plain not in metrics and (like := _most_like(plain, metrics)):
@@ -252,8 +255,8 @@ def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar names, then all
-    of them.
+    """Return the end of a message about an unknown name: "; did you mean 'reward'?
+    There are: ...".
     """
     known = sorted(names)
     like = _most_like(name, known)
@@ -307,9 +310,10 @@ def _plain(value: Any, name: str) -> MetricValue:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a number as a float. NumPy scalars and tensors of no dimension count as numbers.
+    """Return a number as a float. NumPy scalars and tensors without dimensions count as numbers.
 
-    name: the metric's name, for the message of InvalidMetrics, which is raised for anything else.
+    name: the metric's name, for the error's message.
+    Raise InvalidMetrics for anything else.
     """
     if type(value) is float or type(value) is int:  # nearly always
         return float(value)
@@ -322,10 +326,10 @@ def number(value: Any, name: str) -> float:
 
 
 class LogCollector:
-    """The values of one step. `reset` before the next.
+    """Collects the values that are logged in one step. Call `reset` before the next step.
 
-    min_loglevel: what is below it is dropped at once, unlooked at. A name that is used twice in one
-        step is an error (InvalidMetrics).
+    A name that is logged twice in one step raises InvalidMetrics.
+    min_loglevel: values below this level are dropped without being checked.
     """
 
     def __init__(self, min_loglevel: int = LogLevel.PERIODIC) -> None:
@@ -334,7 +338,7 @@ class LogCollector:
         self._logs: dict[str, tuple[int, Any]] = {}
 
     def add_scalar(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Log a number, or anything with one in its `item()`.
+        """Log a number, a NumPy scalar or a tensor without dimensions.
 
         Raise InvalidMetrics for anything else.
         """
@@ -349,7 +353,7 @@ class LogCollector:
             self._add(name, value, loglevel)
 
     def add_array(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Log an array (or a pandas table): anything with a shape. It is not copied.
+        """Log an array, a pandas table or anything else with a `shape`. The value is not copied.
 
         Raise InvalidMetrics for anything else.
         """
@@ -359,7 +363,10 @@ class LogCollector:
             self._add(name, value, loglevel)
 
     def add_any(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Log any value; between processes it must be picklable. It is not copied."""
+        """Log any value. If the environment runs in another process, the value must be picklable.
+
+        The value is not copied.
+        """
         if loglevel >= self._minimum:
             self._add(name, value, loglevel)
 
@@ -382,9 +389,9 @@ class MetricsAggregator:
 
     A metric that some steps lack is reduced over the steps that have it.
 
-    reducers: by name, "mean" (of every name that is not here), "sum" or "last". None: a `reward` is
-        summed, as over the steps of an episode; give `{}` to average it too, as over the episodes
-        of a stage.
+    reducers: "mean", "sum" or "last" for each name; a name that is missing here is averaged. None
+        sums `reward`, as over the steps of an episode. Give `{}` to average it too, as over the
+        episodes of a stage.
     loglevel: values below this level are dropped.
     """
 

@@ -1,6 +1,4 @@
-"""`ProgressBar`: how far the run of a loop is, for the person who watches it or reads its log
-later.
-"""
+"""`ProgressBar`: the callback that shows the progress of a run on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -14,19 +12,18 @@ from leyden.loop.train_loop import TrainLoop, Vessel
 
 
 class ProgressBar(Callback):
-    """Iterations, chosen metrics, rates, time left; on a terminal as a live bar, elsewhere as plain
-    lines.
+    """Shows iterations, chosen metrics, rates and the time left: on a terminal as a live bar,
+    elsewhere as plain lines.
 
-    A narrow terminal loses the rates, then the bar, and last of all the iteration, the first metric
-    and the time left. Off a terminal, an iteration is one line, and a long one gets a line a
-    minute.
+    A narrow terminal lacks first the rates, then the bar, then further metrics. Off a terminal, a
+    line is printed for each iteration and, during a long one, each minute.
 
-    metrics: names in `loop.metrics` to show, in this order. The newest value of each is shown, also
-        of an earlier iteration; a name without a value yet is left out.
-    unit: what the vessel counts in `loop.progress(done, total)`: shown as `48/128 rollouts  91
-        rollouts/s`. Other counts that it reports are shown as rates: `loop.progress(48, 128,
-        tokens=960)` as `1,835 tokens/s`.
-    stream: None: what `sys.stderr` is when the run starts.
+    metrics: names in `loop.metrics` to show, in this order, each with its newest value, which may
+        be an earlier iteration's. A name without a value yet is left out.
+    unit: what the vessel counts in `loop.progress(done, total)`, as in `48/128 rollouts  91
+        rollouts/s`. Other counts are shown as rates: `loop.progress(48, 128, tokens=960)` as
+        `1,835 tokens/s`.
+    stream: where to show it; None: `sys.stderr`, as it is when the run starts.
     """
 
     def __init__(
@@ -48,16 +45,16 @@ class ProgressBar(Callback):
         self._display.begin_stage("starting")
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Begin to show."""
+        """Start the display, with the metrics of a resumed run."""
         self._display.start(iteration=loop.current_iter, total=loop.max_iters)
         self._display.update(loop.metrics)
 
     def on_train_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Name the stage."""
+        """Show that the training stage begins."""
         self._display.begin_stage("train")
 
     def on_validate_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Name the stage."""
+        """Show that the validation begins."""
         self._display.begin_stage("val")
 
     def on_progress(self, loop: TrainLoop, progress: Progress) -> None:
@@ -93,14 +90,15 @@ class ProgressBar(Callback):
         self.close()
 
     def close(self) -> None:
-        """Leave the last state on the terminal, and give the terminal back. Safe to repeat."""
+        """Leave the last state on the terminal, and end the display. Safe to repeat."""
         self._display.close()
 
 
 @contextmanager
 def showing_setup(loop: TrainLoop) -> Generator[None]:
-    """Let the loop's progress bars show that the run starts, until the block ends and the loop
-    begins.
+    """Let the loop's progress bars show during the block that the run is being set up.
+
+    The loop itself goes on with them; after an error they are closed.
     """
     bars = [callback for callback in loop.callbacks if isinstance(callback, ProgressBar)]
     for bar in bars:

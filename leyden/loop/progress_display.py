@@ -1,9 +1,9 @@
 """Show the progress of a run, on a terminal or in a log file. The module knows neither loop nor
 trainer.
 
-On a terminal: one line for the run and one for the stage under way, redrawn in place. Texts that
-the program prints or logs meanwhile appear above them. Elsewhere: plain lines without control
-characters, one for each iteration and at least one a minute.
+On a terminal, one line for the run and one for its current stage are redrawn in place, and texts
+that the program prints or logs appear above them. Elsewhere, plain lines without control characters
+are printed, one for each iteration and at least one a minute.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from leyden.loop.terminal import is_terminal, printing_above
 from leyden.utils.figures import duration, figure, one_line, shortened
 
 _WIDEST_BAR, _NARROWEST_BAR = 24, 4
+"""Columns of a bar; with less room than the narrowest, none is drawn."""
 _REFRESHES_PER_SECOND = 4
 _LINE_SECONDS = 60.0
 _DIGITS = 3
+"""Significant digits of metrics and rates."""
 
 
 class ProgressDisplay:
@@ -34,11 +36,11 @@ class ProgressDisplay:
 
     Every method is quick, and may be called from any thread.
 
-    metrics: names to show, in this order, the newest value of each; a name without a value is left
-        out.
-    unit: what `progress` counts. It is shown as `48/128 rollouts  9.1 rollouts/s`.
-    stream: None: what `sys.stderr` is at `start`.
-    line_seconds: off a terminal, the longest time without a line.
+    metrics: names of the metrics to show, in this order, each with its newest value. A name without
+        a value is left out.
+    unit: what `progress` counts, as in `48/128 rollouts  9.1 rollouts/s`.
+    stream: where to show it; None: `sys.stderr`, as it is at `start`.
+    line_seconds: the longest time without a line, if the stream is no terminal.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class ProgressDisplay:
         self._shown: _Terminal | _Lines | None = None
 
     def start(self, *, iteration: int = 0, total: int | None = None) -> None:
-        """Begin to show, or begin anew if it shows already.
+        """Start the display, or start it again from the beginning.
 
-        iteration: how many iterations are done.
-        total: iterations in all. None if unknown: until one is done, the stage is shown alone.
+        iteration: the number of finished iterations.
+        total: iterations in all; None if unknown. Then only the stage is shown until the first
+            iteration has ended.
         """
         self._state.begin(iteration, total)
         if self._shown is not None:
@@ -70,7 +73,7 @@ class ProgressDisplay:
         )
 
     def begin_stage(self, stage: str) -> None:
-        """Show the stage that begins."""
+        """Show that this stage begins."""
         self._state.stage = _Stage(stage)
 
     def progress(
@@ -82,10 +85,10 @@ class ProgressDisplay:
         counts: Mapping[str, float] | None = None,
         stage: str | None = None,
     ) -> None:
-        """Show that `done` of `total` are done after `seconds` in the stage, and rates of the other
-        `counts`.
+        """Show that `done` of `total` pieces of the stage are finished after `seconds`.
 
-        stage: its name; None: the one that was begun.
+        counts: further numbers since the stage began, by name, shown as rates.
+        stage: the stage's name; None: that of the last `begin_stage`.
         """
         old = self._state.stage
         name = old.name if stage is None else stage
@@ -116,30 +119,36 @@ class ProgressDisplay:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A stage under way: how far it is, and since when."""
+    """The progress of the current stage."""
 
     name: str = ""
     done: int = 0
     total: int | None = None
     counts: dict[str, float] = field(default_factory=dict[str, float])
     started: float = field(default_factory=time.monotonic)
+    """When the stage began (`time.monotonic()`)."""
     seconds: float = 0.0
-    """Seconds between the stage's begin and its newest report."""
+    """Seconds from the stage's beginning to its newest report."""
     reported_at: float = field(default_factory=time.monotonic)
+    """When the newest report came (`time.monotonic()`)."""
 
 
 @dataclass(slots=True)
 class _State:
+    """The progress of a run, and the texts that show it. Times are those of `time.monotonic()`."""
+
     metrics: tuple[str, ...]
     unit: str
     iteration: int = 0
     total: int | None = None
     stage: _Stage = field(default_factory=_Stage)
     newest: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The newest value of each metric."""
     first_iteration: int = 0
+    """The iterations that were finished when this process began."""
     started_at: float = 0.0
     counted_at: float = 0.0
-    """When the newest iteration was counted."""
+    """When the newest iteration ended."""
 
     def begin(self, iteration: int, total: int | None) -> None:
         self.iteration, self.total, self.first_iteration = iteration, total, iteration
@@ -148,7 +157,7 @@ class _State:
 
     @property
     def in_iterations(self) -> bool:
-        """Whether the run is known to have iterations; one that has none shows its stage alone."""
+        """Whether the run is known to have iterations. Otherwise only its stage is shown."""
         return self.total is not None or self.iteration > 0
 
     @property
@@ -172,8 +181,10 @@ class _State:
         return [f"{figure(count / stage.seconds, _DIGITS)} {name}/s" for name, count in counts.items()]
 
     def seconds_left(self) -> float | None:
-        """Return the time left, from the mean duration of what this process has seen; None while it
-        has seen nothing.
+        """Return the seconds that the run, or a stage without iterations, will probably still take.
+
+        The estimate assumes that the rest goes as fast as this process has been on average. Return
+        None while nothing has been finished, if the total is unknown, and at the end.
         """
         if not self.in_iterations:
             stage = self.stage
@@ -192,9 +203,7 @@ class _State:
         return "" if seconds is None else f"{duration(seconds)} left"
 
     def counts(self) -> str:
-        """Return `done/total` of the stage, or the time since it began if it has reported no
-        total.
-        """
+        """Return `done/total` of the stage; the time since it began if it has reported none."""
         stage = self.stage
         if stage.total is None:
             return duration(time.monotonic() - stage.started)
@@ -216,10 +225,10 @@ class Line:
 
 
 def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, width: int) -> Line:
-    """Return the line's parts that fit into `width` columns.
+    """Return a line of those parts that fit into `width` columns.
 
     In order of importance: the label, the first value, the time left, the other values, a bar, the
-    extras.
+    extras. left: the time left as text; empty if unknown.
     """
     fixed = 2 + len(left) if left else 0
     kept = list(values[:1])
@@ -255,7 +264,9 @@ def _short(value: Any) -> str:
 
 
 class _Lines:
-    """Off a terminal: a line for each iteration, and one after each `seconds` without a line."""
+    """Shows progress off a terminal: a line for each iteration, and one after each `seconds`
+    without a line.
+    """
 
     def __init__(self, state: _State, stream: TextIO, *, seconds: float) -> None:
         self._state, self._stream, self._seconds = state, stream, seconds
@@ -273,8 +284,9 @@ class _Lines:
         self._clock.join()
 
     def _keep_time(self) -> None:
+        """Print a line when none was printed for a while. Runs in a thread until `close`."""
         while not self._closed.wait(max(0.0, self._last + self._seconds - time.monotonic())):
-            if time.monotonic() < self._last + self._seconds:
+            if time.monotonic() < self._last + self._seconds:  # an iteration ended during the wait
                 continue
             state = self._state
             under_way = f"{state.stage.name} {state.counts()}".strip()
@@ -292,7 +304,7 @@ class _Lines:
 
 
 class _Terminal:
-    """On a terminal: rich redraws two lines in place."""
+    """Shows progress on a terminal, where rich redraws two lines in place."""
 
     def __init__(self, state: _State, stream: TextIO) -> None:
         self._state, self._stage_shown = state, True

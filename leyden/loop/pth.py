@@ -1,12 +1,12 @@
-"""Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers,
-numbers, strings and tensors.
+"""Checkpoints of one `.pth` file, for people and programs that use `torch.load`.
 
-    {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "loggers", "rng",
-    ..., "vessel": {"policy": ...}}
+    {"kind", "format", "current_iter", "metrics", "callbacks", "loggers", "rng", ...,
+     "vessel": {"policy": ...}}
 
-A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is
-imported when one is written or read. Directories (`checkpoint.py`) are verified file by file; these
-are for people and programs that know `torch.load`.
+The file holds plain containers, numbers, strings and tensors, so `torch.load(path,
+weights_only=True)` reads it. A NumPy array is saved as {"__array__": tensor}; `SavedFile` has it as
+an array again. torch is imported when a file is written or read. Unlike the directories of
+`checkpoint.py`, such a file has no checksum.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ class SavedFile:
     vessel_state: Any
     """The value that the vessel's `state_dict` returned."""
     callbacks_path: Path | None = None
-    """None, because a `.pth` file holds no files of callbacks."""
+    """Always None: a `.pth` file holds no files of callbacks."""
 
     def restore(self, vessel: Any) -> Any:
-        """Restore the vessel's state. Raise ConfigError if the vessel has no `load_state_dict`."""
+        """Restore the vessel's state. Raise CheckpointError if it has no `load_state_dict`.
+
+        Return the result of `load_state_dict`, an awaitable if that is asynchronous.
+        """
         if not isinstance(vessel, StatefulVessel):
             raise CheckpointError(
                 f"{type(vessel).__name__} has no load_state_dict(); resume it from a checkpoint's directory, not from {self.path}"
@@ -52,16 +55,17 @@ class SavedFile:
 
 
 def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
-    """Write the file aside, make it durable and rename it.
+    """Write the state of a loop and a vessel to a file, durably and in one step.
 
-    Raise CheckpointError for a state that is not plain, naming the entry.
+    loop_state: from `TrainLoop.run_state`. vessel_state: from the vessel's `state_dict`.
+    Raise CheckpointError, which names the entry, for a value that a state cannot hold.
     """
     torch = _torch()
 
     def tensor(value: Any, where: str) -> Any:
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
-            # a view would drag all that it is a view of into the file
+            # torch.save writes the whole storage of a view, so copy it
             return value if value.untyped_storage().nbytes() == value.numel() * value.element_size() else value.clone()
         try:
             return {_ARRAY: torch.from_numpy(value.copy())}
@@ -86,9 +90,9 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
 
 
 def read_pth(path: str | Path) -> SavedFile:
-    """Read a file that `Checkpoint(filename="....pth")` wrote, without running any code of it.
+    """Read a file that `Checkpoint(filename="....pth")` wrote, without running code of the file.
 
-    Raise CheckpointError if it is no such file, or damaged.
+    Raise CheckpointError if the file cannot be read, is damaged, or was not written by Leyden.
     """
     path, torch = Path(path), _torch()
     try:
@@ -100,7 +104,7 @@ def read_pth(path: str | Path) -> SavedFile:
             f"{path} is damaged, or holds more than plain containers and tensors, which is not loaded: {error}"
         ) from error
     if not isinstance(content, dict) or cast("dict[str, Any]", content).get("kind") != _KIND or "vessel" not in content:
-        raise CheckpointError(f"{path} is not a checkpoint of Leyden's; its vessel or its kind is missing")
+        raise CheckpointError(f"{path} is not a checkpoint of Leyden; its vessel or its kind is missing")
     state = cast("dict[str, Any]", content)
     if not isinstance(state.get("format"), int) or not isinstance(state.get("current_iter"), int):
         raise CheckpointError(f"{path} does not say of which format and iteration it is; it was not written by Leyden")
@@ -115,7 +119,7 @@ def read_pth(path: str | Path) -> SavedFile:
 
 
 def with_arrays(value: Any) -> Any:
-    """Return the content of a file with its arrays as arrays."""
+    """Return the content of a `.pth` file with each {"__array__": tensor} as a NumPy array."""
     if isinstance(value, dict):
         entries = cast("dict[Any, Any]", value)
         if list(entries) == [_ARRAY]:

@@ -1,7 +1,7 @@
-"""The process-wide random states as JSON: Python's, and NumPy's and torch's if they are loaded.
+"""Capture and restore the process-wide random states: Python's, and NumPy's and torch's if loaded.
 
-Generators that a policy owns are part of the policy's state, not of this. torch is imported only if
-the saved run had it.
+Generators that a policy owns belong to the policy's state. torch is imported only if the saved run
+had loaded it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def capture_rng() -> dict[str, Any]:
-    """Return the states as they are now."""
+    """Return the states of the global random generators of Python, NumPy and torch, as JSON.
+
+    NumPy and torch (with the CUDA devices in use) are included if they are imported.
+    """
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {"python": [version, list(internal), gauss]}
     numpy: Any = sys.modules.get("numpy")
@@ -24,7 +27,7 @@ def capture_rng() -> dict[str, Any]:
         state = numpy.random.get_state(legacy=False)
         states["numpy"] = {**state, "state": {**state["state"], "key": state["state"]["key"].tolist()}}
     torch: Any = sys.modules.get("torch")
-    if hasattr(torch, "get_rng_state"):  # not while another thread is importing it
+    if hasattr(torch, "get_rng_state"):  # it lacks this while another thread is still importing it
         cuda: list[Any] = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         states["torch"] = {"cpu": _as_text(torch.get_rng_state()), "cuda": [_as_text(state) for state in cuda]}
     return states
@@ -38,7 +41,7 @@ def restore_rng(states: dict[str, Any]) -> None:
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     if "numpy" in states:
-        np: Any = importlib.import_module("numpy")  # there, since the saved run had it
+        np: Any = importlib.import_module("numpy")  # installed, since the saved run had it
         state = states["numpy"]
         key = np.array(state["state"]["key"], dtype=np.uint32)
         np.random.set_state({**state, "state": {**state["state"], "key": key}})
@@ -47,9 +50,9 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def _restore_torch(states: dict[str, Any]) -> None:
-    """Set the random states of torch's CPU and CUDA generators, as far as torch and devices are
-    here.
+    """Set the states of torch's CPU and CUDA generators. Log a warning for those that are lost.
 
+    A state is lost if torch cannot be imported, or if this machine has fewer devices.
     states: "cpu" as hex, "cuda" as a list of hex, one for each device in order.
     """
     try:

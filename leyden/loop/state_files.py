@@ -1,14 +1,14 @@
-"""A nested state (weights, optimizer, counters) as files, and back: no pickle, every number to the
-bit, no code is run.
+"""Save a nested state (weights, optimizer, counters) in files, and read it back.
 
     state.json    the containers and the plain values, with {"__array__": 3} or {"__tensor__": 3}
                   for each array or tensor
-    arrays.npz    NumPy arrays; tensors too, those of bfloat16 and the like as their bits
+    arrays.npz    the arrays and tensors; a tensor of a type that NumPy lacks (bfloat16) as its bits
 
-What may be in a state: dicts (keys are strings or whole numbers), lists, tuples, None, booleans,
-numbers, strings, NumPy arrays and numbers, torch tensors. Tensors come back on the CPU. NumPy and
-torch are imported only when the state has something of theirs. The module also holds what
-`TrainLoop` and its callbacks know of a vessel's state: `save_vessel`, `load_vessel`.
+The files hold no pickle, so reading runs no code of theirs, and every number is kept to the bit. A
+state may hold dicts (keys are strings or whole numbers), lists, tuples, None, booleans, numbers,
+strings, NumPy arrays and numbers, and torch tensors, which are read back to the CPU. NumPy and
+torch are imported only if the state has arrays or tensors. `save_vessel` and `load_vessel` are how
+`TrainLoop` and its callbacks save the state of a vessel.
 """
 
 from __future__ import annotations
@@ -26,27 +26,33 @@ _STATE, _ARRAYS = "state.json", "arrays.npz"
 _TENSOR, _ARRAY, _TUPLE, _PAIRS = "__tensor__", "__array__", "__tuple__", "__pairs__"
 _MARKS: Final = (_TENSOR, _ARRAY, _TUPLE, _PAIRS)
 _BITS: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+"""Types of the same size, by bytes, as which the bits of a tensor are saved."""
 
 
 @runtime_checkable
 class StatefulVessel(Protocol):
-    """A vessel whose state is one value.
+    """A vessel whose state is one value, which a checkpoint writes and reads for it.
 
-    It needs no `save` and `load` of its own: this module writes the state into the directory.
+    Such a vessel needs no `save` and `load` methods.
     """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return all values that the next step depends on. The module lists the allowed types."""
+        """Return all values that the next step depends on: containers, numbers, texts, arrays and
+        tensors.
+        """
         ...
 
     def load_state_dict(self, state: Any, /) -> object:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         ...
 
 
 def save_vessel(vessel: Any, path: Path) -> Any:
-    """Call `vessel.save(path)` and return its awaitable, if any; else write its `state_dict()` into
-    the directory `path`.
+    """Write the vessel's state into the directory `path`: by its `save(path)`, or its
+    `state_dict()`.
+
+    Return the result of `save`, which is an awaitable if `save` is asynchronous, else None. Raise
+    ConfigError if the vessel has neither method.
     """
     if hasattr(vessel, "save"):
         return vessel.save(path)
@@ -56,9 +62,10 @@ def save_vessel(vessel: Any, path: Path) -> Any:
 
 
 def load_vessel(vessel: Any, path: Path) -> Any:
-    """Give the vessel the state that `save_vessel` wrote.
+    """Restore the vessel's state from the directory that `save_vessel` wrote.
 
-    Return an awaitable if `vessel.load` is async.
+    Return an awaitable if `vessel.load` is asynchronous. Raise ConfigError if the vessel has
+    neither `load` nor `load_state_dict`.
     """
     if hasattr(vessel, "load"):
         return vessel.load(path)
@@ -75,7 +82,7 @@ def _require_state(vessel: Any) -> None:
 
 
 def write_state(state: Any, path: Path) -> None:
-    """Write a state into the directory.
+    """Write a state into the directory `path`, which exists.
 
     Raise CheckpointError, which names the entry, for a value that a state cannot hold.
     """
@@ -115,7 +122,9 @@ def map_leaves(
 ) -> Any:
     """Return the state with each array and tensor replaced by `arrays(value, where)`.
 
-    Pass each container through `containers`, and turn NumPy's numbers into Python's.
+    NumPy's numbers become Python's.
+    containers: called with each container, from the innermost outwards; returns its replacement.
+    where: the name of the value, such as `state['policy'][0]`, for messages.
     Raise CheckpointError, which names the entry, for a value that a state cannot hold.
     """
     if value is None or type(value) in (bool, int, float, str):
@@ -147,6 +156,10 @@ def map_leaves(
 
 
 def _as_json(container: Any) -> Any:
+    """Return a container as JSON can hold it.
+
+    A tuple, and a dict with whole numbers or markers among its keys, become a marked list.
+    """
     if isinstance(container, tuple):
         return {_TUPLE: list(cast("tuple[Any, ...]", container))}
     if isinstance(container, dict):
@@ -161,8 +174,8 @@ def _rebuilt(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """Return a saved tree with its tuples, dicts of any keys, arrays and tensors in place of their
     markers.
 
-    arrays: by the names that the markers carry. Tensors of dtypes that NumPy lacks are saved as bit
-    patterns, and viewed as their own dtype here.
+    arrays: the saved arrays, by the names in the markers. A tensor that was saved as its bits is
+        viewed as its own dtype again.
     """
     if isinstance(tree, list):
         return [_rebuilt(part, arrays) for part in cast("list[Any]", tree)]
@@ -188,9 +201,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> tuple[Any, str | None]:
-    """Return the value as an array, with the tensor's dtype if NumPy has no such dtype.
+    """Return the value as an array, and None.
 
-    In that case the array holds the tensor's bits.
+    For a tensor of a dtype that NumPy lacks, return an array of its bits and the dtype's name.
     """
     if not _is_tensor(value):
         return value, None

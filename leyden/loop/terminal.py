@@ -1,7 +1,6 @@
-"""Keep a program's output above a display that is drawn on the terminal.
+"""Keep a program's output above a display, such as a progress bar, at the bottom of the terminal.
 
-The display's content is not known here. A child process that writes to the terminal by itself is
-not covered.
+The output of a child process that writes to the terminal itself is not covered.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from rich.text import Text
 
 
 class _Above(io.TextIOBase):
-    """A stand-in for a stream of the terminal: whole lines that are written to it appear above the
-    display.
+    """Replaces a stream of the terminal, and prints whole lines above the display.
 
     A rich Console that follows `sys.stderr` writes through it too.
     """
@@ -29,11 +27,11 @@ class _Above(io.TextIOBase):
         super().__init__()
         self.stream = stream
         self.is_over = False
-        """The display is gone."""
+        """Whether the display is gone, so that text goes straight to the stream."""
         self._console = console
         self._lock = threading.Lock()
         self._unfinished: dict[int, str] = {}
-        """The last line of each thread, until its end is written."""
+        """The unfinished line of each thread, by the thread's id."""
 
     def write(self, text: str) -> int:
         if self.is_over:
@@ -57,11 +55,11 @@ class _Above(io.TextIOBase):
             return
         with self._lock:
             thread = threading.get_ident()
-            if "\r" not in self._unfinished.get(thread, "\r"):
+            if "\r" not in self._unfinished.get(thread, "\r"):  # none counts as a bar
                 self._print(self._unfinished.pop(thread))
 
     def finish(self) -> None:
-        """Show every unfinished line."""
+        """Show every unfinished line. Later text goes straight to the stream."""
         with self._lock:
             for text in self._unfinished.values():
                 self._print(text)
@@ -89,8 +87,8 @@ class _Above(io.TextIOBase):
 def printing_above(console: Console) -> Generator[None]:
     """Let everything that this process writes to the terminal appear above the display.
 
-    That is `sys.stdout`, `sys.stderr` and the log handlers that hold one of them. Output to a file
-    or a pipe goes there as before.
+    Covered are `sys.stdout`, `sys.stderr` and the log handlers that write to one of them. Output to
+    a file or a pipe goes there as before.
     """
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     above = {name: _Above(stream, console) for name, stream in before.items() if is_terminal(stream)}
@@ -113,8 +111,9 @@ def _give_back(name: str, stand_in: _Above) -> None:
 
 
 def _still_there(stream: Any) -> Any:
-    """Return the stream, or the one behind it if its display is gone: displays of two runs may end
-    in any order.
+    """Return the first stream behind this one whose display is still there, or the real stream.
+
+    The displays of two runs may end in any order, so more than one may be gone.
     """
     while isinstance(stream, _Above) and stream.is_over:
         stream = stream.stream
@@ -140,6 +139,7 @@ def _move(handler: logging.Handler, originals: Sequence[Any], above: _Above | No
 
 
 def is_terminal(stream: Any) -> bool:
+    """Return whether the stream is a terminal on which lines can be redrawn."""
     if stream is None or not stream.isatty():
         return False
     console = Console(file=stream)

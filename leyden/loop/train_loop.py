@@ -40,7 +40,8 @@ from leyden.options import NamedOptions, check_number, check_several
 logger = logging.getLogger(__name__)
 
 Flow: TypeAlias = Generator[object, Any, None]
-"""Yields what may be an awaitable, is sent its result (or has its error thrown in)."""
+"""A generator that yields results of hooks and vessel. The driver awaits a result if it must, and
+sends the value back, or throws the error in."""
 
 Stateful = TypeVar("Stateful", Callback, LogWriter)
 
@@ -66,7 +67,7 @@ class Vessel(Protocol):
 
 
 class Resumable(Protocol):
-    """A place to continue from; see `checkpoint.SavedCheckpoint` and `pth.SavedFile`."""
+    """A checkpoint to continue from, such as `SavedCheckpoint` and `SavedFile`."""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -84,12 +85,12 @@ class Resumable(Protocol):
 
 
 class TrainLoop(NamedOptions):
-    """One run of training. A TrainLoop runs once. Its subclass `leyden.rl.Trainer` starts again
+    """One run of training. A TrainLoop runs once; its subclass `leyden.rl.Trainer` starts again
     with each fit.
 
-    max_iters: iterations in all, including those before a resume. A finished run continues when
-        this grew. None: until `stop`.
-    val_every_n_iters: validate each time this many iterations are done; None: never.
+    max_iters: iterations in all, including those before a resume, so a finished run continues if
+        the number is larger than before. None: until `stop` is called.
+    val_every_n_iters: validate after every so many iterations; None: never.
     validate_first: also validate before the first step.
     callbacks: called in this order, except that those with a greater `runs_last` come later.
     writers: get a row for each stage.
@@ -123,26 +124,29 @@ class TrainLoop(NamedOptions):
     def initialize(self) -> None:
         """Set every counter and flag to its value at the beginning of a run."""
         self.current_iter = 0
-        """Steps that the vessel has done. During step k (from 0) it is k, after it k + 1."""
+        """The number of finished steps: k during step k, counted from 0, and k + 1 after it."""
         self.current_stage: Stage = "train"
-        """The stage under way, or the last one."""
+        """The current stage, or the last one."""
         self.validation_due = self.validate_first
         """Whether the current policy has still to be validated."""
         self.metrics: dict[str, MetricValue] = {}
-        """The metrics of this iteration so far; those of its validation as `val/<name>`."""
+        """The metrics of this iteration so far. Validation metrics are named `val/<name>`."""
         self.last_row: MetricsRow | None = None
         """The row of the stage that ended last."""
         self.should_stop = False
-        """Whether the loop ends after the stage under way. `stop` sets it."""
+        """Whether the loop ends after the current stage. `stop` sets it."""
         self.resumed_from: Path | None = None
         """The checkpoint that this run continues; None if it began anew."""
         self._used = False
+        """Whether the run has begun: a loop runs once."""
         self._seconds_before = 0.0
+        """Seconds of the run before this process, up to the checkpoint."""
         self._started_at: float | None = None
+        """When this process began to run (`time.monotonic()`); None while the loop does not run."""
         self._stage_started_at = time.monotonic()
 
     def initialize_iter(self) -> None:
-        """Begin an iteration with empty metrics, without values of an earlier iteration."""
+        """Forget the metrics of the last iteration, because a new one begins."""
         self.metrics = {}
 
     @property
@@ -152,29 +156,32 @@ class TrainLoop(NamedOptions):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another iteration follows in the present state."""
+        """Whether another iteration follows: the loop is not stopped and `max_iters`
+        not reached.
+        """
         return not self.should_stop and (self.max_iters is None or self.current_iter < self.max_iters)
 
     @property
     def total_seconds(self) -> float:
-        """Time spent in this run, over all its processes, without the time that a kill has
-        undone.
+        """Seconds that this run has taken, in all its processes.
+
+        Time after the checkpoint from which a run was resumed does not count.
         """
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
     def stop(self) -> None:
-        """End after the stage under way: the last iteration counts, and is saved.
+        """End the run after the current stage. Its iteration counts, and is saved.
 
-        From any thread, hook or signal handler.
+        May be called from any thread, hook or signal handler.
         """
         self.should_stop = True
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """Report that `done` of `total` of this stage are done, and `counts` of other things so
-        far.
+        """Report that `done` of `total` pieces of the current stage are finished.
 
-        For the vessel, which may call it as often as it likes and from any thread.
+        The vessel may call it as often as it likes and from any thread.
+        counts: further numbers counted since the stage began, by name.
         """
         seconds = time.monotonic() - self._stage_started_at
         event = Progress(done, total, seconds, counts)
@@ -184,9 +191,11 @@ class TrainLoop(NamedOptions):
     # ---- drivers ---------------------------------------------------------------------------------
 
     def run(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
-        """Train in this thread.
+        """Train the vessel in this thread.
 
-        Raise ConfigError if the vessel or a hook is asynchronous. Errors of both pass through.
+        resume: the checkpoint to continue from; None begins anew.
+        Raise ConfigError if the vessel or a hook is asynchronous, or if the loop has run already.
+        Errors of the vessel and of hooks pass through.
         """
         self._drive(self._flow(vessel, resume))
 
@@ -211,9 +220,12 @@ class TrainLoop(NamedOptions):
                 proceed = _sending(flow, result)
 
     async def arun(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
-        """Train, on the running event loop.
+        """Train the vessel on the running event loop.
 
         Hooks and vessel may be asynchronous. A synchronous one blocks the event loop while it runs.
+        resume: the checkpoint to continue from; None begins anew.
+        Raise ConfigError if the loop has run already. Errors of the vessel and of hooks pass
+        through.
         """
         flow = self._flow(vessel, resume)
         proceed: Callable[[], object] = partial(next, flow)
@@ -230,8 +242,9 @@ class TrainLoop(NamedOptions):
     # ---- the order -------------------------------------------------------------------------------
 
     def _flow(self, vessel: Vessel, resume: Resumable | None) -> Flow:
-        """Yield the steps of a whole run: restoring first if it is resumed. Raise ConfigError in a
-        second run.
+        """Yield the results of a whole run: restore the checkpoint, open the writers, train.
+
+        Raise ConfigError if the loop has run already.
         """
         if self._used:
             raise ConfigError("this TrainLoop has run already; make a new one, and give it resume= to continue")
@@ -241,9 +254,9 @@ class TrainLoop(NamedOptions):
         yield from self._recording(vessel, self._fit(vessel))
 
     def _restore(self, vessel: Vessel, resume: Resumable) -> Flow:
-        """Yield the steps that put loop, vessel and callbacks back to a checkpoint's state.
+        """Put loop, vessel, callbacks and random states back to a checkpoint's state.
 
-        Raise ConfigError, which names the checkpoint, for a part that does not fit.
+        Raise CheckpointError for a part that does not fit.
         """
         with _of_a_checkpoint():
             self.load_run_state(resume.state)
@@ -255,13 +268,13 @@ class TrainLoop(NamedOptions):
         self.resumed_from = getattr(resume, "path", None)
 
     def _recording(self, vessel: Vessel, stages: Flow) -> Flow:
-        """Run `stages` while the writers are open."""
+        """Run `stages` while the writers are open. Notify the callbacks of an error."""
         self._started_at = time.monotonic()
         try:
             for writer in self.writers:
                 writer.open()
             yield from stages
-        except GeneratorExit:  # the driver was dropped, and no caller is left to await anything
+        except GeneratorExit:  # the generator was dropped: nothing may be yielded any more
             raise
         except BaseException as error:
             yield from self._notify_exception(vessel, error)
@@ -272,9 +285,7 @@ class TrainLoop(NamedOptions):
             self._seconds_before, self._started_at = self.total_seconds, None
 
     def _fit(self, vessel: Vessel) -> Flow:
-        """Yield the hooks and stages of a whole run, in their order. The driver runs or awaits each
-        result.
-        """
+        """Yield the results of hooks and stages of a whole run, in their order."""
         yield from self._call("on_fit_start", vessel)
         if self.validation_due and not self.should_stop:
             yield from self._validate(vessel)
@@ -291,7 +302,7 @@ class TrainLoop(NamedOptions):
         self._begin("train")
         yield from self._call("on_train_start", vessel)
         metrics = yield self._do_train(vessel)
-        self.current_iter += 1  # from here on the vessel is a step further, whatever else goes wrong
+        self.current_iter += 1  # now, because the vessel has done the step even if writing its row fails
         self.validation_due = self.val_every_n_iters is not None and self.current_iter % self.val_every_n_iters == 0
         self._write("train", metrics, f"{type(vessel).__name__}.step")
         yield from self._call("on_train_end", vessel)
@@ -311,6 +322,9 @@ class TrainLoop(NamedOptions):
         return vessel.validate(self.current_iter)
 
     def _begin(self, stage: Stage) -> None:
+        """Begin a stage. A training stage gets the number that its iteration will
+        have at its end.
+        """
         self.current_stage = stage
         logger.debug("iteration %d: %s begins", self.current_iter + (stage == "train"), stage)
         self._stage_started_at = time.monotonic()
@@ -318,6 +332,9 @@ class TrainLoop(NamedOptions):
             writer.on_stage_start(self.current_iter + (stage == "train"), stage)
 
     def _write(self, stage: Stage, metrics: object, source: str) -> None:
+        """Check the metrics of a stage and give its row to the writers. source: who
+        returned them.
+        """
         cleaned = clean_metrics(metrics, source=source)
         self.last_row = MetricsRow(self.current_iter, stage, self.total_seconds, cleaned)
         logger.debug("iteration %d: %s done, %s", self.current_iter, stage, cleaned)
@@ -341,8 +358,9 @@ class TrainLoop(NamedOptions):
     # ---- state -----------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
-        """Return the state of the run without the vessel, as JSON, after flushing the writers to
-        disk.
+        """Return the state of loop, callbacks, writers and random generators, as JSON.
+
+        The rows that the writers count in it are on the disk when this returns.
         """
         return {
             "current_iter": self.current_iter,
@@ -357,9 +375,10 @@ class TrainLoop(NamedOptions):
         }
 
     def save_callback_files(self, path: Path) -> None:
-        """Let the callbacks write their files, each into a directory of its own under `path`.
+        """Call `save` of the callbacks that override it, each with a directory of its own in
+        `path`.
 
-        `path` is made only if a callback has files.
+        A callback's directory is removed again if it stays empty.
         """
         for key, callback in keyed(self.callbacks).items():
             if type(callback).save is not Callback.save:
@@ -375,11 +394,12 @@ class TrainLoop(NamedOptions):
                 callback.load(folder)
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore what `run_state` returned.
+        """Restore counters, metrics, callbacks and writers from a state that `run_state` returned.
 
-        The run restores the random states, after the vessel. A callback or writer without a saved
-        state starts anew. A saved state without its callback or writer is named in a warning.
-        `should_stop` keeps its value: the caller decides whether a run continues.
+        The random states are left for later: they are restored after the vessel. A callback or
+        writer without a saved state starts anew. A saved state without its callback or writer is
+        named in a warning. `should_stop` keeps its value, because the caller decides whether a run
+        continues.
         """
         self.current_iter = state["current_iter"]
         self.current_stage = state["current_stage"]
@@ -392,11 +412,14 @@ class TrainLoop(NamedOptions):
 
 @contextlib.contextmanager
 def _of_a_checkpoint(what: str = "what a run saved") -> Generator[None]:
-    """Raise CheckpointError where a part of a checkpoint cannot be loaded."""
+    """Turn an error of the block, which loads a part of a checkpoint, into a CheckpointError.
+
+    what: what the state should have been, for the message.
+    """
     try:
         yield
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        # torch raises RuntimeError.
+        # RuntimeError: torch's, for tensors of another shape
         if isinstance(error, LeydenError):
             raise
         raise CheckpointError(
@@ -419,7 +442,7 @@ def _throwing(flow: Flow, error: BaseException) -> Callable[[], object]:
 
 
 def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
-    """Return the parts by `state_key`. A repeated key gets the first free number: `csvwriter2`."""
+    """Return callbacks or writers by `state_key`. A repeated key gets a number: `csvwriter2`."""
     keyed: dict[str, Stateful] = {}
     for part in parts:
         key, number = part.state_key, 2
@@ -430,6 +453,7 @@ def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
 
 
 def _states(parts: Sequence[Stateful]) -> dict[str, dict[str, Any]]:
+    """Return the states of the parts by key, without empty ones."""
     states = {key: part.state_dict() for key, part in keyed(parts).items()}
     return {key: state for key, state in states.items() if state}
 

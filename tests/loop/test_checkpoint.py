@@ -74,7 +74,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"manifest\.json is not JSON",
     ),
     "manifest a list": (lambda step: (step / "manifest.json").write_text("[]"), r"manifest\.json holds a list"),
-    "foreign": (lambda step: (step / "manifest.json").write_text('{"format": 1}'), r"not a manifest of Leyden's"),
+    "foreign": (
+        lambda step: (step / "manifest.json").write_text('{"format": 1}'),
+        r"not a manifest of a Leyden checkpoint",
+    ),
     "no files": (lambda step: edit(step / "manifest.json", files=3), r"does not list its files"),
     "outside": (
         lambda step: edit(step / "manifest.json", files={"state.json": {}, "../x": {}}),

@@ -1,10 +1,9 @@
 """Writers: where the rows of a training loop go.
 
 A writer gets one row at a time (of a stage, an episode or a step) and knows neither loop nor
-vessel. To add one, subclass `LogWriter` and implement `write`; one that keeps a file also says in
-`state_dict` how much of it a checkpoint covers, and cuts the file there when a run is resumed
-(`AppendingWriter` does that). Other people's packages are imported when such a writer is made, not
-before.
+vessel. To add one, subclass `LogWriter` and implement `write`. A writer of a file also returns in
+`state_dict` how much of the file a checkpoint covers, and cuts the file there when a run is
+resumed; `AppendingWriter` does both. Packages such as wandb are imported when their writer is made.
 """
 
 from leyden.loop.writers.base import LogWriter as LogWriter

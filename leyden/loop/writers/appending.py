@@ -1,4 +1,4 @@
-"""`AppendingWriter`: a file to which every row adds bytes. Resuming cuts it at its checkpoint."""
+"""`AppendingWriter`: the base of writers that append the bytes of each row to a file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from leyden.loop.writers.base import LogWriter, file_path
 
 
 class AppendingWriter(LogWriter, ABC):
-    """A writer that appends rows to one file. Subclasses implement `encode`, and `header` if the
-    file begins with something.
+    """Appends rows to one file. Subclasses implement `encode`, and `header` if the file has one.
 
     A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts,
-    so no row is lost or doubled. A kill loses none that was added.
+    so no row is lost or doubled. A kill loses no row whose `write` has returned.
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
         super().__init__(rows=rows, loglevel=loglevel)
         self.path = file_path(path, self, "result.jsonl")
         self._bytes = 0
+        """The length of the file so far."""
         self._resume: int | None = None
+        """The length at which the next `open` cuts the file; None: it begins an empty one."""
         self._file: IO[bytes] | None = None
 
     @abstractmethod
@@ -41,7 +42,7 @@ class AppendingWriter(LogWriter, ABC):
         return f"{type(self).__name__.lower()}:{self.path.name}"
 
     def open(self) -> None:
-        """Begin the file, or cut it.
+        """Open the file: empty for a new run, cut to the checkpoint's length for a resumed one.
 
         Raise CheckpointError if the file is shorter than the checkpoint says.
         """
@@ -71,15 +72,13 @@ class AppendingWriter(LogWriter, ABC):
         self._file = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of bytes written so far. They are durable."""
+        """Return the counters and the number of bytes written so far, which are durable."""
         if self._file:
             os.fsync(self._file.fileno())
         return {**super().state_dict(), "bytes": self._bytes if self._resume is None else self._resume}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the bytes that `state` counts. `open` cuts off what follows them in the
-        file.
-        """
+        """Let the next `open` keep the bytes that `state` counts, and cut off the rest."""
         super().load_state_dict(state)
         self._resume = state["bytes"]
 

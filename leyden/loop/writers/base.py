@@ -1,8 +1,8 @@
-"""`LogWriter`: what every writer is, and how it hears of stages, episodes and steps.
+"""`LogWriter`: the base of all writers, and how it is notified of stages, episodes and steps.
 
 A writer takes rows of one kind. A training loop gives it the row of each stage; vectorised
-environments tell it of each episode and, if it `wants_steps`, of each step. The base class counts,
-gathers and makes the rows; it does not know where they go.
+environments report each episode to it and, if it `wants_steps`, each step. The base class counts
+episodes and steps and makes their rows; it does not know where they go.
 """
 
 from __future__ import annotations
@@ -33,32 +33,37 @@ _EVENTS: Final = (
 
 @dataclass(slots=True)
 class _RunningEpisode:
-    """An episode under way in one environment."""
+    """A running episode of one environment, with its rewards and logs if they are wanted."""
 
     number: int
     length: int = 0
+    """Steps that were reported so far."""
     rewards: list[float] = field(default_factory=list[float])
     contents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 class LogWriter(NamedOptions):
-    """Write the rows of one run: [load_state_dict], open, write ..., close.
+    """Writes the rows of one run. A run calls load_state_dict if it is resumed, then open, write
+    for each row, and close.
 
-    After `close` it may serve another run.
+    After `close`, a writer may serve another run.
 
     loglevel: take the values that a step logged at this level or above.
-    rows: which rows it takes: "stage" (a row for each training and validation stage), "episode" or
-        "step".
+    rows: which rows the writer takes: "stage" (one for each training and validation stage),
+        "episode" or "step".
 
-    To add a writer, subclass and override at least one of the following methods. A class that
-    overrides none cannot be made (TypeError).
-        write(row)                a row of the writer's kind
-        log_episode(episode)      an `EpisodeStats`; or Qlib's log_episode(length, rewards,
-        contents) log_step(reward, contents)
-                                  contents: value of each name, of this writer's level and above
+    To add a writer, subclass and override at least one of these methods; a class that overrides
+    none raises TypeError when it is made.
+
+        write(row)                   a row of the writer's kind
+        log_episode(episode)         an `EpisodeStats`
+        log_episode(length, rewards, contents)
+                                     the same in Qlib's form
+        log_step(reward, contents)   contents: the values of this writer's level and above, by name
         on_env_step(env_id, obs, reward, done, info)
-                                  everything; call super() to keep the counters
+                                     everything; call super() to keep the counters
         on_env_all_ready(), on_env_reset(env_id, obs), on_env_all_done()
+
     A writer that overrides a method for steps makes its environments send every step, which costs
     time.
     """
@@ -66,17 +71,20 @@ class LogWriter(NamedOptions):
     row_kind: RowKind = "stage"
     loglevel: LogLevel = LogLevel.PERIODIC
     iteration: int = 0
-    """The iteration of the stage under way, as in its row."""
+    """The iteration of the current stage, as in its row."""
     stage: Stage = "train"
     episode_count: int = 0
-    """Episodes that ended since the last `clear`. A collect begins with `clear`."""
+    """Episodes that ended since the last `clear`, with which each collect begins."""
     step_count: int = 0
     """Steps since the last `clear`."""
     global_episode: int = 0
     """Episodes ended since the run began, over all its processes."""
     global_step: int = 0
+    """Steps since the run began, over all its processes."""
     _begun: int = 0
+    """Episodes that began since the run began."""
     _handled: EpisodeStats | None = None
+    """The episode that `log_episode` is handling."""
     _overrides_steps: ClassVar[bool] = False
     _gathers: ClassVar[bool] = False
     """Whether to gather an episode's steps, because `log_episode` has Qlib's form and takes them.
@@ -84,8 +92,9 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _counting(handle: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
-        """Return a `log_episode` that calls `handle` and counts each episode once, even if `handle`
-        calls the method that it overrides.
+        """Return a `log_episode` that counts the episode, then calls `handle`.
+
+        The episode counts once, even if `handle` calls `super().log_episode`.
         """
 
         @functools.wraps(handle)
@@ -103,7 +112,9 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _from_stats(handle: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
-        """Return a `log_episode` that calls `handle`, a method of Qlib's form."""
+        """Return a `log_episode` that calls `handle(self, length, rewards,
+        contents)`, Qlib's form.
+        """
 
         @functools.wraps(handle)
         def log_episode(self: LogWriter, episode: EpisodeStats) -> None:
@@ -121,6 +132,7 @@ class LogWriter(NamedOptions):
         self._ended: list[tuple[int, _RunningEpisode]] = []
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Wrap the subclass's `log_episode`, so that it counts, and note whether it needs steps."""
         super().__init_subclass__(**options)
         if handle := cls.__dict__.get("log_episode"):
             qlibs = _takes_three(handle)
@@ -154,9 +166,9 @@ class LogWriter(NamedOptions):
         """Flush and release files, connections and processes. Calling it again does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how much was written, as JSON. All of it is durable when this returns.
+        """Return the counters and how much was written, as JSON.
 
-        May be called after `close`.
+        What the state counts is durable when this returns. May be called after `close`.
         """
         counters = {name: getattr(self, name) for name in _COUNTERS}
         return {"counters": counters} if any(counters.values()) else {}
@@ -168,9 +180,9 @@ class LogWriter(NamedOptions):
                 setattr(self, name, int(count))
 
     def clear(self) -> None:
-        """Begin to count anew: `episode_count` and `step_count` are 0, and what ran is forgotten.
+        """Set `episode_count` and `step_count` to 0, and forget running episodes.
 
-        The global ones continue.
+        The global counters continue.
         """
         self.episode_count = self.step_count = 0
         self._running, self._ended = {}, []
@@ -234,11 +246,18 @@ class LogWriter(NamedOptions):
         self._handled = episode
         self.episode_count += 1
         self.global_episode += 1
-        unheard = max(0, episode.length - self._ended_episode.length)  # steps without `on_env_step`
+        # environments that need not send steps call no `on_env_step`, so count from the episode
+        unheard = max(0, episode.length - self._ended_episode.length)
         self.step_count += unheard
         self.global_step += unheard
 
     def _find_ended(self, env_id: int | None) -> _RunningEpisode:
+        """Return, and forget, the episode that has ended in an environment.
+
+        First look among those whose last step was reported, then among the running ones. An episode
+        that was never reported to begin gets the next number.
+        env_id: None if unknown; the first ended episode, or the only running one, is taken.
+        """
         for place, (each, running) in enumerate(self._ended):
             if env_id is None or each == env_id:
                 del self._ended[place]
@@ -252,7 +271,10 @@ class LogWriter(NamedOptions):
 
 
 def file_path(path: str | Path, writer: LogWriter, example: str) -> Path:
-    """Return the path of a writer's file. Raise ConfigError if it is no path, or a directory."""
+    """Return the path of a writer's file. Raise ConfigError if `path` is no path or a directory.
+
+    example: a file name for the message.
+    """
     check_path(f"{type(writer).__name__}'s path", path, example=example)
     if (path := Path(path)).is_dir():
         name = type(writer).__name__

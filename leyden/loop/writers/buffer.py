@@ -1,5 +1,5 @@
-"""`LogBuffer`: keep the metrics of episodes while they are collected, and report each change to a
-callback.
+"""`LogBuffer`: keeps the metrics of the episodes of a collect, and calls a function
+at each change.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ BufferCallback: TypeAlias = "Callable[[bool, bool, LogBuffer], None]"
 
 
 class LogBuffer(LogWriter):
-    """Keep the metrics of the newest episode and their means over the collect; write nothing.
+    """Keeps the metrics of the newest episode and their means over the collect; writes nothing.
 
     callback: called as `callback(on_episode, on_collect, log_buffer)`: with (True, False, self)
-        after each episode, and with (False, True, self) when a collect is over. `rl.Trainer` keeps
-        its `metrics` up to date with one.
+        after each episode, and with (False, True, self) at the end of a collect. `rl.Trainer` keeps
+        its `metrics` up to date in this way.
     loglevel: take values logged at this level or above.
 
     An episode's metrics are its `reward`, `steps_per_episode`, and one value for each name that was
@@ -72,14 +72,14 @@ class LogBuffer(LogWriter):
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, the newest episode's metrics, and the sums and counts behind the
-        means.
+        """Return the counters, the newest episode's metrics, and the sums and counts of the
+        collect.
         """
         own = {"latest_metrics": self._latest, "aggregated_metrics": self._sums, "counts": self._counts}
         return {**super().state_dict(), **{name: value and dict(value) for name, value in own.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the counters, the newest episode's metrics and the means."""
         super().load_state_dict(state)
         self._latest = state["latest_metrics"]
         self._sums, self._counts = dict(state["aggregated_metrics"]), dict(state["counts"])

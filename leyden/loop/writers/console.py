@@ -19,18 +19,18 @@ _FIRST = ("reward", "loss", "entropy", "kl", "tokens_per_second", "failed")
 
 
 class ConsoleWriter(LogWriter):
-    """One line for each row: `[  12] train  reward 0.5312  loss 0.12`.
+    """Prints one line for each row, such as `[  12] train  reward 0.5312  loss 0.12`.
 
-    stream: where to; None: what `sys.stdout` is at the time of each row.
+    stream: where to print; None: to `sys.stdout`, as it is at the time of each row.
     metrics: names of the metrics to print, in this order; "all" for all of them. None: at most
-        five, the reward and the losses before others. Files (`CsvWriter`, the run folder's
-        `metrics.jsonl`) keep every metric.
+        five, with the reward and the loss before others.
     digits: significant digits of a number.
-    rows: "stage", "episode" or "step". Of episodes: a value, and in parentheses its mean since the
-        collect began, `[  20/100] train episode 20  reward 1.0000 (0.9000)`.
-    log_every_n_episode: print the episodes whose count in the collect is a multiple of it, and the
-        last of `total_episodes`.
-    loglevel: of the steps' contents; see `LogWriter`.
+    rows: "stage", "episode" or "step". A line of an episode has each value and in parentheses its
+        mean since the collect began, `[  20/100] train episode 20  reward 1.0000 (0.9000)`.
+    log_every_n_episode: print every so many episodes of a collect.
+    total_episodes: the number of episodes in a collect. It is shown, and the last episode is always
+        printed; None: unknown.
+    loglevel: print the values that a step logged at this level or above.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class ConsoleWriter(LogWriter):
             stream.flush()
 
     def _episode(self, row: EpisodeRow) -> str | None:
+        """Return the line of an episode; None if this one is not to be printed."""
         values = {**row.stats.logs, "reward": row.stats.reward, "length": row.stats.length}
         self._means.add(values)
         if self.episode_count % self._every and self.episode_count != self._total:

@@ -17,17 +17,16 @@ from leyden.utils.atomic import open_aside
 
 
 class CsvWriter(LogWriter):
-    """Write one line of CSV for each row. For a stage that is iteration, stage, seconds, then a
-    column for each metric; a metric that the row lacks is empty.
+    """Writes one line of CSV for each row. A stage's row has the columns iteration, stage and
+    seconds, then one for each metric; a missing metric is an empty cell.
 
-    path: of the file; a directory is refused (ConfigError).
+    path: the file; a directory raises ConfigError.
     rows: "stage", "episode" or "step"; the first columns are the `fields` of that kind of row.
-    Lists are written as JSON.
-    loglevel: of the steps' contents; see `LogWriter`.
+    loglevel: write the values that a step logged at this level or above.
 
-    A metric that appears later adds a column: the file is written anew, aside. A new run replaces
-    the file; a resumed one cuts it after the rows that its checkpoint counts. Numbers are written
-    so that reading them gives the same number.
+    A new run replaces the file; a resumed one cuts it after the rows that its checkpoint counts. A
+    metric that appears later adds a column, for which the whole file is written again. Lists are
+    written as JSON, and numbers so that reading them gives the same number.
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
@@ -44,9 +43,9 @@ class CsvWriter(LogWriter):
         return f"csvwriter:{self.path.name}"
 
     def open(self) -> None:
-        """Begin the file, or cut it.
+        """Open the file: empty for a new run, cut after the checkpoint's rows for a resumed one.
 
-        Raise CheckpointError if the file lacks rows that the checkpoint counts.
+        Raise CheckpointError if the file lacks rows or columns that the checkpoint counts.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state, self._resume = self._resume or {"rows": 0, "columns": ROW_KINDS[self.row_kind].fields}, None
@@ -75,15 +74,15 @@ class CsvWriter(LogWriter):
         self._file = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of rows and the columns written so far. They are durable."""
+        """Return the counters, and the number of rows and the columns, which are durable."""
         if self._file:
             os.fsync(self._file.fileno())
         so_far = self._resume or {"rows": self._n_rows, "columns": list(self._columns)}
         return {**super().state_dict(), **so_far}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the rows that `state` counts. `open` drops later rows, and columns that
-        only they had.
+        """Let the next `open` keep the rows that `state` counts, and drop later rows
+        and columns.
         """
         super().load_state_dict(state)
         self._resume = {"rows": state["rows"], "columns": list(state["columns"])}
@@ -93,14 +92,15 @@ class CsvWriter(LogWriter):
         return self._file
 
     def _read(self, n_rows: int) -> list[dict[str, str]]:
-        """Return the first `n_rows` rows.
+        """Return the first `n_rows` rows of the file.
 
-        Ignore the rest, such as a row that a kill cut in half.
+        Later ones are not looked at, because a kill may have cut one in half. Raise CheckpointError
+        if rows or columns are missing.
         """
         if n_rows == 0:
             return []
         try:
-            # a kill may have cut a character in half, after the rows that count
+            # surrogateescape: a kill may have cut a character in half, after the rows that count
             with self.path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
                 reader = csv.DictReader(file, restval="")
                 rows = list(itertools.islice(reader, n_rows))
@@ -113,6 +113,7 @@ class CsvWriter(LogWriter):
         return rows
 
     def _rewrite(self, rows: Iterable[dict[str, str]]) -> None:
+        """Replace the file by the header and these rows in one step, and open it for appending."""
         if self._file:
             self._file.close()
         with open_aside(self.path) as aside:

@@ -12,10 +12,10 @@ from leyden.utils.json import is_list, is_object
 
 
 class JsonlWriter(AppendingWriter):
-    """A JSON object for each row, with the keys of the CSV's columns.
+    """Writes one line of JSON for each row, such as {"iteration": 1, "stage": "train", ...}.
 
-    NaN and infinities are null, which strict readers accept.
-    A new run replaces the file; a resumed one cuts it after the rows that its checkpoint counts.
+    NaN and infinity are written as null, because JSON lacks them. A new run replaces the file; a
+    resumed one cuts it after the rows that its checkpoint counts.
     """
 
     def encode(self, row: Row) -> bytes:
@@ -24,6 +24,7 @@ class JsonlWriter(AppendingWriter):
 
 
 def _finite(value: Any) -> Any:
+    """Return the value with None in place of NaN and infinity, also inside containers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if is_object(value):

@@ -13,17 +13,21 @@ from leyden.loop.writers.base import LogWriter
 
 
 class MlflowWriter(LogWriter):
-    """A point for each number of a row, under the names `reward`, `val/reward`, `episode/reward`;
-    its step the iteration, episode or step.
+    """Writes the numbers of each row to an MLflow run, as the metrics `reward`, `val/reward` and
+    `episode/reward`. MLflow's step is the iteration, the episode or the step.
 
-    experiment: made if it is not there.
+    experiment: the experiment's name; it is created if it is missing.
     tracking_uri: `sqlite:///runs.db` or a server's address; None: MLflow's own choice
-        (`MLFLOW_TRACKING_URI`, or a database here).
-    run_name, tags: of the run. A new fit is a new run. A resumed one continues with its run; MLflow
-    takes no point back, so points written after the checkpoint stay, and none is written
-    twice for the same metric and step. Strings and arrays are left out. Closed, a run is FINISHED.
-    Raise ConfigError without `mlflow-skinny` (extra `mlflow`), and CheckpointError when the run to
-    continue with is not in the store.
+        (`MLFLOW_TRACKING_URI`, or a database in the current folder).
+    run_name, tags: of a new run.
+    rows: "stage", "episode" or "step".
+    loglevel: write the values that a step logged at this level or above.
+
+    Each new fit begins a run; a resumed fit continues its run. MLflow cannot remove points, so
+    those after the checkpoint stay, and no point is written twice for a metric and step. Strings
+    and arrays are left out. `close` marks the run as FINISHED.
+    Raise ConfigError without `mlflow-skinny` (extra `mlflow`), and CheckpointError if the run to
+    continue is not in the store.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class MlflowWriter(LogWriter):
         self._resume: str | None = None
         self._resumed = False
         self._known: dict[str, set[int]] = {}
+        """The steps that a resumed run had when it was opened, by metric."""
 
     @property
     def state_key(self) -> str:
@@ -53,11 +58,14 @@ class MlflowWriter(LogWriter):
         return f"mlflowwriter:{self.experiment}"
 
     def open(self) -> None:
-        """Begin a run, or continue the run of the loaded state."""
+        """Begin a run, or continue the run of the loaded state.
+
+        Raise ConfigError if the store cannot be used, CheckpointError if it lacks the run.
+        """
         try:
             self._client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
             self._client.search_experiments(max_results=1)
-        except Exception as error:  # its stores raise kinds of their own, for what is not installed too
+        except Exception as error:  # each kind of store raises its own errors
             raise ConfigError(
                 f"MlflowWriter cannot use the store {self.tracking_uri or 'of MLflow'!r}: {error}"
             ) from error
@@ -77,7 +85,7 @@ class MlflowWriter(LogWriter):
             ) from error
 
     def write(self, row: Row) -> None:
-        """Write the points that MLflow does not have yet. They are stored when this returns."""
+        """Write the points that MLflow does not have yet, and wait until they are stored."""
         now = int(time.time() * 1000)
         point = self._mlflow.entities.Metric
         numbers = {name: value for name, value in row.numbers().items() if row.number not in self._steps_of(name)}
@@ -86,13 +94,13 @@ class MlflowWriter(LogWriter):
             self._client.log_batch(self.run_id, metrics=points, synchronous=True)
 
     def close(self) -> None:
-        """End the run."""
+        """Mark the run as finished."""
         if self._client is not None and self.run_id is not None:
             self._client.set_terminated(self.run_id, "FINISHED")
         self._client = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the writer's state, with the id of the run."""
+        """Return the counters and the id of the run."""
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

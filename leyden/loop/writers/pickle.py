@@ -1,4 +1,6 @@
-"""`PickleWriter`: rows as pickles of plain containers, and the reader that runs no code."""
+"""`PickleWriter`: rows as pickles of plain containers, and a reader that runs no code
+of the file.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,9 @@ _PROTOCOL: Final = 4
 
 
 class PickleWriter(AppendingWriter):
-    """One pickle after another, each a dict of numbers, strings and lists: every float to the bit,
-    nested arrays as lists.
+    """Writes each row as a pickle of a dict of numbers, strings and lists.
 
-    Read it with `read_pickled_rows`, which refuses whatever else a file may hold. A new run
+    Floats keep every bit; arrays become lists. Read the file with `read_pickled_rows`. A new run
     replaces the file; a resumed one cuts it after the rows that its checkpoint counts.
     """
 
@@ -29,6 +30,8 @@ class PickleWriter(AppendingWriter):
 
 
 class _Plain(pickle.Unpickler):
+    """Refuses every class and function that a pickle names, so that no code of the file runs."""
+
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise CheckpointError(
             f"a pickled row asks for {module_name}.{global_name}; PickleWriter writes plain containers only"

@@ -12,20 +12,25 @@ from leyden.loop.metrics import LogLevel, Row, RowKind
 from leyden.loop.writers.appending import AppendingWriter
 
 _FILE: Final = "events.out.tfevents.0000000000.leyden"
+"""TensorBoard finds files with "tfevents" in their names. A fixed time lets a resume find it
+too."""
 _VERSION: Final = "brain.Event:2"
 
 
 class TensorboardWriter(AppendingWriter):
-    """A scalar for each number of a row: `reward`, `val/reward`, `episode/reward`; its step is the
-    iteration, the episode or the step.
+    """Writes the numbers of each row as the scalars `reward`, `val/reward` and `episode/reward`.
+    TensorBoard's step is the iteration, the episode or the step.
 
-    axis: a number of the row to use as the step instead: "total_steps" for curves over environment
-        steps. Rows without it are left out.
-    log_dir: the directory of the run; it has one event file, always of the same name.
+    log_dir: the directory of the run, which gets one event file, always of the same name.
+    rows: "stage", "episode" or "step".
+    loglevel: write the values that a step logged at this level or above.
+    axis: the name of a number in the row to use as the step instead, such as "total_steps" for
+        curves over environment steps. Rows without that number are left out.
+
     TensorBoard keeps 32 bits of a scalar. Strings and arrays are left out. A new run replaces the
     file; a resumed one cuts it after the events that its checkpoint counts, so nothing is doubled.
-    Raise ConfigError without the package `tensorboard`
-    (extra `tensorboard`); TensorFlow is not needed.
+    Raise ConfigError without the package `tensorboard` (extra `tensorboard`). TensorFlow is not
+    needed.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class TensorboardWriter(AppendingWriter):
         return self._record(self._event(wall_time=time.time(), file_version=_VERSION))
 
     def encode(self, row: Row) -> bytes:
-        """Return an event with all numbers of the row."""
+        """Return an event with all numbers of the row; no bytes for a row without `axis`."""
         step: Any = row.number if self.axis is None else row.flat().get(self.axis)
         if not isinstance(step, int | float):
             return b""

@@ -13,16 +13,21 @@ from leyden.loop.writers.base import LogWriter
 
 
 class WandbWriter(LogWriter):
-    """The numbers of each row, as `reward`, `val/reward`, `episode/reward`; the step is the
-    iteration, the episode's count, or the step's.
+    """Writes the numbers of each row to a Weights & Biases run, as `reward`, `val/reward` and
+    `episode/reward`. W&B's step is the iteration, the number of ended episodes, or the step.
 
-    project, name, config: of the run, see `wandb.init`.
-    mode: "online", "offline" (files under `dir`, to be uploaded by `wandb sync`), "disabled"; None:
-        what `WANDB_MODE` says. A new fit is a new run. A resumed one continues with the same run
-        id. W&B orders a history by step and refuses what is not newer, so online no row is doubled;
-        offline a resumed run has a folder of its own, and what the killed process wrote after its
-        checkpoint is in both. wandb's own process writes: rows of the last moment can be lost by a
-        kill. Strings and arrays are left out. Raise ConfigError without `wandb` (extra `wandb`).
+    project, name, config: of the run, as in `wandb.init`.
+    mode: "online", "offline" (files in `dir`, which `wandb sync` uploads) or "disabled"; None: as
+        `WANDB_MODE` says.
+    dir: the folder of the run's files; None: W&B's own choice.
+    rows: "stage", "episode" or "step".
+    loglevel: write the values that a step logged at this level or above.
+
+    Each new fit begins a run; a resumed fit continues with the same run id. Online, W&B refuses
+    rows that are not newer than its last, so none is doubled. Offline, a resumed run gets a folder
+    of its own, and rows that a killed process wrote after its checkpoint are in both folders. W&B
+    writes in a process of its own, so a kill may lose the last rows. Strings and arrays are left
+    out. Raise ConfigError without `wandb` (extra `wandb`).
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class WandbWriter(LogWriter):
         """Begin a run, or continue the run of the loaded state."""
         resumed, self._resume = self._resume, None
         self.run_id = resumed or uuid.uuid4().hex[:8]
-        # only a server knows whether there is something to resume
+        # offline there is no server that could tell whether the run exists
         resume = "allow" if resumed and self.mode != "offline" else None
         self._run = self._wandb.init(
             project=self.project,
@@ -69,20 +74,21 @@ class WandbWriter(LogWriter):
 
     def write(self, row: Row) -> None:
         """Hand the row's numbers to W&B, which sends them in the background."""
-        # episodes end in another order than they begin in; wandb wants steps that grow
+        # wandb wants steps that grow, and episodes end in another order than they begin in
         step = self.global_episode if isinstance(row, EpisodeRow) else row.number
         self._run.log(row.numbers(), step=step)
 
     def close(self) -> None:
-        """End the run; W&B's service process has everything, and writes or uploads the rest within
-        moments (`wandb.teardown()` waits).
+        """End the run.
+
+        W&B's own process may still be uploading when this returns; `wandb.teardown()` waits for it.
         """
         if self._run is not None:
             self._run.finish()
         self._run = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the writer's state, with the id of the run."""
+        """Return the counters and the id of the run."""
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
