@@ -6,8 +6,8 @@ tasks), and the messages (`Task`, `TaskIfAny`, `RolloutLegacy`, `GenericResponse
 tasks, resources and reports; `tasks.py` maps them to a store. Each use gives a
 DeprecationWarning that names what to write in new code.
 
-It knows stores, agents and runners, and no algorithm and no trainer: `TrainerLegacy` is in
-`leyden.trainer`. The protocol is closed, so nothing is added to it. A new feature belongs to the
+It knows stores, agents and runners, and neither algorithms nor trainers: `TrainerLegacy` is in
+`leyden.trainer`. The protocol is complete, so nothing is added to it. New features belong to the
 store and its own protocol.
 """
 

@@ -35,13 +35,13 @@ _RESOURCES = "/resources/"
 
 
 class _Invalid(Exception):
-    """A body that is not a report; the argument is the list of its faults."""
+    """The body of a request is not a report. The argument is the list of faults for the reply."""
 
 
 class LegacyApp:
-    """Serves `tasks` in any event loop.
+    """Serves a `TaskQueue` over HTTP, in any event loop.
 
-    guard: refuses requests of other sites' pages.
+    guard: refuses requests that pages of other sites send.
     max_body_bytes: the limit of one report; a larger one is refused with 413.
     """
 
@@ -51,8 +51,8 @@ class LegacyApp:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request. Errors have the form of Agent Lightning 0.1, a JSON object with
-        `detail`.
+        """Reply to one HTTP request. Errors have the form of Agent Lightning 0.1,
+        `{"detail": ...}`.
         """
         try:
             self._guard.check(scope)
@@ -70,7 +70,10 @@ class LegacyApp:
             await send_reply(send, body)
 
     async def _reply(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the reply's body for a request of a runner. Raise Refusal for an unknown path."""
+        """Return the body of the reply to a request.
+
+        Raise Refusal for an unknown path or method, _Invalid for a body that is no report.
+        """
         path = raw_path(scope).split("?")[0]
         if path == "/task":
             check_method(scope, "GET")
@@ -93,10 +96,11 @@ class LegacyApp:
         if update is None:
             missing = "No resources have been set on the server."
             raise Refusal(404, "", missing if latest else f"Resource ID '{resources_id}' not found.")
-        return update.model_dump_json(exclude={"parent", "author"}).encode()
+        return update.model_dump_json(exclude={"parent", "author"}).encode()  # which 0.1 does not know
 
 
 def _report(body: bytes) -> RolloutLegacy:
+    """Return the report in a request's body. Raise _Invalid, with each fault and its place."""
     if has_too_many_parts(body):
         raise Refusal(413, "", "the report has too many objects and lists; send a smaller one")
     try:

@@ -1,8 +1,8 @@
-"""Clients of Agent Lightning 0.1's protocol: `AgentLightningClient` asks a server for tasks, and
-`DevTaskLoader` takes them from a list, without a server.
+"""Clients of Agent Lightning 0.1's protocol: `AgentLightningClient` requests tasks from a server,
+and `DevTaskLoader` takes them from a list, without a server.
 
 As in the original, a request that fails is logged and its method returns None, so that a worker
-outlives a restart of the server.
+survives a restart of the server.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _LOCAL = "local://"
 
 
 class AgentLightningClient(NamedOptions):
-    """Requests tasks and resources from a server, and reports results, with or without `await`.
+    """Requests tasks and resources from a server, and reports results.
 
+    Each method has a form for `await`, whose name ends in `_async`.
     endpoint: the server's URL.
     poll_interval: seconds between two requests for a task while there is none.
     timeout: seconds that one request may take.
@@ -50,39 +51,42 @@ class AgentLightningClient(NamedOptions):
         self.poll_interval = poll_interval
         self.timeout = timeout
         self.task_count = 0
-        """How many tasks this client got."""
+        """The number of tasks that this client has received."""
         self._resources: dict[str, ResourcesUpdate] = {}
+        """Resources that were received, by id."""
 
     def poll_next_task(self) -> Task | None:
-        """Return the next task as soon as there is one."""
+        """Wait for the next task and return it; never None here, but subclasses may return it."""
         while (task := self._found(self._send("/task"))) is None:
             time.sleep(self.poll_interval)
         return task
 
     async def poll_next_task_async(self) -> Task | None:
-        """Return the next task as soon as there is one."""
+        """Wait for the next task and return it; never None here, but subclasses may return it."""
         while (task := self._found(await self._send_async("/task"))) is None:  # noqa: ASYNC110 -- it has no event
             await asyncio.sleep(self.poll_interval)
         return task
 
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return these resources, which are requested once; None if the server has none or
-        fails.
+        """Return the resources with this id; None if the server lacks them or the request failed.
+
+        Resources that were received before are not requested again.
         """
         return self._resources.get(resource_id) or self._kept(self._send(_path_of(resource_id)))
 
     async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return these resources, which are requested once; None if the server has none or
-        fails.
+        """Return the resources with this id; None if the server lacks them or the request failed.
+
+        Resources that were received before are not requested again.
         """
         return self._resources.get(resource_id) or self._kept(await self._send_async(_path_of(resource_id)))
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
-        """Return the latest resources; None if the server has none or fails."""
+        """Return the latest resources; None if the server has none or the request failed."""
         return self._kept(self._send("/resources/latest"))
 
     async def get_latest_resources_async(self) -> ResourcesUpdate | None:
-        """Return the latest resources; None if the server has none or fails."""
+        """Return the latest resources; None if the server has none or the request failed."""
         return self._kept(await self._send_async("/resources/latest"))
 
     def post_rollout(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
@@ -94,6 +98,7 @@ class AgentLightningClient(NamedOptions):
         return await self._send_async("/rollout", rollout.model_dump_json().encode())
 
     def _found(self, reply: dict[str, Any] | None) -> Task | None:
+        """Return the task in a reply to `/task` and count it; None without one."""
         found = None if reply is None else TaskIfAny.model_validate(reply)
         if found is None or not found.is_available or found.task is None:
             logger.debug("no task yet; the next request is in %g s", self.poll_interval)
@@ -103,6 +108,9 @@ class AgentLightningClient(NamedOptions):
         return found.task
 
     def _kept(self, reply: dict[str, Any] | None) -> ResourcesUpdate | None:
+        """Return the resources in a reply, and keep them for later requests; None
+        without a reply.
+        """
         if reply is None:
             return None
         update = read_resources(reply)
@@ -114,7 +122,7 @@ class AgentLightningClient(NamedOptions):
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as reply:
                 return json.load(reply)
-        except (OSError, ValueError) as error:  # a status above 399 is an OSError here
+        except (OSError, ValueError) as error:  # urllib raises an OSError for a status above 399
             return self._failed(path, error)
 
     async def _send_async(self, path: str, body: bytes | None = None) -> dict[str, Any] | None:
@@ -133,11 +141,12 @@ class AgentLightningClient(NamedOptions):
 
 
 class DevTaskLoader(AgentLightningClient):
-    """Serves tasks from a list, again and again, with fixed resources. Keeps the reports in
-    `rollouts`.
+    """A client without a server: it takes tasks from a list, again and again, and keeps the reports
+    in `rollouts`.
 
     tasks: inputs, or Task objects, but not both.
     resources: the resources of all tasks.
+    poll_interval, timeout: not used, because nothing is requested.
     """
 
     def __init__(
@@ -180,7 +189,7 @@ class DevTaskLoader(AgentLightningClient):
         return self.poll_next_task()
 
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return the resources. Raise UnknownResources for an id that is not theirs."""
+        """Return the loader's resources. Raise UnknownResources for another id."""
         if resource_id != self._resources_update.resources_id:
             raise UnknownResources(
                 f"resources {resource_id!r} are not in this DevTaskLoader, which has {self._resources_update.resources_id!r}"
@@ -188,7 +197,7 @@ class DevTaskLoader(AgentLightningClient):
         return self._resources_update
 
     async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return the resources. Raise UnknownResources for an id that is not theirs."""
+        """Return the loader's resources. Raise UnknownResources for another id."""
         return self.get_resources_by_id(resource_id)
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
@@ -217,10 +226,9 @@ def _path_of(resource_id: str) -> str:
 
 
 def as_client(source: object) -> AgentLightningClient | None:
-    """Return a client for a server's URL, or `source` itself if it is a client. None for anything
-    else, such as a data set.
+    """Return a client for a server's URL, or `source` itself if it is a client.
 
-    Raise ConfigError for text that is no URL.
+    Return None for any other object, such as a data set. Raise ConfigError for text that is no URL.
     """
     if isinstance(source, str):
         if not source.startswith(("http://", "https://")):
@@ -230,7 +238,7 @@ def as_client(source: object) -> AgentLightningClient | None:
 
 
 class _ClientOfUrl(AgentLightningClient):
-    """A client that Leyden makes itself, after the warning that its caller gave."""
+    """A client that Leyden makes itself, and that gives no DeprecationWarning: its caller has."""
 
     def __init__(self, endpoint: str) -> None:
         self._set_up(endpoint, poll_interval=5.0, timeout=10.0)

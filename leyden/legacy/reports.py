@@ -1,8 +1,8 @@
-"""How an agent is called in the protocol of Agent Lightning 0.1, and what is reported of it.
+"""Call an agent as Agent Lightning 0.1 does, and make the report on its attempt.
 
-An agent may return a whole report, triplets or spans as JSON there. `LegacyAgent` records such a
-result as one span, so that it reaches the process that reports; `report_of` makes the report of an
-attempt's spans.
+In that protocol an agent may return a whole report, triplets, or spans as JSON. `LegacyAgent`
+records such a result as one span, so that it reaches the process that reports. `report_of` makes
+the report from an attempt's spans.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from leyden.tracer import active_trace
 from leyden.types import AttemptedRollout, NamedResources, Span, Triplet, find_final_reward
 
 REPORT: Final = "leyden.legacy.report"
-"""Name of the span that holds a report."""
+"""The name of the span that holds a report."""
 REPORT_JSON: Final = "leyden.legacy.report.json"
+"""The attribute of that span with the report as JSON."""
 
 
 class LegacyAgent(LitAgent[Any]):
-    """Calls an agent as Agent Lightning 0.1 does, and records what only that protocol lets it
-    return.
+    """Wraps an agent that was written for Agent Lightning 0.1, and records its special results.
 
-    A method may have the signature of 0.1, `training_rollout(task, rollout_id, resources)`.
-    The result may be a RolloutLegacy, a list of triplets, or a list of spans as JSON, beside what
-    every agent may return.
+    A method of the agent may have the signature of 0.1, `training_rollout(task, rollout_id,
+    resources)`. In addition to the results of other agents, it may return a RolloutLegacy, a list
+    of triplets, or a list of spans as JSON.
+    Raise ConfigError for an object that is no agent, for example a plain function.
     """
 
     def __init__(self, agent: LitAgent[Any]) -> None:
-        """Raise ConfigError for anything but an agent, for example a plain function."""
         if not isinstance(agent, LitAgent):
             raise ConfigError(
                 f"the agent is a {type(agent).__name__}; decorate the function with @rollout, or subclass LitAgent"
@@ -44,11 +44,14 @@ class LegacyAgent(LitAgent[Any]):
         self.__qualname__ = getattr(agent, "__qualname__", type(agent).__name__)
 
     def is_async(self) -> bool:
-        """See LitAgent.is_async."""
+        """Return whether the wrapped agent has an asynchronous method."""
         return self.agent.is_async()
 
     def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """See LitAgent.run."""
+        """Run the agent as version 0.1 would. Record a report, triplets or spans that it returns.
+
+        Return the reward in such a result, or any other result unchanged.
+        """
         agent = self.agent
         method = _method(agent.training_rollout, agent.validation_rollout, rollout)
         if _is_of_v01(method):
@@ -56,7 +59,10 @@ class LegacyAgent(LitAgent[Any]):
         return _recorded(agent.run(task, resources, rollout), rollout)
 
     async def run_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run the agent as version 0.1 would, and return its result with the report as a span."""
+        """Await the agent as version 0.1 would. Record a report, triplets or spans that it returns.
+
+        Return the reward in such a result, or any other result unchanged.
+        """
         agent = self.agent
         method = _method(agent.training_rollout_async, agent.validation_rollout_async, rollout)
         if _is_of_v01(method):
@@ -66,23 +72,26 @@ class LegacyAgent(LitAgent[Any]):
         return _recorded(result, rollout)
 
     def check_resources(self, resources: NamedResources) -> None:
-        """See LitAgent.check_resources."""
+        """Raise ConfigError if the wrapped agent lacks a resource that it needs."""
         self.agent.check_resources(resources)
 
     def set_trainer(self, trainer: Any) -> None:
-        """See LitAgent.set_trainer."""
+        """Give the wrapped agent its trainer."""
         self.agent.set_trainer(trainer)
 
     def set_runner(self, runner: Any) -> None:
-        """See LitAgent.set_runner."""
+        """Give the wrapped agent its runner."""
         self.agent.set_runner(runner)
 
 
 def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]) -> RolloutLegacy:
-    """Return the report on an attempt with these spans, which are in the order of their numbers.
+    """Return the report on an attempt.
 
-    A report that the agent returned, or a worker sent, is completed by what was recorded.
-    adapter: makes the triplets; raise ConfigError if it makes something else.
+    If the agent returned a report, or a worker sent one, its missing triplets and reward are taken
+    from the other spans.
+    spans: those of the attempt, in the order of their numbers.
+    adapter: makes the triplets.
+    Raise ConfigError if the adapter makes something else.
     """
     given = next((span for span in reversed(spans) if span.name == REPORT), None)
     recorded = [span for span in spans if span.name != REPORT]
@@ -103,9 +112,9 @@ def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]
 
 
 def _method(training: Any, validation: Any, rollout: AttemptedRollout) -> Any:
-    """Return the method for the rollout's mode.
+    """Return the agent's method for the rollout's mode.
 
-    An agent of 0.1 without a method for validation uses the one for training.
+    An agent of 0.1 that does not override the method for validation uses the one for training.
     """
     inherited = getattr(validation, "__func__", None) is getattr(LitAgent, validation.__name__)
     return training if rollout.mode == "train" or (inherited and _is_of_v01(training)) else validation
@@ -116,8 +125,9 @@ def _is_of_v01(method: Any) -> bool:
 
 
 def _recorded(result: Any, rollout: AttemptedRollout) -> Any:
-    """Record a result that has no other place, and return the reward in it; return any other result
-    unchanged.
+    """Record a report, triplets or spans as a span, and return the reward in them.
+
+    Return any other result unchanged.
     """
     report = _as_report(result, rollout.rollout_id)
     if report is None:
@@ -139,7 +149,7 @@ def _as_report(result: Any, rollout_id: str) -> RolloutLegacy | None:
         return None
     items = cast("list[Any]", result)
     if all(isinstance(item, TripletLegacy | Triplet) for item in items):
-        triplets = [item if isinstance(item, TripletLegacy) else _plain(item) for item in items]
+        triplets = [item if isinstance(item, TripletLegacy) else _as_legacy(item) for item in items]
         return RolloutLegacy(rollout_id=rollout_id, triplets=triplets)
     if all(isinstance(item, dict) for item in items):
         return RolloutLegacy(rollout_id=rollout_id, trace=items)
@@ -153,10 +163,10 @@ def _triplets(adapter: TraceAdapter[Any], spans: Sequence[Span]) -> list[Triplet
             f"the task protocol of Agent Lightning 0.1 reports triplets, and {type(adapter).__name__} makes none; "
             "use TraceToTriplet or TracerTraceToTriplet"
         )
-    return [_plain(each) for each in cast("list[Triplet]", made)]
+    return [_as_legacy(each) for each in cast("list[Triplet]", made)]
 
 
-def _plain(triplet: Triplet) -> TripletLegacy:
+def _as_legacy(triplet: Triplet) -> TripletLegacy:
     return TripletLegacy.model_validate(triplet.model_dump(mode="json"))
 
 

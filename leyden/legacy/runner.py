@@ -1,7 +1,7 @@
-"""`LegacyAgentRunner`: one worker of Agent Lightning 0.1, on the parts that run every agent.
+"""`LegacyAgentRunner`: a worker of Agent Lightning 0.1.
 
-Each task is run by a LitAgentRunner in a store of its own in memory, so hooks, tracing, checks and
-threads are those of any run; then its record becomes a report.
+A LitAgentRunner runs each task in a store of its own in memory, so hooks, tracing, checks and
+threads work as in any run. Its record then becomes the report.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ logger = logging.getLogger(__name__)
 
 
 class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
-    """Requests tasks from a client, runs the agent on one at a time, and reports.
+    """Takes tasks from a client, runs the agent on one at a time, and reports.
 
-    An agent's error is logged and reported as an empty result, and the worker continues.
+    An error of the agent is logged and reported as an empty result, and the worker continues.
 
-    agent: may have the signatures and results of Agent Lightning 0.1 (see `LegacyAgent`).
-    tracer: records what the agent does. Default: `OtelTracer`.
-    triplet_exporter: makes the triplets of a report. Default: `TraceToTriplet`.
-    max_tasks: end after this many tasks. None: no limit.
+    agent: may have the signatures and results of Agent Lightning 0.1.
+    client: gives the tasks and takes the reports.
+    tracer: records what the agent does; None: an `OtelTracer`.
+    triplet_exporter: makes the triplets of a report; None: a `TraceToTriplet`.
+    worker_id: the worker's number in logs; None: it has none.
+    max_tasks: end after this many tasks; None: no limit.
     """
 
     def __init__(
@@ -54,15 +56,21 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         self.max_tasks = max_tasks
 
     def run(self) -> bool:
-        """Run the agent on one task. Return False if the client had no task or no resources."""
+        """Run the agent on one task and report. Return False if the client has no task, or no
+        resources for it.
+        """
         return asyncio.run(self.run_async())
 
     def iter(self) -> int:
-        """Run the agent on `max_tasks` tasks and return how many it ran."""
+        """Run the agent on `max_tasks` tasks and return their number; without a
+        limit, never return.
+        """
         return asyncio.run(self.iter_async())
 
     async def run_async(self) -> bool:
-        """Run the agent on one task. Return False if the client had no task or no resources."""
+        """Run the agent on one task and report. Return False if the client has no task, or no
+        resources for it.
+        """
         client = self.client
         if (task := await client.poll_next_task_async()) is None:
             return False
@@ -72,7 +80,9 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         return True
 
     async def iter_async(self) -> int:
-        """Run the agent on `max_tasks` tasks and return how many it ran."""
+        """Run the agent on `max_tasks` tasks and return their number; without a
+        limit, never return.
+        """
         done = 0
         while self.max_tasks is None or done < self.max_tasks:
             done += await self.run_async()
@@ -98,8 +108,9 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
 
 
 async def resources_for(client: AgentLightningClient, task: Task) -> ResourcesUpdate | None:
-    """Return the resources of a task, or the latest if it names none; None, with an error in the
-    log, if the server has none.
+    """Return the resources of a task, or the latest ones if the task names none.
+
+    Log an error and return None if the server has none.
     """
     if task.resources_id is None:
         update = await client.get_latest_resources_async()
@@ -114,8 +125,9 @@ async def resources_for(client: AgentLightningClient, task: Task) -> ResourcesUp
 def finished_report(
     task: Task, rollout: Rollout, spans: Sequence[Span], adapter: TraceAdapter[list[Triplet]]
 ) -> RolloutLegacy:
-    """Return the report on a finished rollout. The report of a failed one has the task and the
-    reason, and no reward.
+    """Return the report on a finished rollout.
+
+    The report on a rollout that did not succeed has the task and the reason, and no reward.
     """
     if rollout.status == "succeeded":
         return report_of(task.rollout_id, spans, adapter)

@@ -1,6 +1,6 @@
-"""`AgentLightningServer`: a store as a server of Agent Lightning 0.1.
+"""`AgentLightningServer`: a server of Agent Lightning 0.1 over a store.
 
-It knows sockets and threads; `app.py` knows requests, `tasks.py` the store.
+It knows sockets and threads; `app.py` knows requests, and `tasks.py` the store.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AgentLightningServer(NamedOptions):
     """Queues tasks for clients of Agent Lightning 0.1, and collects their reports.
 
     Its methods may be called from any thread and any event loop. It serves between `start` and
-    `stop`, on a thread of its own. Which reports were taken is known to this object only, so a new
-    server over the same store returns them again.
+    `stop`, on a thread of its own. Each report is returned once; only this object knows which, so a
+    new server over the same store returns them again.
     """
 
     def __init__(
@@ -42,17 +42,20 @@ class AgentLightningServer(NamedOptions):
         insecure: bool = False,
         recorder: AttemptRecorder | None = None,
     ) -> None:
-        """
+        """Check the options; `start` opens the port.
+
         port: 0 chooses a free one.
-        task_timeout_seconds: a task without a report this long after its claim is queued again.
-        store: where tasks, resources and reports are kept; it stays open. None: a
+        task_timeout_seconds: a task is queued again if no report has come this long after its
+        claim.
+        store: where tasks, resources and reports are kept; the server does not close it. None: a
             new one in memory.
-        insecure: serve other machines, without a token, because the protocol has none.
-        recorder: the gateway (`LLMProxy`) of the tasks' resources. Each claimed task has resources
-            of its own then, in which a `ProxyLLM` is the LLM of that attempt, so that the gateway
-            records its calls, and a report waits for them. None: a task has the resources it was
-            queued with, and a `ProxyLLM` becomes an LLM whose calls the gateway cannot place.
-        Raise ConfigError for an address that other machines reach, unless it is `insecure`.
+        insecure: allow other machines, without a token, because the protocol has none.
+        recorder: the gateway (`LLMProxy`) to which the tasks' resources point. Each claimed task
+            then has resources of its own, in which a `ProxyLLM` becomes the LLM of that attempt. So
+            the gateway records the attempt's calls, and a report waits for them. None: a task has
+            the resources with which it was queued, and the gateway cannot tell which attempt makes
+            a call.
+        Raise ConfigError for an address that other machines can reach, unless `insecure` is set.
         """
         warn_deprecated("AgentLightningServer", "LightningStoreServer(store), and store.enqueue_rollout(...)")
         check_number("port", port, at_least=0, at_most=65_535, whole=True)
@@ -96,7 +99,7 @@ class AgentLightningServer(NamedOptions):
         self.startup_event.set()
 
     async def stop(self) -> None:
-        """Finish the requests under way and close the port. Calling it again does nothing."""
+        """Finish running requests and close the port. Calling it again does nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.to_thread(thread.stop)
@@ -119,31 +122,33 @@ class AgentLightningServer(NamedOptions):
     ) -> str:
         """Queue a task for a client and return its id.
 
-        resources_id: None for the latest at this moment.
-        Raise UnknownResources.
+        resources_id: the resources of the task; None: those that are the latest now.
+        Raise UnknownResources if the store lacks them.
         """
         return await self._tasks.add(sample, mode, resources_id, metadata)
 
     async def update_resources(self, resources: NamedResources) -> str:
-        """Publish resources, which are the latest from now on, and return their id."""
+        """Publish resources as the latest ones, and return their id."""
         return await self._tasks.publish(resources)
 
     async def get_completed_rollout(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return the report on a task and remove it; None if there is none (any more)."""
+        """Return the report on a task, once; None if there is none, or if it was
+        returned before.
+        """
         return await self._tasks.take(rollout_id)
 
     async def poll_completed_rollout(self, rollout_id: str, timeout: float | None = None) -> RolloutLegacy | None:
-        """Wait for the report on a task, and remove it.
+        """Wait for the report on a task and return it, once.
 
-        timeout: the longest wait in seconds; None or 0 for no limit. After it, return None.
-        Raise UnknownRollout for a task that is not in the store. Return None at once for a report
-        that was taken before.
+        Return None after the timeout, and at once for a report that was returned before.
+        timeout: the longest wait in seconds; None or 0 for no limit.
+        Raise UnknownRollout for a task that is not in the store.
         """
         await self.store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout or None)
         return await self._tasks.take(rollout_id)
 
     async def retrieve_completed_rollouts(self) -> list[RolloutLegacy]:
-        """Return the reports on all tasks that were queued or reported here, and remove them."""
+        """Return the reports on all finished tasks that were queued or reported here, each once."""
         return await self._tasks.take_all()
 
     def _start(self) -> None:

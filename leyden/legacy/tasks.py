@@ -1,4 +1,4 @@
-"""`TaskQueue`: what the tasks, resources and reports of the protocol are in a store.
+"""`TaskQueue`: keeps the tasks, resources and reports of the protocol in a store.
 
 | protocol | store |
 |---|---|
@@ -8,8 +8,8 @@
 | an empty report | the same, but the attempt fails, because the agent raised an error |
 | published resources | resources, of which the newest are the latest |
 
-Rollouts that others enqueue in the store are tasks too, and what other runners recorded is
-reported. It knows no HTTP.
+Rollouts that other programs enqueue in the store are tasks too, and rollouts that other runners
+have finished have reports. The module knows no HTTP.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ logger = logging.getLogger(__name__)
 
 WORKER: Final = "v0.1 client"
 """The worker that claims and reports, because clients of this protocol do not say who they are."""
-_ALWAYS_AGAIN: Final = 1_000_000
-"""Attempts of a task, which the protocol does not limit."""
+_UNLIMITED_ATTEMPTS: Final = 1_000_000
+"""The protocol does not limit the attempts of a task, and a store wants a number."""
 _TRIES: Final = 5
-"""How often a report is applied whose attempt ends meanwhile."""
+"""How often recording a report is tried, if its attempt times out while it is recorded."""
 _MODES: Final = get_args(get_args(Task.model_fields["mode"].annotation)[0])
 
 
 class TaskQueue:
     """The server's operations, on any event loop.
 
-    task_timeout_seconds: a task without a report this long after its claim is queued again.
-    recorder: the gateway; each claim has resources of its own then, in which a ProxyLLM is the
-        LLM of that attempt.
+    task_timeout_seconds: a task is queued again if no report has come this long after its claim.
+    recorder: the gateway; each claimed task then has resources of its own, in which a ProxyLLM
+        becomes the LLM of that attempt.
     """
 
     def __init__(
@@ -66,24 +66,28 @@ class TaskQueue:
         self.store = store
         self._recorder = recorder
         self._claimed: dict[str, AttemptedRollout] = {}
-        """The attempts under way, by the resources id that only they have."""
+        """The claimed attempts, by the id of the resources that were made for each."""
         self._config = RolloutConfig(
-            timeout_seconds=task_timeout_seconds, max_attempts=_ALWAYS_AGAIN, retry_condition=["timeout"]
+            timeout_seconds=task_timeout_seconds, max_attempts=_UNLIMITED_ATTEMPTS, retry_condition=["timeout"]
         )
-        self._open: dict[str, None] = {}
-        """Tasks that were queued or reported here and not taken, in that order."""
-        self._taken: set[str] = set()
+        self._unread: dict[str, None] = {}
+        """Ids of tasks that were queued or reported here and whose reports were not returned yet,
+        in that order.
+        """
+        self._read: set[str] = set()
+        """Ids of tasks whose reports were returned."""
 
     async def add(
         self, sample: Any, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
     ) -> str:
-        """Queue a task and return its id. Raise UnknownResources if `resources_id` is not in the
-        store.
+        """Queue a task and return its id.
+
+        Raise UnknownResources if the store lacks `resources_id`.
         """
         rollout = await self.store.enqueue_rollout(
             sample, mode, resources_id, self._config, metadata, rollout_id=f"rollout-{uuid.uuid4()}"
         )
-        self._open[rollout.rollout_id] = None
+        self._unread[rollout.rollout_id] = None
         return rollout.rollout_id
 
     async def claim(self) -> Task | None:
@@ -102,11 +106,11 @@ class TaskQueue:
         return (await self.store.add_resources(resources, resources_id=f"res-{uuid.uuid4()}")).resources_id
 
     async def resources(self, resources_id: str | None) -> ResourcesUpdate | None:
-        """Return resources, None for the latest; None if there are none.
+        """Return resources in the form of the protocol; None if the store lacks them.
 
-        A ProxyLLM becomes an LLM. If the id belongs to a claim, its calls are recorded for
-        that attempt. Otherwise the gateway cannot assign them to an attempt, because this
-        protocol has none.
+        A ProxyLLM becomes an LLM. Resources that were made for a claimed attempt let the gateway
+        record the calls for that attempt. With any others, the gateway cannot tell the attempt.
+        resources_id: None for the latest.
         """
         asked, attempted = resources_id, self._claimed.get(resources_id or "")
         if attempted is not None:
@@ -120,14 +124,14 @@ class TaskQueue:
             return None
         if update is None:
             return None
-        plain = {name: _plain(each, attempted) for name, each in update.resources.items()}
+        plain = {name: _without_proxy(each, attempted) for name, each in update.resources.items()}
         return update.model_copy(update={"resources": plain, "resources_id": asked or update.resources_id})
 
     async def report(self, report: RolloutLegacy) -> None:
-        """Record a report and finish its task, whichever attempt it comes from.
+        """Record a report and finish its task, whichever attempt the report comes from.
 
-        The first report counts; a second one, of an attempt that was taken for lost, is dropped.
-        A report on an unknown task is recorded too, as the original server does it.
+        The first report counts. A second one, from an attempt that had timed out, is dropped. A
+        report on an unknown task is recorded too, as the original server does.
         """
         for _ in range(_TRIES):
             attempted = await self._attempt_for(report)
@@ -148,20 +152,25 @@ class TaskQueue:
                     await self.store.update_attempt(*ids_, status="failed", metadata=reason)
                 else:
                     await self.store.update_attempt(*ids_, status="succeeded")
-            except StoreError as error:  # a call could not be written
+            except StoreError as error:  # the record of a model call could not be written
                 reason = {"reason": f"the record of the attempt is incomplete: {error}", "reason_kind": "recording"}
                 await self.store.update_attempt(*ids_, status="failed", metadata=reason)
             except IllegalTransition:  # the attempt timed out meanwhile
                 continue
             self._claimed = {id_: each for id_, each in self._claimed.items() if each.rollout_id != report.rollout_id}
-            if report.rollout_id not in self._taken:
-                self._open[report.rollout_id] = None
+            if report.rollout_id not in self._read:
+                self._unread[report.rollout_id] = None
             return
-        logger.error("the report on task %s is lost: its attempts ended while it was recorded", report.rollout_id)
+        logger.error(
+            "the report on task %s is lost: %d attempts timed out while it was recorded; raise task_timeout_seconds",
+            report.rollout_id,
+            _TRIES,
+        )
 
     async def take(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return the report on a finished task, once; None if it is not finished, taken or
-        unknown.
+        """Return the report on a finished task, once.
+
+        Return None if the task is unknown or not finished, or if the report was returned before.
         """
         try:
             rollout = await self.store.get_rollout_by_id(rollout_id)
@@ -172,23 +181,26 @@ class TaskQueue:
     async def take_all(self) -> list[RolloutLegacy]:
         """Return the reports on all finished tasks that were queued or reported here, each once."""
         finished = await self.store.query_rollouts(
-            rollout_id_in=list(self._open), status_in=["succeeded", "failed", "cancelled"]
+            rollout_id_in=list(self._unread), status_in=["succeeded", "failed", "cancelled"]
         )
         reports = [await self._take(rollout) for rollout in finished]
         return [report for report in reports if report is not None]
 
     async def _take(self, rollout: Rollout) -> RolloutLegacy | None:
-        if rollout.rollout_id in self._taken:
+        if rollout.rollout_id in self._read:
             return None
-        self._taken.add(rollout.rollout_id)
-        self._open.pop(rollout.rollout_id, None)
+        self._read.add(rollout.rollout_id)
+        self._unread.pop(rollout.rollout_id, None)
         spans: Sequence[Span] = ()
         if isinstance(rollout, AttemptedRollout):
             spans = await self.store.query_spans(rollout.rollout_id, "latest")
         return report_of(rollout.rollout_id, spans, TraceToTriplet())
 
     async def _attempt_for(self, report: RolloutLegacy) -> AttemptedRollout | None:
-        """Return an open attempt for the report; None if its task has finished."""
+        """Return the attempt to which the report is recorded; None if its task has finished.
+
+        If the last attempt has ended, or the task is unknown, start a new one.
+        """
         try:
             rollout = await self.store.get_rollout_by_id(report.rollout_id)
         except UnknownRollout:
@@ -221,10 +233,11 @@ def _task(rollout: AttemptedRollout) -> Task:
     )
 
 
-def _plain(resource: Any, attempted: AttemptedRollout | None) -> Any:
-    """Return a resource that the protocol of version 0.1 knows: a ProxyLLM becomes an LLM.
+def _without_proxy(resource: Any, attempted: AttemptedRollout | None) -> Any:
+    """Return a resource that the protocol knows: a ProxyLLM becomes an LLM.
 
-    attempted: the attempt whose calls its address records; None: the address without an attempt.
+    attempted: the attempt that the LLM's address names, so that the gateway records the calls for
+        it; None: the address names none.
     """
     if not isinstance(resource, ProxyLLM):
         return resource
@@ -239,8 +252,8 @@ def _plain(resource: Any, attempted: AttemptedRollout | None) -> Any:
 
 
 def _spans(report: RolloutLegacy, rollout_id: str, attempt_id: str) -> list[Span]:
-    """Return the spans that stand for a runner's report: the report itself, and its reward if it
-    has one.
+    """Return the spans that record a report: one with the whole report, one with its reward, if
+    any.
     """
     spans = [(REPORT, cast(Attributes, {REPORT_JSON: report.model_dump_json()}))]
     if report.final_reward is not None:

@@ -17,7 +17,7 @@ from leyden.utils.frames import users_stacklevel
 
 
 class Task(BaseModel):
-    """One piece of work, as the server gives it to a worker."""
+    """One task, as the server gives it to a worker."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
@@ -27,11 +27,11 @@ class Task(BaseModel):
     resources_id: str | None = None
     """The resources to use. None: the latest."""
     create_time: float | None = None
-    """The time at which it was queued, in Unix seconds."""
+    """When the task was queued, in Unix seconds."""
     last_claim_time: float | None = None
-    """The time at which it was last given to a worker, in Unix seconds."""
+    """When the task was last given to a worker, in Unix seconds."""
     num_claims: int | None = None
-    """How often it was given to a worker, this time included."""
+    """How often the task was given to a worker, this time included."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
@@ -43,7 +43,7 @@ class TaskIfAny(BaseModel):
 
 
 class TripletLegacy(BaseModel):
-    """One model call of a report. `leyden.types.Triplet` is the same with typed fields."""
+    """One model call in a report; `leyden.types.Triplet` with untyped prompt and response."""
 
     model_config = ConfigDict(from_attributes=True, ser_json_inf_nan="constants")
 
@@ -71,9 +71,9 @@ class RolloutLegacy(BaseModel):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing can be learned from it: no reward, no triplets, no trace.
+        """Whether the report has no reward, no triplets and no trace.
 
-        This is how a worker reports a task on which the agent raised an error.
+        A worker sends an empty report if the agent raised an error.
         """
         return self.final_reward is None and not self.triplets and not self.trace
 
@@ -87,16 +87,20 @@ class GenericResponse(BaseModel):
 
 
 def read_resources(payload: Mapping[str, Any]) -> ResourcesUpdate:
-    """Return the resources of a reply, which has no times and no version in this protocol.
+    """Return the resources in a reply.
 
-    Raise pydantic's ValidationError for a reply in another form.
+    The protocol has no times and no version, so they are set to now and 1. Raise pydantic's
+    ValidationError for a reply in another form.
     """
     now = time.time()
     return ResourcesUpdate.model_validate({"create_time": now, "update_time": now, "version": 1, **payload})
 
 
 def warn_deprecated(name: str, instead: str) -> None:
-    """Give the DeprecationWarning of a part of this protocol, at the user's line that uses it."""
+    """Give a DeprecationWarning that points to the user's line.
+
+    name: what belongs to this protocol. instead: what to write in new code.
+    """
     warnings.warn(
         f"{name} belongs to the task protocol of Agent Lightning 0.1; write {instead}",
         DeprecationWarning,

@@ -5,8 +5,8 @@ Lives here: the names of all metrics (`metrics.py`), the probe of a machine, its
 (`system.py`, `gpu.py`), the health of a worker (`health.py`), the rules that raise alerts
 (`rules.py`), sinks and actions for alerts (`alert.py`, `actions.py`), the schedule that brings them
 together (`monitor.py`), and the page that Prometheus reads (`prometheus.py`, imported on its own).
-It knows the store, and neither runners nor strategies. A new rule, sink or action is a class or
-function of the user's own, passed to `Monitor`.
+It knows the store, and neither runners nor strategies. To add a rule, sink or action, write a class
+or function and pass it to `Monitor`.
 """
 
 from leyden.monitor.actions import PauseClaiming as PauseClaiming

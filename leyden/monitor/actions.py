@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class PauseClaiming:
-    """Stop a worker from claiming rollouts while the alert about it is raised; all workers, if the
-    alert is about none.
+    """Pauses the worker that an alert is about while the alert is raised. A paused worker claims no
+    rollouts.
 
-    A worker learns of it with its next heartbeat, finishes its rollouts, and claims again when no
-    alert holds it any more.
+    An alert about the store or the machine pauses all workers. A worker notices the pause with its
+    next heartbeat, finishes its rollouts, and claims again when no alert holds it any more.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, set[tuple[str, str | None]]] = {}
-        """The alerts that hold each worker, by rule and subject."""
+        """The alerts that hold each worker (their rule and subject), by the worker's id."""
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
         """Pause the alert's workers."""
@@ -48,12 +48,12 @@ class PauseClaiming:
 
 
 class RestartWorker:
-    """Kill the process of the worker that the alert is about; the strategy (`ipc`, `cs`) that keeps
-    it alive starts another one.
+    """Kills the process of the worker that an alert is about, so that the strategy (`ipc`, `cs`)
+    starts it again.
 
-    Only descendants of this process are killed, because nothing would restart another one: the
-    action belongs in the `Trainer` that has the runners. A worker elsewhere is left alone, and the
-    log reports it.
+    Only descendants of this process are killed, because nothing would restart any other process.
+    Give the action to the `Trainer` that starts the runners. A worker elsewhere is left alone,
+    which the log reports.
     """
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
@@ -62,10 +62,12 @@ class RestartWorker:
             if await asyncio.to_thread(_kill, worker):
                 logger.warning("killed the process of %s, because of the alert %s", worker.worker_id, alert.rule)
             else:
-                logger.warning("%s cannot be restarted from here: its process is not one of ours", worker.worker_id)
+                logger.warning(
+                    "%s cannot be restarted from here: its process was not started by this one", worker.worker_id
+                )
 
     async def resolved(self, store: LightningStore, alert: Alert) -> None:
-        """Do nothing: the worker has been restarted."""
+        """Do nothing, because there is nothing to undo."""
 
 
 def _kill(worker: Worker) -> bool:
@@ -86,4 +88,5 @@ def _kill(worker: Worker) -> bool:
 
 
 async def _workers_of(store: LightningStore, alert: Alert) -> list[Worker]:
+    """Return the worker that the alert is about; all workers if it is about none."""
     return [w for w in await store.query_workers() if alert.worker_id is None or w.worker_id == alert.worker_id]

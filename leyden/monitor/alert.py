@@ -1,4 +1,6 @@
-"""Alerts, the sinks that are notified of them, and the actions taken while they are raised."""
+"""Alerts, the sinks that are notified of them, and the actions that are taken while
+one is raised.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,24 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule's finding about one subject, from its beginning to its end."""
+    """A rule's finding about one subject: a worker, or the store with its machine."""
 
     rule: str
+    """The name of the rule."""
     severity: Severity
     metric: str
+    """The metric that was judged; `A per B` for a share."""
     comparison: Comparison
     value: float
+    """The value when the alert was raised; NaN for an alert that a killed monitor left behind."""
     limit: float
+    """The limit with which the value was compared; NaN where the value is."""
     worker_id: str | None
     """The subject; None: the store, its machine, or all workers together."""
     since: float
-    """Unix seconds."""
+    """When the alert was raised, in Unix seconds."""
     until: float | None = None
-    """Unix seconds; None while the alert is raised."""
+    """When the alert was resolved, in Unix seconds; None while it is raised."""
 
     @property
     def resolved(self) -> bool:
@@ -58,7 +64,7 @@ it is resolved.
 class Action(Protocol):
     """Acts on the system while an alert is raised.
 
-    An exception of an action is logged and goes no further.
+    An exception of an action is logged, and not raised.
     """
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
@@ -66,8 +72,9 @@ class Action(Protocol):
         ...
 
     async def resolved(self, store: LightningStore, alert: Alert) -> None:
-        """Undo the action: the alert is resolved, the monitor ends, or a killed monitor left the
-        alert behind.
+        """Undo the action, because the alert is resolved or the monitor ends.
+
+        Also called for an alert that a killed monitor left behind; undoing nothing must be safe.
         """
         ...
 
@@ -78,7 +85,7 @@ def log_alert(alert: Alert) -> None:
 
 
 async def notify(sink: Sink, alert: Alert) -> None:
-    """Call a sink of either kind. Its exceptions are logged."""
+    """Call a sink, and await it if it is a coroutine function. Its exceptions are logged."""
     try:
         result = sink(alert)
         if inspect.isawaitable(result):

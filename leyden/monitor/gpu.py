@@ -1,8 +1,7 @@
-"""Read load, memory and temperature of NVIDIA GPUs from the driver's library, without a package or
-a process.
+"""Read load, memory and temperature of NVIDIA GPUs from the driver's library, NVML.
 
-It knows the few calls of NVML that this takes. Without a driver there are no metrics, which is no
-error.
+The library is called by ctypes, so neither a package nor `nvidia-smi` is needed. Without a driver
+there are no metrics, and no error is raised.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def gpu_metrics() -> Mapping[str, float]:
         metrics |= {f"gpu_device_{name}:{index}": value for name, value in own.items()}
         if total := own.get("memory_total_bytes"):
             own["memory_percent"] = 100.0 * own["memory_used_bytes"] / total
-        for name in own.keys() & {"percent", "memory_percent"}:
+        for name in own.keys() & {"percent", "memory_percent"}:  # the fullest and the busiest GPU so far
             metrics[f"gpu_{name}"] = max(own[name], metrics.get(f"gpu_{name}", 0.0))
     return metrics
 
@@ -83,7 +82,7 @@ def _visible() -> Iterator[ctypes.c_void_p]:
 def _call(function: str, *arguments: Any) -> bool:
     """Call a function of NVML and return whether it succeeded.
 
-    A device may not support it (MIG).
+    It fails, for example, for a value that the device does not report (MIG).
     """
     return getattr(_library(), function)(*arguments) == 0
 

@@ -1,4 +1,4 @@
-"""The health of a worker: pure functions of its last heartbeat in the store."""
+"""The health of a worker, as pure functions of its last heartbeat in the store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from leyden.types import Worker
 WorkerHealth = Literal["healthy", "unhealthy", "ended"]
 
 MISSED_HEARTBEATS: Final = 3.0
-"""A worker that has been silent for more than this many of its intervals is unhealthy."""
+"""A worker is unhealthy after a silence of more than this many heartbeat intervals."""
 _DEFAULT_INTERVAL_SECONDS: Final = 10.0
 
 
 def health_of(worker: Worker, now: float) -> WorkerHealth:
-    """Return the health of a worker. now: Unix seconds by the store's clock."""
+    """Return whether a worker has ended, is healthy, or has been silent for too long (unhealthy).
+
+    now: Unix seconds by the store's clock.
+    """
     if has_ended(worker):
         return "ended"
     last = worker.last_heartbeat_time
@@ -30,13 +33,15 @@ def has_ended(worker: Worker) -> bool:
 
 
 def heartbeat_seconds(worker: Worker) -> float:
-    """Return the interval of the worker's heartbeats, as it reports it."""
+    """Return the seconds between the worker's heartbeats, as it reports them; 10 by default."""
     given = (worker.heartbeat_stats or {}).get("heartbeat_seconds")
     return float(given) if isinstance(given, int | float) and given > 0 else _DEFAULT_INTERVAL_SECONDS
 
 
 def heartbeat_metrics(worker: Worker, known: Container[str]) -> dict[str, float]:
-    """Return the known metrics of a worker's last heartbeat, by name."""
+    """Return the metrics of a worker's last heartbeat by name. Names that are not in `known` are
+    left out.
+    """
     stats = worker.heartbeat_stats or {}
     return {
         name: float(value)

@@ -41,27 +41,31 @@ from leyden.types import Sample, Worker
 logger = logging.getLogger(__name__)
 
 _COUNTERS = frozenset({"attempts_ended", "attempts_completed", "attempts_succeeded"})
+"""Metrics of a worker that only grow. Rules judge their sum over all workers."""
 _PROBE_SECONDS = 10.0
-"""A store that has not replied by then is unreachable."""
+"""A store that has not replied after this time is unreachable."""
 _ABANDON_SECONDS = 3600.0
 """After this silence, a worker is no longer judged."""
 _UPSTREAM_SECONDS = 6 * REPORT_SECONDS
 """The age at which a gateway's samples expire."""
 _MOST_WORKERS = 10_000
 _END_SECONDS = 5.0
+"""Seconds that the end of a watch waits for the store."""
 
 _Key = tuple[str, str | None]
-"""A rule and a subject: a worker, or None for the store with its machine."""
+"""The name of a rule and a subject: a worker, or None for the store with its machine."""
 
 
 class Monitor(NamedOptions):
-    """Configures the watch over a store.
+    """Checks a store and its workers at intervals, and raises alerts.
 
     rules: decide when alerts are raised.
-    sinks: notified of each alert when it is raised and when it is resolved; by default the log. The
-        store records alerts in any case.
-    actions: for the name of a rule, the actions that its alerts trigger.
+    sinks: functions that are notified of each alert when it is raised and when it is resolved; by
+        default the log. The store records alerts in any case.
+    actions: the actions that the alerts of a rule trigger, by the rule's name.
     interval_seconds: the time between two checks.
+    Raise ConfigError for a part of another kind, two rules of one name, actions for an unknown
+    rule, and a rule about an unknown metric.
     """
 
     def __init__(
@@ -83,7 +87,9 @@ class Monitor(NamedOptions):
         for rule in self.rules:
             _check_rule(rule)
         if unknown := sorted(self.actions.keys() - set(names)):
-            raise ConfigError(f"actions for {', '.join(map(repr, unknown))}, but the rules are {', '.join(names)}")
+            raise ConfigError(
+                f"actions for {', '.join(map(repr, unknown))}, but the rules are {', '.join(names)}; use a rule's name"
+            )
 
     @asynccontextmanager
     async def watch(self, store: LightningStore) -> AsyncGenerator[Watch]:
@@ -105,7 +111,9 @@ class Monitor(NamedOptions):
 
 
 class Watch:
-    """A monitor's watch over one store. All methods belong to one event loop."""
+    """A monitor's watch over one store: its time series and its alerts. Use it in one
+    event loop.
+    """
 
     def __init__(self, monitor: Monitor, store: LightningStore) -> None:
         self._monitor = monitor
@@ -116,29 +124,38 @@ class Watch:
             for rule in monitor.rules
             for metric in rule.metrics
         }
-        """The age in seconds up to which each metric is kept, because a rule reads it."""
+        """The age in seconds up to which points of a metric are kept; metrics that no rule reads
+        are missing.
+        """
         self._series: dict[str | None, dict[str, deque[Point]]] = {None: {}}
-        """The points by subject and metric."""
+        """The points that rules read, by subject and metric."""
         self._heartbeats: dict[str, tuple[float | None, float]] = {}
         """The last heartbeat of each worker by the store's clock, and when this watch saw it, by
         its own clock.
         """
         self._upstreams: dict[str, float] = {}
-        """When a new sample was last read, for each subject of gateways' samples."""
+        """When a new sample of a gateway was last read, by subject."""
         self._read_until: dict[tuple[str, str], float] = {}
         """The time of the newest sample that was read, for each series of a gateway."""
         self._counts: dict[str, Mapping[str, float]] = {}
+        """The counters in the last heartbeat of each worker."""
         self._totals: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
+        """The growth of each counter since this watch began, over all workers."""
         self._unwritten: deque[Sample] = deque(maxlen=10_000)
+        """Samples that the store does not have yet; the oldest are dropped if it stays away."""
         self._made = time.time()
         self._closed_left_behind = False
+        """Whether the alerts of an earlier, killed monitor are closed."""
         self._counts_known = False
-        """Whether the counters' start values are known. Growth before that is not judged."""
+        """Whether a first check has read the counters. Growth before it is not judged."""
         self.alerts: dict[_Key, Alert] = {}
         """The raised alerts, by rule and subject."""
 
     async def check(self) -> None:
-        """Measure, judge, notify and write, once."""
+        """Measure the store and its workers once, judge the rules, notify, and write the samples.
+
+        If the store cannot be reached, note that and judge the store alone. Raise StoreClosed.
+        """
         now = time.time()
         try:
             if not self._closed_left_behind:
@@ -161,7 +178,7 @@ class Watch:
         await self._write(now)
 
     async def close(self) -> None:
-        """Resolve all alerts."""
+        """Resolve all alerts and undo their actions. The sinks are not notified."""
         now = time.time()
         for key, alert in [*self.alerts.items()]:
             del self.alerts[key]
@@ -172,9 +189,9 @@ class Watch:
     # ---- measuring -------------------------------------------------------------------------------
 
     async def _measure_store(self, now: float) -> Sequence[Worker]:
-        """Note the metrics of the store and its machine.
+        """Note the metrics of the store and its machine, and return the workers.
 
-        Return the workers. Raise what the store raises, and TimeoutError.
+        Raise TimeoutError after ten seconds without a reply, and the store's own errors.
         """
         store, machine = self._store, self._probe.read()
         self._note(
@@ -214,9 +231,10 @@ class Watch:
             self._read_until = {key: time for key, time in self._read_until.items() if key[0] != subject}
 
     def _note_workers(self, workers: Sequence[Worker], now: float) -> None:
-        """Keep the metrics of each living worker and drop the series of the others.
+        """Note the metrics of each living worker, and drop the series of the others.
 
-        Each machine's own metrics come from one healthy worker, so that one cause is one alert.
+        The metrics of a machine come from one healthy worker there, so that one busy machine raises
+        one alert.
         """
         recent = [worker for worker in workers if now - (worker.last_heartbeat_time or 0.0) <= _ABANDON_SECONDS]
         alive = sorted((worker for worker in recent if not has_ended(worker)), key=lambda worker: worker.worker_id)
@@ -228,7 +246,7 @@ class Watch:
         new = {worker.worker_id for worker in alive if self._has_new_heartbeat(worker, now)}
         missed = {w.worker_id: (now - self._heartbeats[w.worker_id][1]) / heartbeat_seconds(w) for w in alive}
         healthy = [worker for worker in alive if missed[worker.worker_id] <= MISSED_HEARTBEATS]
-        # One worker reports for its machine, and the monitor for its own: one cause is one alert.
+        # On its own machine the monitor itself reports the machine's metrics.
         reporters = {_host_of(worker): worker.worker_id for worker in reversed(healthy)} | {host_name(): None}
         for worker in alive:
             metrics = {"missed_heartbeats": missed[worker.worker_id]}
@@ -255,6 +273,8 @@ class Watch:
         A worker that was restarted counts from 0.
         """
         counts = heartbeat_metrics(worker, _COUNTERS)
+        # At the first check, counters contain growth from before the watch. A worker that appears
+        # later is taken to have begun after it, so all of its counts are new.
         before = self._counts.get(worker.worker_id, {} if self._counts_known else counts)
         self._counts[worker.worker_id] = counts
         restarted = counts.get("attempts_ended", 0.0) < before.get("attempts_ended", 0.0)
@@ -262,12 +282,15 @@ class Watch:
             self._totals[name] += value - (0.0 if restarted else before.get(name, 0.0))
 
     def _note(self, subject: str | None, metrics: Mapping[str, float], now: float) -> None:
+        """Add the metrics of a subject to the samples to write and to the series that
+        rules read.
+        """
         for name, value in metrics.items():
             self._unwritten.append(Sample(name=name, time=now, value=value, worker_id=subject))
             self._keep(subject, name, value, now)
 
     def _keep(self, subject: str | None, name: str, value: float, now: float) -> None:
-        """Add a point to a series that a rule reads."""
+        """Add a point to its series if a rule reads it, and drop points that are too old."""
         if name in self._reach_seconds:
             points = self._series[subject].setdefault(name, deque())
             points.append((now, value))
@@ -277,6 +300,7 @@ class Watch:
     # ---- judging and notifying -------------------------------------------------------------------
 
     async def _judge(self, subject: str | None, now: float) -> None:
+        """Judge a subject by each rule, and raise or resolve the rule's alert about it."""
         for rule in self._monitor.rules:
             verdict = rule.judge(self._series[subject], now)
             raised = (rule.name, subject) in self.alerts
@@ -287,8 +311,9 @@ class Watch:
                 await self._resolve((rule.name, subject), now)
 
     async def _raise(self, rule: Rule, subject: str | None, verdict: Judgement, now: float) -> None:
-        """Raise an alert: keep it, and tell the sinks and the rule's actions. subject: None for the
-        store.
+        """Raise an alert, and notify the sinks and the rule's actions.
+
+        subject: a worker's id; None for the store with its machine.
         """
         alert = Alert(
             rule=rule.name,
@@ -314,6 +339,7 @@ class Watch:
         await self._act(alert)
 
     async def _act(self, alert: Alert) -> None:
+        """Call the actions of the alert's rule. Their errors are logged."""
         for action in self._monitor.actions.get(alert.rule, ()):
             try:
                 await (action.resolved if alert.resolved else action.raised)(self._store, alert)
@@ -323,15 +349,17 @@ class Watch:
     # ---- writing ---------------------------------------------------------------------------------
 
     async def _write(self, now: float) -> None:
+        """Write all samples, with a 1 for each raised alert. After an error they stay unwritten."""
         self._unwritten.extend(_alert_sample(alert, now, 1.0) for alert in self.alerts.values())
         written = list(self._unwritten)
         await self._store.add_many_samples(written)
         self._unwritten.clear()
 
     async def _close_left_behind(self) -> None:
-        """Close the alerts of a monitor that was killed.
+        """Resolve the alerts that a killed monitor left raised in the store, and undo their
+        actions.
 
-        They are raised anew if their cause persists.
+        They are raised again if their cause persists.
         """
         for rule in self._monitor.rules:
             latest: dict[str | None, Sample] = {}
@@ -356,9 +384,9 @@ class Watch:
 
 
 def _checked_parts(name: str, given: Any, wanted: str, is_one: Callable[[Any], bool]) -> tuple[Any, ...]:
-    """Return the parts of an option that is a list.
+    """Return an option that is a list as a tuple. Raise ConfigError for a part of another kind.
 
-    Raise ConfigError for a part of another kind.
+    wanted: the kind of parts, for the message. is_one: tells whether a part is of that kind.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"{name} is {given!r:.200}; give a list of {wanted}")
@@ -408,16 +436,16 @@ def _alert_sample(alert: Alert, now: float, value: float) -> Sample:
 
 
 def _directory_of(store: LightningStore) -> Path | None:
-    """Return the directory of the store's file, or None for a store without a file on this
-    machine.
+    """Return the directory of the store's file; None for a store that has no file on
+    this machine.
     """
     scheme, _, path = store.url.partition("://")
     return Path(path).parent if scheme == "sqlite" else None
 
 
 async def _repeat(watch: Watch, interval_seconds: float) -> None:
-    """Check at every interval until the store closes. Errors are logged, and the next check tries
-    again.
+    """Check at every interval until the store closes or the task is cancelled. Log
+    all other errors.
     """
     while True:
         try:

@@ -1,10 +1,10 @@
 """The page that Prometheus reads, `/metrics`, in its text format (version 0.0.4).
 
-A store server shows it if it is given `metrics(store)`. It reports the store's present state:
-rollouts by status, the health of the workers, the metrics of their last heartbeats, and what a
-`Monitor` and the gateways have measured in the last minute. `prometheus_client` writes the format;
-its process-wide registry is not used, so each server shows its own store only. To add a metric,
-write a function that yields a metric family, and call it in `exposition`.
+A store server has the page if it is given `views=metrics(store)`. The page shows rollouts by
+status, the health of the workers, the metrics of their last heartbeats, and what a `Monitor` and
+the gateways have measured in the last minute. `prometheus_client` writes the format; its
+process-wide registry is not used, so each server shows its own store only. To add a metric, write a
+function that yields a metric family, and call it in `exposition`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ from leyden.types import Sample, Worker
 PATH: Final = "/metrics"
 _CONTENT_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")
+"""Every status is shown, also with 0 rollouts, so that a graph has no gaps."""
 _RECENT_SECONDS = 60.0
 """Older samples are not shown."""
 _ABOUT = {**SYSTEM_METRICS, **WORKER_METRICS, **STORE_METRICS}
+"""The help texts of the metrics that workers and monitors report, by name."""
 
 
 def metrics(store: LightningStore) -> Mapping[str, View]:
-    """Return the view at `/metrics`: `LightningStoreServer(store, views=metrics(store))`."""
+    """Return the views of a server with the page `/metrics`.
+
+    For example `LightningStoreServer(store, views=metrics(store))`.
+    """
 
     async def page(requests: RequestMetrics) -> HttpReply:
         return HttpReply(200, await exposition(store, requests), _CONTENT_TYPE)
@@ -45,7 +50,10 @@ def metrics(store: LightningStore) -> Mapping[str, View]:
 
 
 async def exposition(store: LightningStore, requests: RequestMetrics) -> bytes:
-    """Return the page of all metrics. Raise the store's errors."""
+    """Return the content of the page. Raise the store's errors.
+
+    requests: the store server's own metrics.
+    """
     now = time.time()
     statistics = await store.statistics()
     workers = list(await store.query_workers())
@@ -139,9 +147,10 @@ def _of_gateways(samples: Iterable[Sample]) -> Iterator[Metric]:
 def _by_subject(
     name: str, about: str, values: Mapping[tuple[str, str], float], subject: str, part: str
 ) -> GaugeMetricFamily:
-    """Return the values by subject and part of it.
+    """Return a family with a value for each subject, and for each part of it if there are parts.
 
-    part: a label that the family has only if a value has such a part.
+    values: by subject and part; the part is "" for a whole subject.
+    subject, part: the names of the two labels.
     """
     has_parts = any(value_part for _, value_part in values)
     family = GaugeMetricFamily(name, about, labels=[subject, part] if has_parts else [subject])

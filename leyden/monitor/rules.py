@@ -1,7 +1,7 @@
 """Rules that decide when an alert is raised: pure functions of time series.
 
-A rule judges the series of one subject (a worker, or the store with its machine) at one moment. It
-knows no store and no clock. To add a kind of rule, write a class with the members of `Rule`; to
+A rule judges the series of one subject (a worker, or the store with its machine) at a given time.
+It knows no store and no clock. To add a kind of rule, write a class with the members of `Rule`; to
 change a limit, give `Monitor` other rules than DEFAULT_RULES.
 """
 
@@ -28,10 +28,12 @@ Series = Mapping[str, Sequence[Point]]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A rule's judgement of one subject."""
+    """A rule's judgement of one subject at one time."""
 
     firing: bool
+    """Whether the alert is to be raised, or to stay raised."""
     value: float
+    """The value that was judged."""
     limit: float
     """The limit with which the value was compared."""
 
@@ -51,7 +53,7 @@ class Rule(Protocol):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """The series that the rule reads; its alerts are about the first."""
+        """The names of the metrics that the rule reads. Its alerts are about the first one."""
         ...
 
     @property
@@ -60,19 +62,24 @@ class Rule(Protocol):
         ...
 
     def judge(self, series: Series, now: float) -> Judgement | None:
-        """Return the judgement, or None if there are too few points."""
+        """Return the judgement, or None if there are too few points.
+
+        now: Unix seconds.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertRule:
-    """A limit: the mean of `metric` over the last `window_seconds` is above (or below) `threshold`.
+    """Raises an alert while the mean of a metric over a window is above (or below) a limit.
 
-    window_seconds: 0 reads the latest point alone, however old it is.
-    minimum_count: the fewest points in the window, or the least growth of `per`, that allow a
-        judgement.
-    per: judge a share instead: the growth of the counter `metric` in the window, divided by the
-        growth of this counter.
+    name: letters, digits and underscores.
+    comparison: ">" raises the alert above `threshold`, "<" below it.
+    window_seconds: the length of the window; 0 reads the latest point alone, however old it is.
+    minimum_count: the fewest points in the window, or with `per` the least growth of that counter,
+        that allow a judgement.
+    per: the name of a counter. The rule then judges a share instead of a mean: the growth of the
+        counter `metric` in the window, divided by the growth of this one.
     """
 
     name: str
@@ -109,21 +116,24 @@ class AlertRule:
                 return None
             value = fmean(values)
         else:
-            of = increase([value for _, value in within(series.get(self.per, ()), start, now)])
-            if of <= 0 or of < self.minimum_count:
+            growth = increase([value for _, value in within(series.get(self.per, ()), start, now)])
+            if growth <= 0 or growth < self.minimum_count:
                 return None
-            value = increase(values) / of
+            value = increase(values) / growth
         return Judgement(_exceeds(value, self.comparison, self.threshold), value, self.threshold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyRule:
-    """A change: the median of `metric` over the window is far above (or below) its median over the
-    history before the window.
+    """Raises an alert while the median of a metric is far above (or below) its earlier median.
 
-    Far means `deviations` robust standard deviations (1.4826 median absolute deviations) of the
-    history, and at least `least_change`.
-    history_seconds: the length of the history.
+    Far means more than `deviations` robust standard deviations of the history, and more than
+    `least_change`. A robust standard deviation is 1.4826 times the median absolute deviation.
+
+    name: letters, digits and underscores.
+    comparison: ">" raises the alert for a rise, "<" for a fall.
+    window_seconds: the length of the window whose median is judged.
+    history_seconds: the length of the history before the window.
     minimum_count: the fewest points in the history that allow a judgement.
     """
 
@@ -159,6 +169,7 @@ class AnomalyRule:
         if not recent or not history or len(history) < self.minimum_count:
             return None
         centre = median(history)
+        # the factor makes it the standard deviation, if the values are normally distributed
         spread = 1.4826 * median(abs(value - centre) for value in history)
         change = max(self.deviations * spread, self.least_change)
         limit = centre + change if self.comparison == ">" else centre - change
@@ -167,12 +178,12 @@ class AnomalyRule:
 
 
 def increase(values: Sequence[float]) -> float:
-    """Return the growth of a counter. A counter that fell has restarted from 0."""
+    """Return the growth of a counter over its values. A counter that fell has restarted from 0."""
     return sum(after - before if after >= before else after for before, after in pairwise(values))
 
 
 def within(points: Sequence[Point], start: float, end: float) -> list[Point]:
-    """Return the points of `[start, end]`."""
+    """Return the points from `start` to `end`, both included."""
     return [point for point in points if start <= point[0] <= end]
 
 

@@ -1,7 +1,7 @@
 """Measure a machine and a process: CPU, memory, disk, I/O, network, GPU.
 
-It knows psutil and the GPU driver, no store and no rule. Reading all metrics takes a fraction of a
-millisecond.
+It knows psutil and the GPU driver, and neither store nor rules. Reading all metrics takes a
+fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class SystemProbe:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = str(directory or Path.cwd())
         self._process = psutil.Process()
-        self._process.cpu_percent()
+        self._process.cpu_percent()  # the first call returns 0 and begins the measurement
         self._identity = {"host": host_name(), "pid": os.getpid(), "process_start_time": self._process.create_time()}
         self._before = _read_counters()
 
     def read(self) -> dict[str, float | int | str]:
-        """Return the metrics by name (see SYSTEM_METRICS), with `host`, `pid` and
-        `process_start_time` (Unix seconds).
+        """Return the metrics of SYSTEM_METRICS by name, as far as the system reports them.
 
-        Metrics that the system does not report are left out.
+        `host`, `pid` and `process_start_time` (Unix seconds) are added, because they identify the
+        process.
         """
         metrics: dict[str, float | int | str] = dict(self._identity)
         metrics["memory_percent"] = psutil.virtual_memory().percent
@@ -47,6 +47,7 @@ class SystemProbe:
         return {**metrics, **self._rates(), **gpu_metrics()}
 
     def _rates(self) -> dict[str, float]:
+        """Return the averages since the last call; those without any progress are left out."""
         before, now = self._before, _read_counters()
         self._before = now
         rates: dict[str, float] = {}
@@ -86,5 +87,5 @@ def _read_counters() -> _Counters:
 
 
 def host_name() -> str:
-    """Return the name of this machine in heartbeats."""
+    """Return the name by which heartbeats identify this machine."""
     return socket.gethostname()
