@@ -7,8 +7,8 @@ buffers, vessels and the trainer (`trainer/`), and order execution as a worked d
 (`order_execution/`). The loop, callbacks, writers and checkpoints are those of `leyden.loop`.
 Nothing here knows a language model, a store or an agent.
 
-Names are loaded when they are first used: NumPy and Gymnasium with the first name, torch with the
-first policy that learns. To add a public name, add a line to `__init__.pyi`.
+Modules are imported when a name of theirs is first used, so that torch is imported only with a
+policy that learns. To add a public name, add a line to `__init__.pyi`.
 """
 
 from leyden.extras import lazy_package

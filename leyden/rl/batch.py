@@ -52,8 +52,9 @@ def select(batch: Batch, where: Any) -> Batch:
 
 
 def allocate(like: Batch, leading: tuple[int, ...], *, drop: int = 1) -> Batch:
-    """Return zeros of shape (*leading, ...), with the structure and dtypes of `like` without its
-    first `drop` dimensions.
+    """Return arrays of zeros in the structure and dtypes of `like`, with other first dimensions.
+
+    leading: the first dimensions of each array, in place of the first `drop` ones of `like`.
     """
     return mapped(like, lambda array: np.zeros((*leading, *array.shape[drop:]), array.dtype))
 
@@ -76,7 +77,7 @@ def write(target: Batch, where: Any, source: Batch) -> None:
 
 
 def stacked(samples: list[Batch]) -> Batch:
-    """Return one batch (n, ...) of n single observations, which have one structure."""
+    """Return one batch (n, ...) of n single observations, which all have the same structure."""
     first = samples[0]
     if isinstance(first, dict):
         dicts = cast("list[dict[str, Batch]]", samples)
@@ -88,7 +89,7 @@ def stacked(samples: list[Batch]) -> Batch:
 
 
 def same_shape(one: Batch, other: Batch) -> bool:
-    """Return whether structure, shapes and dtypes agree."""
+    """Return whether two batches have the same structure, shapes and dtypes."""
     if isinstance(one, dict):
         return isinstance(other, dict) and one.keys() == other.keys() and all(same_shape(one[k], other[k]) for k in one)
     if isinstance(one, tuple):
@@ -97,7 +98,9 @@ def same_shape(one: Batch, other: Batch) -> bool:
 
 
 def is_space(space: Any, *kinds: type) -> bool:
-    """Return `isinstance(space, kinds)`, without the narrowing that leaves type checkers unknown
-    parameters of Gymnasium's spaces.
+    """Return `isinstance(space, kinds)`.
+
+    A type checker does not narrow the space after this call. It would narrow it to a generic class
+    of Gymnasium with unknown parameters.
     """
     return isinstance(space, kinds)

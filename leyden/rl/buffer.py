@@ -2,10 +2,9 @@
 
 A `RolloutBuffer` holds all transitions of one collect, a `ReplayBuffer` the newest ones of many.
 
-Both are filled twice for each step, because an environment's observations are views that its next
-step overwrites: `add_actions` before the step, `add_outcomes` after it. Arrays are allocated at the
-first step, in the shapes and types that the environment and the policy give. This module knows no
-policy and no algorithm.
+Both are filled twice for each step: by `add_actions` before the step, because it overwrites the
+observations, and by `add_outcomes` after it. Arrays are allocated at the first step, in the shapes
+and types that the environment and the policy give. This module knows no policy and no algorithm.
 
 Shapes: T vector steps, N environments, n of them acting, S stored transitions.
 """
@@ -27,6 +26,7 @@ Ids = NDArray[np.int64]
 _FIRST_SIZE = 1024
 """Transitions that a rollout buffer without a limit holds before it grows."""
 _REPLAY_SIZE = 20_000
+"""Transitions of a replay buffer whose size is not given."""
 
 
 class Buffer(Protocol):
@@ -35,13 +35,15 @@ class Buffer(Protocol):
     num_envs: int
 
     def begin_collect(self) -> None:
-        """Begin a collect. No episode is under way."""
+        """Begin a collect, in which every episode begins anew."""
         ...
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Add the first half of a step: the observations and the policy's actions.
+        """Store the observations and the policy's actions of a step, which `add_outcomes`
+        completes.
 
-        obs: (N, ...), copied. actions, extras: (n, ...), one row for each acting environment.
+        obs: (N, ...), of all environments; copied.
+        actions, extras: (n, ...), one row for each acting environment. extras: from `PolicyOutput`.
         ids: (n,), the acting environments; None: all.
         """
         ...
@@ -49,11 +51,11 @@ class Buffer(Protocol):
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the results of the actions that `add_actions` stored, each of shape (environments,
-        ...).
+        """Add the results of the actions that `add_actions` stored. All arrays have shape (N, ...).
 
-        obs: the observations after the step. lost: environments whose simulator failed, so that
-        they made no step. Rows of environments that did not act are ignored.
+        Rows of environments that did not act are ignored.
+        obs: the observations after the step.
+        lost: environments whose simulator failed, so that they made no step.
         """
         ...
 
@@ -62,25 +64,25 @@ class FinalObservations(NamedTuple):
     """The last observations of k episodes that a limit cut off."""
 
     rows: Ids
-    """(k,): the vector step of each."""
+    """(k,): the vector step at which each episode was cut off."""
     envs: Ids
-    """(k,): the environment of each."""
+    """(k,): the environment of each episode."""
     obs: Batch
-    """(k, ...): the last observation of each."""
+    """(k, ...): the last observation of each episode."""
 
 
 class RolloutBuffer:
-    """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of the steps that
-    were made.
+    """All transitions of one collect, in arrays (capacity, N, ...) by vector step and environment.
 
-    The buffer drops nothing. It grows with the collect, or raises ConfigError when a limit is
-    reached. The next collect empties it. Arrays hold `capacity` rows; the first `n_rows` are in
-    use.
+    `mask` says which entries are transitions, because idle environments make no step. The first
+    `n_rows` rows are in use. The buffer grows with the collect, or raises ConfigError at a limit,
+    and never drops a transition of a finished episode. The next collect empties it.
     """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
-        """size: the most transitions of one collect, over all environments; None: no limit but
-        memory.
+        """Make an empty buffer.
+
+        size: the most transitions of one collect, over all environments; None: no limit.
         """
         check_number("size", size, at_least=1, whole=True, or_none="no limit")
         check_number("num_envs", num_envs, at_least=1, whole=True)
@@ -98,7 +100,9 @@ class RolloutBuffer:
         self.actions: Array = np.empty(0)
         self.extras: dict[str, Array] = {}
         self._final: list[tuple[int, int, Batch]] = []
+        """Row, environment and last observation of each episode that a limit cut off."""
         self._ids: Ids | None = None
+        """The environments that act in the current step; None: all."""
         self._allocated = False
 
     def __len__(self) -> int:
@@ -135,10 +139,11 @@ class RolloutBuffer:
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the results of the actions that `add_actions` stored, each of shape (environments,
-        ...).
+        """Add the results of the actions that `add_actions` stored. All arrays have shape (N, ...).
 
         A lost episode is dropped whole, because its end is missing and its seed may be run again.
+        obs: the observations after the step, of which those of truncated episodes are copied.
+        lost: environments whose simulator failed.
         """
         row, ids = self.n_rows, self._ids
         self.rewards[row] = rewards
@@ -158,7 +163,7 @@ class RolloutBuffer:
             self._drop(row, env)
 
     def _drop(self, row: int, env: int) -> None:
-        """Drop the episode that was under way in an environment at `row`."""
+        """Drop the episode that an environment was running at `row`, from its first step on."""
         self._final = [final for final in self._final if final[:2] != (row, env)]
         ended = self.terminated[:row, env] | self.truncated[:row, env] | ~self.mask[:row, env]
         begin = int(np.flatnonzero(ended)[-1]) + 1 if ended.any() else 0
@@ -175,19 +180,19 @@ class RolloutBuffer:
         return FinalObservations(np.array(rows, np.int64), np.array(envs, np.int64), stacked(list(obs)))
 
     def indices(self) -> Ids | None:
-        """Return the indices of the T * N entries that are transitions, (n_steps,), in order of
+        """Return the indices of the transitions among the T * N entries, (n_steps,), in order of
         time.
 
-        None: all.
+        Return None if all entries are transitions.
         """
         if self.n_steps == self.n_rows * self.num_envs:
             return None
         return np.flatnonzero(self.mask[: self.n_rows].reshape(-1))
 
     def flat(self, batch: Batch) -> Batch:
-        """Return the transitions, (n_steps, ...), of a batch (capacity, N, ...).
+        """Return the transitions of a batch (capacity, N, ...) as a batch (n_steps, ...).
 
-        A view if all entries are transitions.
+        The result is a view if all entries are transitions, else a copy.
         """
         at = self.indices()
 
@@ -205,7 +210,7 @@ class RolloutBuffer:
         self._allocated = True
 
     def _grow(self) -> None:
-        """Double the rows. It happens below the limit too, because idle environments leave gaps."""
+        """Double the rows. This can happen below `size`, because idle environments leave gaps."""
         more = self.capacity
 
         def longer(array: Array) -> Array:
@@ -226,7 +231,11 @@ class ReplayBuffer:
     """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
-        """size: transitions, over all environments; None: 20,000."""
+        """Make an empty buffer.
+
+        size: the number of transitions, over all environments; None: 20,000.
+        Raise ConfigError for a size of less than two transitions for each environment.
+        """
         size = _REPLAY_SIZE if size is None else size
         _check_size(size, num_envs)
         self.size = size
@@ -239,14 +248,19 @@ class ReplayBuffer:
         self.rewards = np.zeros(size)
         self.terminated = np.zeros(size, np.bool_)
         self.successor = np.full(size, -1, np.int64)
-        """(S,): the transition that followed in the episode; -1: the episode ended, or its next
-        transition is unknown.
+        """(S,): the slot of the next transition of the episode; -1 if the episode ended there, or
+        if the next transition is unknown.
         """
         self._position = 0
+        """The slot of the next transition."""
         self._count = 0
+        """The number of slots in use."""
         self._latest = np.full(num_envs, -1, np.int64)
+        """(N,): the slot of each environment's last transition; -1 if its episode has ended."""
         self._slots: Ids = np.empty(0, np.int64)
+        """(n,): the slots of the current step's actions."""
         self._ids: Ids = np.empty(0, np.int64)
+        """(n,): the environments that act in the current step."""
         self._everyone = np.arange(num_envs)
         self._allocated = False
 
@@ -254,7 +268,7 @@ class ReplayBuffer:
         return self._count
 
     def begin_collect(self) -> None:
-        """Begin a collect. An episode that was under way is not continued."""
+        """Begin a collect. Its episodes do not continue those of the last one."""
         self.n_new = 0
         self._latest[:] = -1
 
@@ -274,10 +288,11 @@ class ReplayBuffer:
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the results of the actions that `add_actions` stored, each of shape (environments,
-        ...).
+        """Add the results of the actions that `add_actions` stored. All arrays have shape (N, ...).
 
         The earlier steps of a lost episode are kept, as if a limit had ended it there.
+        obs: the observations after the step, which are copied.
+        lost: environments whose simulator failed.
         """
         if lost:
             self._latest[list(lost)] = -1
@@ -298,7 +313,10 @@ class ReplayBuffer:
         self.n_new += len(ids)
 
     def _keep_actions(self, kept: NDArray[np.bool_]) -> None:
-        """Keep only these of the actions just added, in the first of their slots."""
+        """Keep some of the actions that were just added, moved to the first of their slots.
+
+        kept: (n,), which of them.
+        """
         old, self._ids, self._slots = self._slots[kept], self._ids[kept], self._slots[: int(kept.sum())]
         write(self.obs, self._slots, copied(select(self.obs, old)))
         self.actions[self._slots] = self.actions[old].copy()
@@ -315,7 +333,7 @@ class ReplayBuffer:
             self._latest = np.full(num_envs, -1, np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer as copied arrays and numbers, which can be loaded without
+        """Return copies of all transitions, and the counters, which a checkpoint saves without
         pickle.
         """
         n = self._count
@@ -335,9 +353,10 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a value of `state_dict`.
+        """Replace the content by that of `state_dict`.
 
-        Raise CheckpointError, and change nothing, for another size or number of environments.
+        Raise CheckpointError, and change nothing, for another size, another number of environments
+        or observations of another space.
         """
         for name in ("size", "num_envs"):
             if state[name] != getattr(self, name):
@@ -347,7 +366,9 @@ class ReplayBuffer:
         n = int(state["count"])
         obs = _as_batch(state["obs"])
         if self._allocated and n and not same_shape(select(obs, 0), select(self.obs, 0)):
-            raise CheckpointError("the saved replay buffer holds observations of another space")
+            raise CheckpointError(
+                "the saved replay buffer holds observations of another space; resume with the same state interpreter"
+            )
         if n:
             self.obs, self.next_obs = allocate(obs, (self.size,)), allocate(obs, (self.size,))
             write(self.obs, slice(n), obs)
@@ -373,7 +394,9 @@ def _check_size(size: int, num_envs: int) -> None:
 
 
 def _as_batch(value: Any) -> Batch:
-    """Return a batch of arrays from a checkpoint's, which may hold lists and tensors."""
+    """Return a batch as a checkpoint holds it, with arrays in place of tensors and
+    tuples of lists.
+    """
     if is_object(value):
         return {name: _as_batch(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

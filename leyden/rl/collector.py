@@ -1,8 +1,8 @@
-"""Collect episodes: the policy acts for all environments that have an episode under way, at once.
+"""Collect episodes: one call of the policy acts for all environments that are running an episode.
 
 A collector knows a policy, a vectorised environment and possibly a buffer. It runs exactly the
-requested number of episodes: every seed that it begins is finished. Its caller opens the
-environment's `collector_guard`, updates the policy and keeps the metrics.
+requested number of episodes to their ends. Its caller opens the environment's `collector_guard`,
+updates the policy and keeps the metrics.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VectorEnv(Protocol):
     def num_envs(self) -> int: ...
     @property
     def alive(self) -> NDArray[np.bool_]:
-        """(N,): whether the environment has an episode under way."""
+        """(N,): whether each environment is running an episode."""
         ...
 
     @property
@@ -46,14 +46,18 @@ class VectorEnv(Protocol):
         ...
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
-        """Begin an episode with the next seed in each environment of `ids`.
+        """Begin an episode with the next seed in each environment of `ids`. Return all
+        observations.
 
-        Without a seed, it stays not alive.
+        An environment for which no seed is left does not become alive. ids: None: all.
         """
         ...
 
     def step(self, actions: Array, ids: Sequence[int] | None = None) -> Any:
-        """Return a `VectorStep`: obs, rewards, terminated, truncated, infos."""
+        """Make a step in each environment of `ids` (None: all). Return a `VectorStep`.
+
+        A VectorStep is a tuple of obs, rewards, terminated, truncated and infos.
+        """
         ...
 
 
@@ -64,14 +68,15 @@ class CollectResult:
     n_episodes: int
     n_steps: int
     rewards: NDArray[np.float64]
-    """(n_episodes,), the sum of each episode's rewards."""
+    """(n_episodes,): the sum of each episode's rewards."""
     lengths: NDArray[np.int64]
-    """(n_episodes,), the number of each episode's steps."""
+    """(n_episodes,): the number of each episode's steps."""
     metrics: dict[str, float]
     """Means over episodes: reward, steps_per_episode, and each logged metric over the episodes that
     logged it. If the environment skips failed episodes, `lost` counts them.
     """
     seconds: float
+    """The wall time of the collect."""
     lost: tuple[EpisodeLost, ...] = ()
     """Episodes that could not be finished, each with its reason, including retried ones."""
 
@@ -82,11 +87,14 @@ class CollectResult:
 
 
 class Collector:
-    """Run a policy in a vectorised environment. The collector's own state is two counters."""
+    """Runs a policy in a vectorised environment. The collector's own state is two counters."""
 
     def __init__(self, policy: Policy, venv: VectorEnv, buffer: Buffer | None = None) -> None:
-        """buffer: a buffer of the policy's `make_buffer` for as many environments; None: no
-        transition is kept.
+        """Prepare to collect.
+
+        buffer: from the policy's `make_buffer` for as many environments; None: no transition is
+            kept.
+        Raise ConfigError if the buffer was made for another number of environments.
         """
         self.policy = policy
         self.venv = venv
@@ -104,12 +112,12 @@ class Collector:
     ) -> CollectResult:
         """Run exactly `n_episode` episodes to their ends, or fewer if the seeds run out.
 
-        Raise ConfigError if an episode is under way already, and SimulatorError if every episode
-        was skipped. An error loses the episodes that were collected before it.
-
-        n_episode: None: until the seeds run out.
+        n_episode: the number of episodes; None: until the seeds run out.
+        explore: whether the policy is to explore.
         on_progress: called with the episodes and steps of this collect so far, whenever an episode
             ends.
+        Raise ConfigError if an environment is running an episode already, and SimulatorError if all
+        episodes were lost. An error loses the episodes that were collected before it.
         """
         began = time.perf_counter()
         venv, policy, buffer = self.venv, self.policy, self.buffer
@@ -131,7 +139,7 @@ class Collector:
         n_begun = int(alive.sum())
         while True:
             n_alive = int(np.count_nonzero(alive))
-            if not n_alive:  # all have ended, or what was left of them was lost: then its seeds are there again
+            if not n_alive:  # all have ended; seeds of lost episodes may be there again
                 missing = n_envs if n_episode is None else min(n_envs, n_episode - len(ended))
                 if not missing:
                     break
@@ -143,14 +151,15 @@ class Collector:
                 continue
             ids = None if n_alive == n_envs else np.flatnonzero(alive)
             output = policy.act(obs if ids is None else select(obs, ids), explore=explore)
-            actions = np.asarray(output.actions)  # a list, or another library's array, is as good
+            actions = np.asarray(output.actions)  # may be a list, or another library's array
             if actions.shape[:1] != (n_alive,):
                 raise ConfigError(
-                    f"{type(policy).__name__}.act gave actions of shape {actions.shape} for {n_alive} observations; one row is for each"
+                    f"{type(policy).__name__}.act returned actions of shape {actions.shape} for {n_alive} observations; return one "
+                    "row for each observation"
                 )
             if buffer is not None:
                 buffer.add_actions(obs, actions, output.extras, ids)
-            if ids is not None:
+            if ids is not None:  # `step` takes a row for each environment, also for idle ones
                 of_all = np.zeros((n_envs, *actions.shape[1:]), actions.dtype)
                 of_all[ids] = actions
                 actions = of_all
@@ -195,9 +204,9 @@ class Collector:
         self.total_episodes, self.total_steps = int(state["total_episodes"]), int(state["total_steps"])
 
     def _begin(self, obs: Batch, ids: list[int]) -> Batch:
-        """Begin episodes in some environments.
+        """Begin episodes in some environments. Return the observations of all environments.
 
-        The others' observations are copied, because a reset may reuse their memory.
+        obs: the current observations, which are copied, because a reset may reuse their memory.
         """
         if len(ids) == self.venv.num_envs:
             return self.venv.reset(ids)
@@ -208,21 +217,25 @@ class Collector:
 
 
 def _episode(infos: Mapping[int, Mapping[str, Any]], env: int) -> Any:
-    """Return the EpisodeStats of an environment whose episode ended."""
+    """Return the EpisodeStats of an environment whose episode ended. Raise ConfigError if it is
+    missing.
+    """
     try:
         return infos[env]["episode"]
     except KeyError:
-        raise ConfigError(f"environment {env} ended its episode without infos[{env}]['episode']") from None
+        raise ConfigError(
+            f"environment {env} ended its episode without infos[{env}]['episode']; its step must return the EpisodeStats there"
+        ) from None
 
 
 def _result(
     episodes: Sequence[Any], n_steps: int, seconds: float, lost: tuple[EpisodeLost, ...], *, skips: bool
 ) -> CollectResult:
     """Return the result of collected episodes. A logged metric is the mean over the episodes that
-    log it.
+    logged it.
 
-    seconds: the wall time. skips: whether lost episodes are left out and counted as the metric
-    `lost`.
+    seconds: the wall time of the collect.
+    skips: whether the number of lost episodes is a metric, `lost`.
     """
     rewards = np.array([episode.reward for episode in episodes], np.float64)
     lengths = np.array([episode.length for episode in episodes], np.int64)

@@ -6,8 +6,9 @@
 
 A `SeedPlan` in the process that made the queue decides the order. Threads of that process take
 items directly. Other processes, which get the queue by `fork` or as an argument, request one item
-after another over a socket. If a process is killed, another one gets its item. This module knows no
-environments: a vectorised environment draws from a queue as from any other `SeedSource`.
+after another over a socket. If such a process is killed, another consumer gets its item. This
+module knows no environments: a vectorised environment draws from a queue as from any other
+`SeedSource`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ T = TypeVar("T")
 _PUT_FROM: Final = 1 << 32
 """The number of the first item that is `put`, above all numbers of the data set's items."""
 _LAST_SECONDS: Final = 2.0
+"""Seconds that closing the queue waits for each thread that serves a consumer."""
 _RETRY_SECONDS: Final = 0.1
 """The pause before consumers are accepted again after an error."""
 
 
 class _QueueAddress(NamedTuple):
-    """The address at which other processes find a queue."""
+    """The socket at which other processes find a queue, and the key that both sides must know."""
 
     path: str
     key: bytes
@@ -59,15 +61,16 @@ class _UnreadableItem(NamedTuple):
 
 
 class DataQueue(Generic[T]):
-    """The items of a data set, each once in each pass.
+    """Gives each item of a data set to one consumer, once in each pass.
 
     `with` (or `activate`) starts the producers and lets other processes take part. Its end (or
-    `cleanup`) ends everything that was started. Without producers and in one process the queue
+    `cleanup`) ends everything that was started. In one process and without producers, the queue
     works outside of `with` too.
 
     A consumer holds the item that it took last until it requests the next one, or ends. If its
-    process is killed, another consumer gets the item: no item is lost, and one may be worked on
-    twice. Consumers that reached the end before do not wait for it, so query the queue again.
+    process is killed, another consumer gets the item, so no item is lost and one may be worked on
+    twice. A consumer that had reached the end before does not get that item; iterate once more to
+    be sure that none is left.
     """
 
     def __init__(
@@ -81,15 +84,16 @@ class DataQueue(Generic[T]):
         *,
         timeout_seconds: float | None = None,
     ) -> None:
-        """repeat: passes; -1: for ever.
+        """Make an inactive queue.
 
-        shuffle: another order in each pass, which `seed` and the pass's number decide.
-
+        repeat: the number of passes; -1: without end.
+        shuffle: give each pass an order of its own, which `seed` and the pass's number decide.
         producer_num_workers: processes that read items ahead, for data sets whose items are slow to
-            read. 0: a consumer's call reads the item, in the process that made the queue.
-        queue_maxsize: the most items that are read ahead, and that `put` adds before it waits; 0:
-            one for each CPU.
-        timeout_seconds: how long a consumer waits for an item before TimeoutError; None: for ever.
+            read. 0: the process that made the queue reads an item when a consumer takes it.
+        queue_maxsize: the most items that are read ahead, and the most that `put` adds before it
+            waits; 0: one for each CPU.
+        timeout_seconds: how long a consumer waits for an item before TimeoutError; None: without
+            limit.
         """
         check_number("repeat", repeat, at_least=-1, whole=True)
         check_number("producer_num_workers", producer_num_workers, at_least=0, whole=True)
@@ -114,8 +118,8 @@ class DataQueue(Generic[T]):
         """
         local = self._require_own("activate")
         self._address = local.activate()
-        # closes a queue without references too, and at exit an active one before multiprocessing
-        # waits for its producers
+        # Finalize also closes a queue that is forgotten; at exit, it does so before multiprocessing
+        # waits for the producers
         self._finalizer = Finalize(self, local.cleanup, exitpriority=10)
         _ACTIVE[self._address.path] = self
         return self
@@ -123,7 +127,7 @@ class DataQueue(Generic[T]):
     def cleanup(self) -> None:
         """Stop everything that `activate` started.
 
-        Items not yet taken come first after the next `activate`.
+        Items that were read ahead and not taken come first after the next `activate`.
         """
         self._require_own("cleanup")
         if self._address is not None:
@@ -143,7 +147,7 @@ class DataQueue(Generic[T]):
     def __reduce__(self) -> Any:
         if self._address is None:
             raise ConfigError(
-                "a DataQueue goes to another process while it is active; use it in `with`, or call activate()"
+                "a DataQueue can be sent to another process only while it is active; use it in `with`, or call activate()"
             )
         return _attach, (self._address, self._timeout_seconds)
 
@@ -152,9 +156,9 @@ class DataQueue(Generic[T]):
     def get(self, block: bool = True, timeout_seconds: float | None = None) -> T:
         """Return the next item, and mark the previous item of this process as done.
 
-        Raise StopIteration at the end, and TimeoutError if no item came within `timeout_seconds`.
-
-        block: False: wait for no time at all. timeout_seconds: None: the queue's own.
+        block: False does not wait.
+        timeout_seconds: the longest wait; None: the queue's own limit.
+        Raise StopIteration at the end, and TimeoutError if no item came in time.
         """
         seed = self._next(0.0 if not block else self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         if seed is None:
@@ -166,22 +170,26 @@ class DataQueue(Generic[T]):
             yield seed.item
 
     def put(self, item: T, block: bool = True, timeout_seconds: float | None = None) -> None:
-        """Add an item. It is taken before the items of the data set, and then only `mark_as_done`
-        ends the queue.
+        """Add an item, which is taken before the items of the data set.
 
-        Wait while `queue_maxsize` added items have not been taken. Raise TimeoutError after
-        `timeout_seconds`, or at once if `block` is False, and ConfigError after `mark_as_done`.
+        The queue then ends only with `mark_as_done`. If `queue_maxsize` added items have not been
+        taken, wait until one is.
+        block: False does not wait.
+        timeout_seconds: the longest wait; None: without limit.
+        Raise TimeoutError if the item could not be added in time, and ConfigError after
+        `mark_as_done`.
         """
         self._end.put(item, 0.0 if not block else timeout_seconds)
 
     def mark_as_done(self) -> None:
-        """End the queue: refuse `put`, and read no more of the data set.
+        """End the queue: no more items are read from the data set, and `put` raises ConfigError.
 
-        Items already read are still handed out.
+        Items that were read or put before are still handed out.
         """
         self._end.mark_as_done()
 
     def _next(self, timeout_seconds: float | None) -> Seed[T] | None:
+        """Return the next seed. In the queue's own process it counts as finished at once."""
         end = self._end
         if isinstance(end, _RemoteQueue):
             return end.take_next(timeout_seconds)
@@ -202,7 +210,7 @@ class DataQueue(Generic[T]):
         return self._end.take(self._timeout_seconds)
 
     def give_back(self, seed: Seed[T]) -> None:
-        """Return a seed whose episode was lost. It is taken again before any other."""
+        """Hand a seed back because its episode was lost. It is taken again before any other."""
         self._end.give_back(seed)
 
     def finish(self, seed: Seed[T]) -> None:
@@ -218,7 +226,9 @@ class DataQueue(Generic[T]):
 
     @classmethod
     def attach(cls, address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
-        """Return this process's queue with the address, or one that reaches it from here."""
+        """Return the queue with this address: itself in the process that made it, elsewhere a
+        queue that connects to it.
+        """
         if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():
             return here
         queue = cls.__new__(cls)
@@ -228,17 +238,20 @@ class DataQueue(Generic[T]):
 
     @property
     def _end(self) -> _LocalQueue | _RemoteQueue:
+        """The queue itself, or this process's connection to it, which is opened at first use."""
         if self._local is not None and self._pid == os.getpid():
             return self._local
         if self._address is None:
-            raise ConfigError("this process got the DataQueue by a fork before it was active; fork inside its `with`")
+            raise ConfigError("this process was forked before the DataQueue was active; fork inside its `with`")
         if self._remote is None or self._remote.pid != os.getpid():
             self._remote = _RemoteQueue(self._address)
         return self._remote
 
     def _require_own(self, what: str) -> _LocalQueue:
         if self._local is None or self._pid != os.getpid():
-            raise ConfigError(f"{what}() is for the process that made the DataQueue")
+            raise ConfigError(
+                f"{what}() was called in another process than that which made the DataQueue; call it there"
+            )
         return self._local
 
 
@@ -249,12 +262,14 @@ itself.
 
 
 def active_queue(path: str) -> DataQueue[Any] | None:
-    """Return this process's queue with the address, or None."""
+    """Return the active queue of this process at the address, or None."""
     return _ACTIVE.get(path)
 
 
 def _attach(address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
-    """Unpickle a queue. A function of the module, which cloudpickle sends by its name."""
+    """Return a queue that is unpickled. At module level, because cloudpickle sends it
+    by its name.
+    """
     return DataQueue.attach(address, timeout_seconds)
 
 
@@ -264,7 +279,7 @@ def address_of(seeds: object) -> str | None:
 
 
 class _LocalQueue:
-    """The queue in the process that made it."""
+    """The queue in the process that made it. Its methods may be called from any thread."""
 
     def __init__(self, dataset: Items[Any], plan: SeedPlan[Any], n_producers: int, maxsize: int) -> None:
         self._dataset, self._plan = dataset, plan
@@ -272,13 +287,20 @@ class _LocalQueue:
         self._changed = threading.Condition()
         """A condition that guards the attributes below and is notified when they change."""
         self._put: deque[Seed[Any]] = deque()
+        """Items that were put and are to be taken."""
         self._n_put = 0
+        """The number of items that were put so far."""
         self._put_held: set[int] = set()
+        """The numbers of the put items that consumers hold."""
         self._open = False
+        """Whether more items may be put, so that consumers wait at the end."""
         self._done = False
+        """Whether `mark_as_done` was called."""
         self._active = False
         self._ahead: deque[Seed[Any] | _UnreadableItem] = deque()
+        """Items that producers have read and that are to be taken."""
         self._requested: deque[Seed[Any]] = deque()
+        """Seeds whose items producers are reading, in order."""
         self._producers: Producers | None = None
         self._server: _QueueServer | None = None
         self._reader: threading.Thread | None = None
@@ -286,6 +308,10 @@ class _LocalQueue:
     # ---- life
 
     def activate(self) -> _QueueAddress:
+        """Start producers and server, and return the address for other processes.
+
+        Raise ConfigError if the queue is active already.
+        """
         if self._active:
             raise ConfigError("this DataQueue is active already; leave its `with`, or call cleanup(), before another")
         if self._n_producers:
@@ -298,8 +324,7 @@ class _LocalQueue:
         return self._server.address
 
     def cleanup(self) -> None:
-        """Close the queue: end server and producers, and give seeds that were read ahead back to
-        the plan.
+        """End server and producers, and give the seeds that were read ahead back to the plan.
 
         Safe to repeat.
         """
@@ -325,19 +350,24 @@ class _LocalQueue:
 
     @property
     def exhausted(self) -> bool:
+        """Whether `take` would return None now."""
         with self._changed:
             return self._nothing_left()
 
     def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        """Return the next seed, None if there is none left. Items that were put come first.
+        """Return the next seed, or None at the end. Items that were put come first.
 
-        timeout_seconds: None waits without limit. Raise the data set's error where its item would
-        have come.
+        An item that could not be read raises its error here, and stays in the plan.
+        timeout_seconds: the longest wait; None: without limit.
+        Raise TimeoutError after it, DataQueueClosed if the queue is closed during the wait, and
+        ConfigError for a queue with producers that is not active.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
             if self._n_producers and not self._active:
-                raise ConfigError("a DataQueue with producers is used in `with`, or after activate()")
+                raise ConfigError(
+                    "a DataQueue with producers is not active; use it in `with`, or call activate() first"
+                )
             was_active = self._active
             while True:
                 if self._put:
@@ -361,6 +391,7 @@ class _LocalQueue:
                     raise DataQueueClosed("the data queue was closed while a consumer waited for an item")
 
     def finish(self, seed: Seed[Any]) -> None:
+        """Mark a seed that a consumer holds as done."""
         with self._changed:
             if seed.number >= _PUT_FROM:
                 self._put_held.discard(seed.number)
@@ -368,6 +399,7 @@ class _LocalQueue:
                 self._plan.finish(seed)
 
     def give_back(self, seed: Seed[Any]) -> None:
+        """Hand back a seed that a consumer holds. It is taken again before any other."""
         with self._changed:
             if seed.number >= _PUT_FROM:
                 self._put_held.discard(seed.number)
@@ -377,27 +409,34 @@ class _LocalQueue:
             self._changed.notify_all()
 
     def put(self, item: Any, timeout_seconds: float | None) -> None:
+        """Add an item, after a wait if `queue_maxsize` items are to be taken.
+
+        Raise TimeoutError after the wait, ConfigError after `mark_as_done`.
+        """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
             while not self._done and len(self._put) >= self._maxsize:
                 self._wait(deadline, f"{self._maxsize} items wait already (queue_maxsize), and none was taken")
             if self._done:
-                raise ConfigError("put() after mark_as_done(): the queue has ended")
+                raise ConfigError("put() after mark_as_done(): the queue has ended; make another DataQueue")
             self._open = True
             self._put.append(Seed(len(self._plan) + self._n_put, item, _PUT_FROM + self._n_put))
             self._n_put += 1
             self._changed.notify_all()
 
     def mark_as_done(self) -> None:
+        """End the queue after the items that were read or put already."""
         with self._changed:
             self._done, self._open = True, False
             self._changed.notify_all()
 
     def _nothing_left(self) -> bool:
+        """Return whether no item is left and none can come, but for items that are given back."""
         of_dataset = self._ahead or self._requested or not (self._done or self._plan.exhausted)
         return not (of_dataset or self._put or self._open)
 
     def _wait(self, deadline: float | None, what: str) -> None:
+        """Wait for a change. Raise TimeoutError, which begins with `what`, at the deadline."""
         left = None if deadline is None else deadline - time.monotonic()
         if (left is not None and left <= 0) or not self._changed.wait(left):
             reading = [seed.index for seed in self._requested]
@@ -406,7 +445,7 @@ class _LocalQueue:
     # ---- reading ahead
 
     def _read_ahead(self) -> None:
-        """Keep the producers busy and the buffer full. Run in a thread."""
+        """Request items and receive them, so that enough are read ahead. Runs in a thread."""
         producers = self._producers
         assert producers is not None
         while True:
@@ -422,7 +461,7 @@ class _LocalQueue:
                 read = Seed(seed.index, item, seed.number, seed.entropy)
             except DataQueueClosed:
                 return
-            except Exception as error:  # noqa: BLE001 -- whatever reading raised is the consumer's
+            except Exception as error:  # noqa: BLE001 -- raised again in the consumer that takes the item
                 read = _UnreadableItem(seed, error)
             with self._changed:
                 self._requested.popleft()
@@ -430,9 +469,9 @@ class _LocalQueue:
                 self._changed.notify_all()
 
     def _request_more(self, producers: Producers) -> bool:
-        """Request as many items as fit, at most two for each producer.
+        """Request as many items as there is room for, at most two for each producer.
 
-        Return whether an item is still to be received.
+        Return whether any requested item is still to be received.
         """
         while len(self._requested) < min(2 * len(producers), self._maxsize - len(self._ahead)) and not self._done:
             if (seed := self._plan.take_index()) is None:
@@ -443,12 +482,13 @@ class _LocalQueue:
 
 
 class _QueueServer:
-    """Serve the queue to other processes, with one thread for each."""
+    """Serves the queue to other processes over a Unix socket, with one thread for each process."""
 
     def __init__(self, local: _LocalQueue) -> None:
         self._local = local
         self._folder = None if sys.platform == "linux" else tempfile.TemporaryDirectory()
         name = f"leyden-queue-{secrets.token_hex(8)}"
+        # Linux: an abstract socket, which needs no file
         path = f"\0{name}" if self._folder is None else str(Path(self._folder.name) / name)
         self.address = _QueueAddress(path, secrets.token_bytes(32))
         self._socket = socket.socket(socket.AF_UNIX)
@@ -462,7 +502,9 @@ class _QueueServer:
         _SERVERS.add(self)
 
     def close(self) -> None:
-        """Close all connections and end the threads."""
+        """Close all connections and end the threads. Items that consumers hold count
+        as finished.
+        """
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
@@ -487,7 +529,7 @@ class _QueueServer:
         while not self._closed:
             try:
                 accepted, _ = self._socket.accept()
-            except OSError:  # closed, or this process has too many files open: consumers wait for their turn
+            except OSError:  # closed, or this process has too many open files, which may pass
                 time.sleep(0 if self._closed else _RETRY_SECONDS)
                 continue
             connection = Connection(accepted.detach())
@@ -497,7 +539,7 @@ class _QueueServer:
             thread.start()
 
     def _serve(self, connection: Connection) -> None:
-        """Serve one process until it leaves or dies. Give back the items of a dead process."""
+        """Serve one process until it leaves or dies. Give the items of a dead process back."""
         held: dict[int, Seed[Any]] = {}
         try:
             deliver_challenge(connection, self.address.key)
@@ -520,9 +562,10 @@ class _QueueServer:
     def _call(self, held: dict[int, Seed[Any]], what: str, *arguments: Any) -> Any:
         """Call a method of the queue for a consumer and return its result.
 
-        held: the seeds that this consumer has taken and not finished, by number. Changed here, so
-        that they can be given back when the consumer is lost. "bye" finishes them: the consumer
-        ended by itself.
+        what: the method's name, or "bye" from a consumer that ends by itself: its seeds are
+            finished.
+        held: the seeds that this consumer has taken and not finished, by number. It is updated, so
+            that they can be given back if the consumer dies.
         """
         local = self._local
         if what == "take":
@@ -542,7 +585,10 @@ class _QueueServer:
 
 
 def _join(thread: threading.Thread, seconds: float | None = None) -> None:
-    if thread is not threading.current_thread():  # which a garbage collection may run in
+    """Join a thread, unless it is this one: a garbage collection may close a queue in
+    any thread.
+    """
+    if thread is not threading.current_thread():
         thread.join(seconds)
 
 
@@ -553,7 +599,7 @@ _REMOTES: weakref.WeakSet[_RemoteQueue] = weakref.WeakSet()
 def _close_inherited() -> None:
     """Close the sockets that a fork inherited.
 
-    If a consumer's end stayed open, it would hide the consumer's death.
+    A connection whose end is open in another process too would not close when its consumer dies.
     """
     for end in (*_SERVERS, *_REMOTES):
         end.close_inherited()
@@ -563,12 +609,17 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class _RemoteQueue:
-    """The queue in another process, over a connection to the one that made it."""
+    """A connection from another process to the queue. Its methods are those of `_LocalQueue`.
+
+    Each raises DataQueueClosed if the process that made the queue has left its `with` or has ended.
+    """
 
     def __init__(self, address: _QueueAddress) -> None:
+        """Connect, and let both sides prove that they know the queue's key."""
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._taken: Seed[Any] | None = None
+        """The seed that `take_next` returned last."""
         end = socket.socket(socket.AF_UNIX)
         try:
             end.connect(address.path)
@@ -582,7 +633,7 @@ class _RemoteQueue:
         except (EOFError, OSError):
             raise DataQueueClosed(_GONE) from None
         _REMOTES.add(self)
-        # a process that ends by itself has finished its item
+        # a process that ends by itself has finished its item, and says so
         Finalize(self, _sign_off, (self._connection, self.pid), exitpriority=10)
 
     def close_inherited(self) -> None:
@@ -591,10 +642,11 @@ class _RemoteQueue:
 
     @property
     def exhausted(self) -> bool:
+        """Whether `take` would return None now."""
         return self._request("exhausted")
 
     def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        """Take an item, and mark the previous one as done."""
+        """Return the next seed, or None at the end. Mark the previous one as done."""
         if self._taken is not None:
             taken, self._taken = self._taken, None
             self.finish(taken)
@@ -602,21 +654,27 @@ class _RemoteQueue:
         return self._taken
 
     def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        """Return the next seed, or None at the end."""
         return self._request("take", timeout_seconds)
 
     def finish(self, seed: Seed[Any]) -> None:
+        """Mark a seed that this process holds as done."""
         self._request("finish", seed.number)
 
     def give_back(self, seed: Seed[Any]) -> None:
+        """Hand back a seed that this process holds."""
         self._request("give_back", seed.number)
 
     def put(self, item: Any, timeout_seconds: float | None) -> None:
+        """Add an item."""
         self._request("put", item, timeout_seconds)
 
     def mark_as_done(self) -> None:
+        """End the queue."""
         self._request("mark_as_done")
 
     def _request(self, what: str, *arguments: Any) -> Any:
+        """Call a method of the queue in its process. Return its result, or raise its error."""
         with self._lock:
             try:
                 self._connection.send_bytes(pack((what, arguments)))
@@ -632,6 +690,10 @@ _GONE: Final = "the process that made the data queue has left its `with`, or has
 
 
 def _sign_off(connection: Connection, pid: int) -> None:
+    """Report that this process has finished its item, and close the connection.
+
+    pid: the process that opened the connection; a fork of it does nothing.
+    """
     if pid == os.getpid():
         with contextlib.suppress(EOFError, OSError):
             connection.send(("bye", ()))

@@ -18,23 +18,26 @@ class EpisodeLost:
 
     env_id: int
     seed_index: int | None
+    """The position of the episode's seed in the data set; None for an episode without a seed."""
     seed_number: int | None
+    """The number of seeds that were taken before the episode's own; None without a seed."""
     step: int
-    """Number of steps that the episode had made."""
+    """The number of steps that the episode had made."""
     reason: str
-    """One line."""
+    """Why it was lost, in one line."""
     again: bool = False
-    """Whether the episode's seed is taken again; False: the seed is left out."""
+    """Whether the seed will be run again; False: it is left out of the collect."""
 
 
 class EnvWriter(Protocol):
-    """The part of `leyden.loop.LogWriter` that a vectorised environment calls, in the process that
-    it was made in.
+    """The methods of `leyden.loop.LogWriter` that a vectorised environment calls.
+
+    They are called in the process that made the vectorised environment, never in a worker.
     """
 
     @property
     def wants_steps(self) -> bool:
-        """Whether `on_env_step` is called. If so, workers send what each step logged."""
+        """Whether `on_env_step` is to be called. Workers then send the values of every step."""
         ...
 
     def on_env_all_ready(self) -> None:

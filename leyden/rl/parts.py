@@ -1,13 +1,13 @@
 """The parts of a simulator agent: simulator, interpreters, reward and auxiliary information.
 
 A simulator is one trajectory; it knows its own state and how an action changes it. The state
-interpreter makes the policy's observation of that state, the action interpreter makes the
-simulator's action of the policy's. The reward is a number for each step. None of them knows a
+interpreter turns that state into the policy's observation, and the action interpreter turns the
+policy's action into the simulator's. The reward is a number for each step. None of them knows a
 policy, and interpreters and rewards hold no state of an episode.
 
-To add one, subclass its class here; `leyden.rl.check_simulator` runs a trajectory of them and
-reports what is wrong. `EnvWrapper` sets a weak reference to itself in each part, so a part belongs
-to one environment at a time: the one that took it last. A part that is copied or sent to another
+To write a part, subclass its class here; `leyden.rl.check_simulator` runs a trajectory and reports
+what is wrong. `EnvWrapper` sets a weak reference to itself in each part, so a part belongs to one
+environment at a time: the last one that was made with it. A part that is copied or sent to another
 process arrives without the reference.
 """
 
@@ -36,12 +36,11 @@ PolicyActType = TypeVar("PolicyActType")
 AuxInfoType = TypeVar("AuxInfoType")
 
 _STAYS_HERE: Final = ("_env_reference", "_check", "_conformer")
-"""Attributes that do not leave the process: the reference, and the compiled checks of interpreters.
-"""
+"""Attributes that are not pickled: the reference, and the compiled checks of interpreters."""
 
 
 class EnvComponent:
-    """Base of the parts: gives access to the environment, and logs values."""
+    """The base of all parts: it gives access to the environment, and logs values."""
 
     _env_reference: weakref.ref[EnvWrapper[Any, Any, Any, Any, Any]] | None = None
 
@@ -64,7 +63,8 @@ class EnvComponent:
         """
         if (env := self.env) is None:
             raise ConfigError(
-                f"{type(self).__name__}.log({name!r}) outside an environment; log from `step` or `reward`, when an EnvWrapper has it"
+                f"{type(self).__name__}.log({name!r}) was called outside an environment; log from `step` or `reward`, while an "
+                "EnvWrapper runs this part"
             )
         env.logger.add_scalar(name, value)
 
@@ -82,12 +82,12 @@ class Simulator(EnvComponent, ABC, Generic[InitialStateType, StateType, ActType]
     """One trajectory. There is no reset: a new trajectory is a new instance.
 
     Only `step` changes the simulator; its environment reads `get_state()` and `done()`. `env` is
-    set after `__init__` and before any other call: `self.env.logger` logs values, `self.env.status`
-    is the episode so far.
+    set after `__init__` and before any other call. It has `self.env.logger`, which logs values, and
+    `self.env.status`, which describes the episode so far.
     """
 
     def __init__(self, initial: InitialStateType) -> None:
-        """initial: an item of the data set."""
+        """Begin a trajectory. initial: an item of the data set."""
 
     @abstractmethod
     def step(self, action: ActType) -> None:
@@ -111,16 +111,17 @@ class Simulator(EnvComponent, ABC, Generic[InitialStateType, StateType, ActType]
 
 
 class Interpreter(EnvComponent, ABC):
-    """Translate between simulator and policy, and check each sample against a space.
+    """The base of interpreters, which translate between simulator and policy.
 
-    The check is compiled when the space is first used, so the space must not change afterwards.
+    Each observation and action is checked against a space. The check is compiled when the space is
+    first used, so the space must not change afterwards.
     """
 
     _check: Callable[[Any], None] | None = None
 
 
 class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
-    """Make observations of a simulator's states."""
+    """Turns a simulator's states into the policy's observations."""
 
     strict: bool = True
     """Whether an observation outside the space's bounds is an error.
@@ -137,11 +138,16 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
 
     @abstractmethod
     def interpret(self, simulator_state: StateType) -> ObsType:
-        """Return the observation, a new object each time, because observations are kept."""
+        """Return the observation of a state. Make a new object each time, because buffers
+        keep it.
+        """
 
     @final
     def __call__(self, simulator_state: StateType) -> ObsType:
-        """Interpret, then validate."""
+        """Return the observation of a state, checked against `observation_space`.
+
+        Raise GymSpaceValidationError if the observation is not in the space.
+        """
         obs = self.interpret(simulator_state)
         if not self.strict:
             return self.conformer(obs)
@@ -150,15 +156,16 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
 
     @property
     def conformer(self) -> Conformer:
-        """The lenient check, which is used unless `strict`."""
+        """The lenient check, which is used if `strict` is False."""
         if (conform := self._conformer) is None:
             conform = conformer(self.observation_space)
             object.__setattr__(self, "_conformer", conform)
         return conform
 
     def validate(self, obs: ObsType) -> None:
-        """Raise GymSpaceValidationError for an observation that the space does not contain (NaN,
-        bounds, shape, dtype).
+        """Raise GymSpaceValidationError unless the space contains the observation.
+
+        Shape, dtype, bounds and NaN are checked.
         """
         if (check := self._check) is None:
             check = checker(self.observation_space)
@@ -167,7 +174,7 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
 
 
 class ActionInterpreter(Interpreter, Generic[StateType, PolicyActType, ActType]):
-    """Make a simulator's actions of a policy's."""
+    """Turns the policy's actions into the simulator's."""
 
     @property
     @abstractmethod
@@ -176,16 +183,19 @@ class ActionInterpreter(Interpreter, Generic[StateType, PolicyActType, ActType])
 
     @abstractmethod
     def interpret(self, simulator_state: StateType, action: PolicyActType) -> ActType:
-        """Return the simulator's action. simulator_state: the state before it."""
+        """Return the simulator's action. simulator_state: the state before the action."""
 
     @final
     def __call__(self, simulator_state: StateType, action: PolicyActType) -> ActType:
-        """Validate, then interpret."""
+        """Return the simulator's action for an action of the policy.
+
+        Raise GymSpaceValidationError if the policy's action is not in `action_space`.
+        """
         self.validate(action)
         return self.interpret(simulator_state, action)
 
     def validate(self, action: PolicyActType) -> None:
-        """Raise GymSpaceValidationError for an action that the space does not contain."""
+        """Raise GymSpaceValidationError unless `action_space` contains the action."""
         if (check := self._check) is None:
             check = checker(self.action_space)
             object.__setattr__(self, "_check", check)
@@ -193,7 +203,7 @@ class ActionInterpreter(Interpreter, Generic[StateType, PolicyActType, ActType])
 
 
 class Reward(EnvComponent, ABC, Generic[StateType]):
-    """Rate a step by the state that it led to."""
+    """Rates a step by the state that it led to."""
 
     @abstractmethod
     def reward(self, simulator_state: StateType) -> float:
@@ -205,13 +215,13 @@ class Reward(EnvComponent, ABC, Generic[StateType]):
 
 
 class RewardCombination(Reward[StateType]):
-    """A weighted sum of rewards.
+    """A weighted sum of rewards. Each weighted part is logged under its name.
 
-    Each weighted part is logged under its name, and has the `env` of the sum.
+    The parts have the `env` of the sum, so they can log values of their own.
     """
 
     def __init__(self, rewards: Mapping[str, tuple[Reward[StateType], float]]) -> None:
-        """rewards: the reward and its weight, by name."""
+        """Keep the parts. rewards: the reward and its weight, by name."""
         self.rewards = dict(rewards)
 
     def reward(self, simulator_state: StateType) -> float:
@@ -230,11 +240,13 @@ class RewardCombination(Reward[StateType]):
 
 
 class AuxiliaryInfoCollector(EnvComponent, ABC, Generic[StateType, AuxInfoType]):
-    """Read further values of a state after each step, for `info["aux_info"]`."""
+    """Reads further values of a state after each step, for `info["aux_info"]`."""
 
     @abstractmethod
     def collect(self, simulator_state: StateType) -> AuxInfoType:
-        """Return the values. They must be picklable if environments are in worker processes."""
+        """Return the values of a state. If environments run in worker processes, they must be
+        picklable.
+        """
 
     @final
     def __call__(self, simulator_state: StateType) -> AuxInfoType:

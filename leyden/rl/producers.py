@@ -1,4 +1,4 @@
-"""Processes that read a data set's items ahead, in order.
+"""Processes that read items of a data set ahead. The items are received in the order of requests.
 
 A producer that dies is replaced, and its undelivered items are read again. This module knows no
 queue: `leyden.rl.data_queue` decides which items are read, and keeps them.
@@ -16,15 +16,16 @@ from leyden.host.child import Child, Parent, StartMethod, end_with_parent, known
 from leyden.utils.pickling import pack, pack_by_value
 
 _DEATHS: Final = 3
-"""How often producers may die over one item."""
+"""An item over which this many producers have died is given up."""
 _LAST_SECONDS: Final = 1.0
+"""Seconds to wait for a dead producer's exit status."""
 _REMEDY: Final = "leave producer_num_workers out"
 
 
 class Producers:
     """N processes that read items by index.
 
-    `request` and `receive` are for one thread, `close` for any.
+    Call `request` and `receive` from one thread. `close` may be called from any thread.
     """
 
     def __init__(self, dataset: Any, n: int) -> None:
@@ -43,9 +44,9 @@ class Producers:
         self._requested = self._received = 0
 
     def reap(self) -> None:
-        """Give the processes' descriptors back.
+        """Release the file descriptors of the processes.
 
-        After `close`, when no thread is in `receive` any more.
+        Call it after `close`, when no thread is in `receive` any more.
         """
         for producer in self._producers:
             producer.child.close()
@@ -55,19 +56,19 @@ class Producers:
 
     @property
     def pids(self) -> list[int]:
-        """Return the ids of the processes."""
+        """The ids of the processes."""
         return [producer.child.pid for producer in self._producers]
 
     def request(self, index: int) -> None:
-        """Request the item with this index."""
+        """Request the item with this index from the next process in turn."""
         self._producers[self._requested % len(self)].request(index)
         self._requested += 1
 
     def receive(self) -> Any:
-        """Wait for the item that was requested first of those not yet received.
+        """Wait for the oldest requested item that was not received yet, and return it.
 
-        Raise the data set's own error, SimulatorError if the item kills its producers, and
-        DataQueueClosed after `close`.
+        Raise the error that reading the item raised, SimulatorError if the item has killed three
+        producers, and DataQueueClosed after `close`.
         """
         producer = self._producers[self._received % len(self)]
         deaths = 0
@@ -83,7 +84,7 @@ class Producers:
                     producer.pending.popleft()
                     self._received += 1
                 producer.restart()
-                if self._closed:  # meanwhile
+                if self._closed:  # during the restart
                     producer.child.kill()
                 if deaths >= _DEATHS:
                     raise SimulatorError(
@@ -98,12 +99,12 @@ class Producers:
     def close(self) -> None:
         """Kill the processes, even during a read. `reap` frees their descriptors."""
         self._closed = True
-        for producer in self._producers:  # it only reads, so it can be killed at any moment
+        for producer in self._producers:  # a producer only reads, so a kill does no harm
             producer.child.kill()
 
 
 class _Producer:
-    """One process and the indices of the items that it has not delivered yet."""
+    """One process, and the indices of the items that were requested and not delivered yet."""
 
     def __init__(self, number: int, start_method: StartMethod, packed: bytes) -> None:
         self._number, self._packed = number, packed
@@ -132,7 +133,9 @@ class _Producer:
 
 
 def _produce(parent: Parent, packed: bytes) -> None:
-    """Read items until the parent hangs up. The function of a producer process."""
+    """Read items until the parent closes the connection. This function runs in a
+    producer process.
+    """
     end_with_parent(parent.pid)
     dataset = pickle.loads(packed)
     with contextlib.suppress(EOFError, OSError):
@@ -141,7 +144,7 @@ def _produce(parent: Parent, packed: bytes) -> None:
 
 
 def _read(dataset: Any, index: int) -> bytes:
-    """Return an item and no error, or no item and the error that reading it raised, packed."""
+    """Return the pickled pair (item, None), or (None, error) if reading the item raised one."""
     try:
         return pack((dataset[index], None))
     except Exception as error:  # noqa: BLE001 -- user code: whatever it raises goes to the consumer
@@ -149,8 +152,9 @@ def _read(dataset: Any, index: int) -> bytes:
 
 
 def portable(error: Exception, what: str) -> Exception:
-    """Return an error that can go to another process: itself, or a SimulatorError that describes
-    it.
+    """Return the error if it can be pickled, else a SimulatorError that describes it.
+
+    what: what failed, for the description.
     """
     try:
         if type(pickle.loads(pack(error))) is type(error):

@@ -1,10 +1,10 @@
-"""Seeds: the beginnings of episodes, each of which is taken exactly once.
+"""Seeds: the initial states of episodes, each of which is taken exactly once.
 
 A `SeedPlan` is an order over the items of a data set and a position in it. It lives in the process
-that gives seeds out; workers are sent an item and take none themselves. So processes share nothing,
-the end of the plan is known at once, the seed of a lost worker is taken again, and a checkpoint
-needs only a few numbers. For consumers in other processes see `leyden.rl.data_queue`. This module
-knows no environment. To draw seeds from elsewhere, implement `SeedSource`.
+that hands out seeds and sends items to workers. So processes share nothing, the end of the plan is
+known at once, the seed of a lost worker is taken again, and a checkpoint needs only a few numbers.
+`leyden.rl.data_queue` serves consumers in other processes. This module knows no environment. To
+draw seeds from elsewhere, implement `SeedSource`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_ITEM: Final = NoItem.NO_ITEM
 
 @dataclass(frozen=True, slots=True)
 class Seed(Generic[T]):
-    """The beginning of one episode."""
+    """The initial state of one episode: an item of a data set, and its place in the order."""
 
     index: int
     """The item's index in the data set."""
@@ -44,10 +44,7 @@ class Seed(Generic[T]):
     number: int
     """The number of seeds that were taken before, over all passes."""
     entropy: int = 0
-    """The seed of the source.
-
-    The random numbers of the episode derive from it and from `number`.
-    """
+    """The random seed of the source. The episode's random numbers derive from it and `number`."""
 
 
 class Items(Protocol[T_co]):
@@ -58,19 +55,19 @@ class Items(Protocol[T_co]):
 
 
 class SeedSource(Protocol):
-    """A source of seeds. A seed that was taken is either finished or given back."""
+    """A source of seeds. The taker of a seed must call either `finish` or `give_back` with it."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` would return None now. A seed that is given back changes that."""
+        """Whether `take` would return None now. A seed that is given back makes it False again."""
         ...
 
     def take(self) -> Seed[Any] | None:
-        """Return the next seed, or None if there is none."""
+        """Return the next seed, or None if no seed is left."""
         ...
 
     def give_back(self, seed: Seed[Any]) -> None:
-        """Return a seed whose episode was lost. It is taken again before any other."""
+        """Hand a seed back because its episode was lost. It is taken again before any other."""
         ...
 
     def finish(self, seed: Seed[Any]) -> None:
@@ -82,11 +79,11 @@ class SeedPlan(Generic[T]):
     """The items of a data set, each once in each pass."""
 
     def __init__(self, items: Items[T], *, repeat: int = 1, shuffle: bool = False, seed: int = 0) -> None:
-        """Raise ConfigError for a `repeat` below -1, and for items without a length.
+        """Begin before the first item.
 
-        repeat: the number of passes; -1: for ever.
-        shuffle: whether each pass has an order of its own, which `seed` and the number of the pass
-            decide.
+        repeat: the number of passes; -1: without end.
+        shuffle: give each pass an order of its own, which `seed` and the number of the pass decide.
+        Raise ConfigError for a `repeat` below -1, and for items without a length.
         """
         check_number("repeat", repeat, at_least=-1, whole=True)
         check_number("seed", seed, whole=True)
@@ -103,8 +100,10 @@ class SeedPlan(Generic[T]):
         self._cursor = 0
         self._taken = 0
         self._order: tuple[int, NDArray[np.int64]] | None = None
-        self._returned: list[tuple[int, int]] = []  # a heap of (number, index)
+        self._returned: list[tuple[int, int]] = []
+        """A heap of the seeds that were given back, as (number, index)."""
         self._in_flight: dict[int, int] = {}
+        """The seeds that were taken and neither finished nor given back: index by number."""
 
     def __len__(self) -> int:
         """Return the number of items in one pass."""
@@ -136,6 +135,7 @@ class SeedPlan(Generic[T]):
         return Seed(index, None, number, self._seed)
 
     def _next(self) -> tuple[int, int]:
+        """Return number and index of the next seed. The plan must not be exhausted."""
         return self._returned[0] if self._returned else (self._taken, self._index())
 
     def _advance(self, number: int, index: int) -> None:
@@ -149,6 +149,7 @@ class SeedPlan(Generic[T]):
         self._in_flight[number] = index
 
     def _item(self, index: int) -> T:
+        """Return an item. Raise ConfigError for a data set that is not indexed by numbers."""
         try:
             return self._items[index]
         except KeyError as error:
@@ -158,24 +159,21 @@ class SeedPlan(Generic[T]):
             ) from error
 
     def give_back(self, seed: Seed[T]) -> None:
-        """Return the seed of a lost episode, which is taken again first.
+        """Hand back the seed of a lost episode. It is taken again before any other.
 
-        Raise ConfigError for a seed that is not under way.
+        Raise ConfigError for a seed that is not in use.
         """
         heapq.heappush(self._returned, (seed.number, self._land(seed)))
 
     def finish(self, seed: Seed[T]) -> None:
         """Mark the episode of a seed as finished.
 
-        Raise ConfigError for a seed that is not under way, which would count twice.
+        Raise ConfigError for a seed that is not in use, because it would count twice.
         """
         self._land(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plan's position, as JSON.
-
-        After it is loaded, episodes that were under way begin again.
-        """
+        """Return the plan's position, as JSON. Seeds in use count as given back."""
         waiting = sorted([*self._in_flight.items(), *self._returned])
         return {
             "items": self._size,
@@ -188,9 +186,9 @@ class SeedPlan(Generic[T]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the position of another plan.
+        """Continue from a position that `state_dict` returned.
 
-        Raise CheckpointError if it had other items or another order.
+        Raise CheckpointError if that plan had another number of items, or another order.
         """
         for name, mine in (("items", self._size), ("shuffle", self._shuffle), ("seed", self._seed)):
             if state.get(name) != mine:
@@ -203,6 +201,7 @@ class SeedPlan(Generic[T]):
         heapq.heapify(self._returned)
 
     def _land(self, seed: Seed[T]) -> int:
+        """Remove a seed from those in use and return its index. Raise ConfigError if it is none."""
         if (index := self._in_flight.pop(seed.number, None)) is None:
             raise ConfigError(
                 f"seed {seed.index} (number {seed.number}) is not under way; it was finished or given back before"
@@ -210,6 +209,7 @@ class SeedPlan(Generic[T]):
         return index
 
     def _index(self) -> int:
+        """Return the index of the item at the plan's position."""
         if not self._shuffle:
             return self._cursor
         if self._order is None or self._order[0] != self._pass:
@@ -218,7 +218,7 @@ class SeedPlan(Generic[T]):
 
 
 class _IteratorSeeds:
-    """A source over an iterator, which fetches an item when it is taken."""
+    """A source over an iterator. It reads an item when a seed is taken, or to know `exhausted`."""
 
     def __init__(self, items: Iterator[Any], entropy: int) -> None:
         self._items = items
@@ -230,6 +230,7 @@ class _IteratorSeeds:
 
     @property
     def exhausted(self) -> bool:
+        """Whether `take` would return None now. To know it, read one item ahead."""
         if not self._returned and not self._next and not self._ended:
             try:
                 self._next.append(next(self._items))
@@ -266,10 +267,13 @@ def as_seed_source(seeds: SeedPlan[T], *, entropy: int = 0) -> SeedPlan[T]: ...
 @overload
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource: ...
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
-    """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable,
-    or None for endless seeds without an item.
+    """Return a source of seeds.
 
-    entropy: of the seeds of an iterable and of None. A plan, a queue and a sequence do not use it.
+    seeds: a `SeedPlan` or `DataQueue`, which is returned itself; a sequence, for one pass in order;
+        any other iterable; or None, for an endless source of seeds without an item.
+    entropy: the `Seed.entropy` of an iterable's and an endless source's seeds. It is not used for a
+        plan, a queue and a sequence.
+    Raise ConfigError for any other object.
     """
     if seeds is None:
         return _IteratorSeeds(_for_ever(), entropy)

@@ -1,10 +1,10 @@
-"""Check that a sample is in a space: a compiled `space.contains`, whose error names the wrong part.
+"""Check that a sample is in a space: a fast `space.contains`, whose error names the wrong part.
 
-`checker(space)` accepts exactly the samples that `space.contains` accepts; for Dict and Tuple it
-checks part by part, as Qlib does. Usual samples, which are arrays and integers of the space's own
-dtype, take a fraction of the time. Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are
-compiled. For any other space, a subclass or an unusual sample `space.contains` itself is called. To
-make another space fast, add a line to `_COMPILERS`.
+`checker(space)` returns a check that accepts exactly the samples that `space.contains` accepts. For
+Dict and Tuple it checks part by part, as Qlib does. Arrays and integers of the space's own dtype
+take a fraction of the time. The check is compiled for Box, Discrete, MultiDiscrete, MultiBinary,
+Dict and Tuple; for other spaces, subclasses and unusual samples it calls `space.contains`. To make
+another space fast, add a line to `_COMPILERS`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Check: TypeAlias = Callable[[Any], None]
 class GymSpaceValidationError(LeydenError, ValueError):
     """A sample is not in its space.
 
-    The error is chained, with a link for each level of Dict and Tuple.
+    For a part of a Dict or Tuple, `__cause__` is the error about the part itself.
     """
 
     def __init__(self, message: str, space: AnySpace, sample: Any) -> None:
-        """sample: the sample that is not in `space`."""
+        """Keep all three arguments as attributes. sample: what is not in `space`."""
         super().__init__(message, space, sample)
         self.message = message
         self.space = space
@@ -50,16 +50,18 @@ def checker(space: AnySpace) -> Check:
 
 
 class Conformer:
-    """A lenient check for other packages' environments: cast samples, and let them leave the
-    bounds.
+    """A lenient check for other packages' environments. It casts samples to the space's dtype, and
+    lets them leave the bounds of a Box.
 
-    `note` describes the first sample that left the bounds of a Box. Other shapes, NaN, and values
-    that a cast would change by more than the precision of floats are refused as by `checker`.
+    `note` describes the first sample that left the bounds. Other shapes, NaN, and numbers that the
+    cast would change by more than the precision of floats raise GymSpaceValidationError.
     """
 
     def __init__(self, space: AnySpace) -> None:
         self.space = space
         self.note: str | None = None
+        """A description of the first sample outside the bounds, until the reader sets
+        it to None."""
         self._check = checker(space)
 
     def __call__(self, sample: Any) -> Any:
@@ -72,11 +74,7 @@ class Conformer:
 
 
 def conformer(space: AnySpace) -> Conformer:
-    """Return a function that casts a sample to the space's type, as Gymnasium's own check does not.
-
-    Numbers outside the bounds of a Box pass, with a `note`. Raise GymSpaceValidationError for any
-    other error.
-    """
+    """Return a lenient check of a space, which casts samples and lets them leave the bounds."""
     if isinstance(space, spaces.Dict):
         return _DictConformer(cast(AnySpace, space))
     if isinstance(space, spaces.Tuple):
@@ -102,18 +100,24 @@ class _NumberConformer(Conformer):
         return sample
 
     def _cast(self, sample: Any) -> Any:
+        """Return a number or an array in the space's dtype.
+
+        Raise GymSpaceValidationError for anything else, and for integers that the cast would
+        change.
+        """
         array = np.asarray(sample)
         if array.dtype.kind not in "biuf":
             raise _refuse(self.space, sample)
         cast_array = array.astype(self._dtype, copy=False)
         if not self._floating and not np.array_equal(cast_array, array):
             raise _refuse(self.space, array)
+        # a sample of a Discrete space is a scalar, and no array of shape ()
         return cast_array if type(self.space) is not spaces.Discrete or array.shape else self._dtype.type(cast_array)
 
     def _leave_bounds(self, sample: NDArray[Any]) -> None:
-        """Note the sample, and check only shape and NaN from now on.
+        """Note a sample that is outside the bounds of a Box, and ignore the bounds from now on.
 
-        Raise GymSpaceValidationError for any other error.
+        Raise GymSpaceValidationError if the sample is wrong in another way.
         """
         space = self.space
         if type(space) is not spaces.Box:
@@ -159,7 +163,10 @@ class _TupleConformer(Conformer):
 
 
 def _part(part: Conformer, value: Any, whole: Conformer, name: str) -> Any:
-    """Return one part of a sample, conformed. A note about it becomes a note about the whole."""
+    """Return one part of a sample, checked and cast.
+
+    A note about the part becomes a note about the whole, unless there is an earlier one.
+    """
     try:
         value = part(value)
     except GymSpaceValidationError as error:
@@ -184,7 +191,7 @@ def _refuse(space: AnySpace, sample: Any) -> GymSpaceValidationError:
 
 
 def _why(space: AnySpace, sample: Any) -> str:
-    """Describe the error of an array that is not in a space; empty if it is unknown."""
+    """Return a sentence that says why an array is not in a space; empty for other samples."""
     if not isinstance(sample, np.ndarray) or space.shape is None or space.dtype is None:
         return ""
     array = cast("NDArray[Any]", sample)
@@ -208,13 +215,14 @@ def _contained(space: AnySpace) -> Check:
 
 
 def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
-    """Return a check in which `ok` decides about arrays of the right shape, and the space about all
-    other samples.
+    """Return a check that calls `ok` for an array of the right shape and dtype.
+
+    A scalar counts as an array of shape (). For any other sample the space itself decides.
     """
     shape, dtype, ask = space.shape, cast("np.dtype[Any]", space.dtype), _contained(space)
 
     def check(x: Any) -> None:
-        """Raise unless the value is an array, or a scalar for shape (), that the space contains."""
+        """Raise GymSpaceValidationError unless the space contains the sample `x`."""
         if type(x) is not np.ndarray:
             if shape != () or not isinstance(x, np.generic | float | int):
                 ask(x)
@@ -231,7 +239,10 @@ def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
 
 
 def _box(space: AnySpace) -> Check:
-    """Return the check of a Box. An unbounded one only looks for NaN, which no comparison finds."""
+    """Return the check of a Box. Without bounds, only NaN is not in it.
+
+    `x == x` is False for NaN alone. `np.count_nonzero` is quicker than `all` for small arrays.
+    """
     box = cast(spaces.Box, space)
     low, high = box.low, box.high
     size, floating = low.size, np.issubdtype(low.dtype, np.floating)
@@ -239,7 +250,9 @@ def _box(space: AnySpace) -> Check:
         own = low.dtype
         if low.ndim == 1 and own.itemsize in (4, 8):
 
-            def no_nan_1d(x: NDArray[Any]) -> bool:  # squares are never opposite infinities: NaN comes from NaN alone
+            def no_nan_1d(x: NDArray[Any]) -> bool:
+                # one call: a sum of squares has no infinities of opposite signs, so only NaN makes
+                # it NaN
                 if x.dtype is own:
                     square: Any = x.dot(x)
                     return bool(square == square)
@@ -271,9 +284,7 @@ def _multi_binary(space: AnySpace) -> Check:
 
 
 def _discrete(space: AnySpace) -> Check:
-    """Return the check of a Discrete space. Python's and the space's own integers take the short
-    way.
-    """
+    """Return the check of a Discrete space, quick for Python's and the space's own integers."""
     discrete = cast("spaces.Discrete[Any]", space)
     kind, ask = np.dtype(discrete.dtype).type, _contained(space)
     info = np.iinfo(discrete.dtype)
@@ -290,7 +301,7 @@ def _discrete(space: AnySpace) -> Check:
 
 
 def _dict(space: AnySpace) -> Check:
-    """Return the check of a Dict, whose error names the key."""
+    """Return the check of a Dict. Its error names the key of the wrong part."""
     parts = {name: checker(part) for name, part in cast(spaces.Dict, space).spaces.items()}
     items, size = list(parts.items()), len(parts)
 
@@ -309,8 +320,9 @@ def _dict(space: AnySpace) -> Check:
 
 
 def _tuple(space: AnySpace) -> Check:
-    """Return the check of a Tuple, whose error names the index. It takes lists and arrays as
-    tuples.
+    """Return the check of a Tuple. Its error names the index of the wrong part.
+
+    Lists and arrays count as tuples, as in Gymnasium.
     """
     parts = [checker(part) for part in cast("spaces.Tuple[Any]", space).spaces]
 
@@ -340,7 +352,7 @@ _COMPILERS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
 
 
 def difference(one: Any, other: Any) -> str | None:
-    """Describe how the samples of two spaces differ in form; None if they do not.
+    """Return how the samples of two spaces differ in kind, parts or shape; None if they do not.
 
     Bounds and dtypes are not compared.
     """

@@ -1,9 +1,8 @@
-"""Simulators that step many trajectories at once, as arrays, behind the interface of all vectorised
-environments.
+"""Vectorised environments over a simulator that steps many trajectories at once, as arrays.
 
-The cost of Python's calls limits a simulator of one trajectory; a simulator over rows of arrays
-makes one call for all of them. It is stepped whole, with all N rows each time. The results of rows
-without an episode are ignored.
+A simulator of one trajectory is limited by the cost of Python's calls; a simulator over rows of
+arrays needs one call for all of them. All N rows are stepped each time; the results of rows without
+an episode are ignored.
 """
 
 from __future__ import annotations
@@ -35,20 +34,17 @@ class BatchSimulator(Protocol):
     """The action space of one trajectory."""
 
     def reset(self, indices: NDArray[np.int64], items: Sequence[Any]) -> Batch:
-        """Begin a trajectory in each of the k rows `indices`, with the item at the same place.
+        """Begin a trajectory in k rows. Return their observations, (k, ...).
 
-        Return observations (k, ...).
-
-        items: items of the data set, or NO_ITEM if no seeds were given.
+        indices: (k,), the rows.
+        items: k items of the data set, one for each row; NO_ITEM if no seeds were given.
         """
         ...
 
     def step(self, actions: Batch) -> tuple[Batch, NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Step all N rows.
+        """Step all N rows. Rows without a trajectory must not fail.
 
         Return observations (N, ...), and rewards, terminated and truncated, each (N,).
-
-        Rows without a trajectory must not fail.
         """
         ...
 
@@ -64,8 +60,8 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         self._totals = np.zeros(self.num_envs)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin episodes in these rows and write their first observations. If that raises, all of
-        them fail.
+        """Begin episodes and write their first observations. If the simulator raises, all of them
+        fail.
         """
         rows = np.array([env for env, _ in starts], np.int64)
         try:
@@ -82,11 +78,11 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         return []
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step all rows at once, write their results, and return the statistics of episodes that
-        ended.
+        """Step all rows, write their results, and return infos with the statistics of ended
+        episodes.
 
-        mask: shape (num_envs,), must be the living rows. An error, or a NaN reward, is a failure of
-        each.
+        If the simulator raises, or a reward is NaN, the episodes of all rows fail.
+        mask: (num_envs,), which must be the rows with a running episode.
         """
         if not np.array_equal(mask, self.alive):
             raise ConfigError("a BatchSimulator is stepped whole; leave `ids` out")
@@ -95,7 +91,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
             obs, rewards, terminated, truncated = self._simulator.step(actions)
             obs = self._layout.conform(obs, self.num_envs)
             self._layout.check(obs, mask)
-            if np.isnan(np.dot(rewards, mask)):
+            if np.isnan(np.dot(rewards, mask)):  # one call that finds a NaN among these rows, and rarely another
                 raise ValueError(f"the reward of row {int(np.flatnonzero(np.isnan(rewards) & mask)[0])} is NaN")
         except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
             envs = np.flatnonzero(mask)

@@ -1,8 +1,8 @@
 """The channel between a process and its environment worker, and the memory that both map.
 
-A channel carries single signals, which cost one system call on each side, and pickled messages. The
-death of the process at the other end is the end of the stream. The memory is a file without a name,
-which the system frees when the last process that maps it has ended. This module knows neither
+A channel carries signals of one byte, which cost one system call on each side, and pickled
+messages. When the process at the other end dies, the stream ends. The memory is a file without a
+name, which the system frees when the last process that maps it has ended. This module knows neither
 environments nor the contents of messages.
 """
 
@@ -22,32 +22,37 @@ from leyden.host.child import PipeEnd
 from leyden.utils.pickling import pack
 
 SIGNAL: Final = object()
-"""`Channel.receive` returns it for a signal that the shared memory has changed."""
+"""`Channel.receive` returns this object for a signal that the shared memory has changed."""
 _SIGNAL: Final = b"S"
 _HEAD: Final = struct.Struct("<cQ")
+"""The head of a message: the letter M, and the length of the pickle."""
 _CHUNK: Final = 65536
+"""The most bytes of one read."""
 
 
 class Channel:
     """Signals and messages over the pipes between a process and its child.
 
-    Each side replies before it receives another message.
+    Each side replies before it receives another message, so a signal never arrives together with a
+    message.
     """
 
     def __init__(self, connection: PipeEnd) -> None:
-        """connection: the caller owns and closes it."""
+        """Use a connection, which the caller owns and closes."""
         self._read, self._write = connection.fileno(), connection.write_fileno()
         self._poll = select.poll()
         self._poll.register(self._read, select.POLLIN)
 
     def signal(self) -> None:
-        """Signal a change of the shared memory to the other side. Raise OSError if it has gone."""
+        """Signal to the other side that the shared memory has changed. Raise OSError
+        if it is gone.
+        """
         os.write(self._write, _SIGNAL)
 
     def send(self, message: Any) -> None:
-        """Send a message, by value (cloudpickle) if pickle cannot send it by name.
+        """Send a message, pickled, or by cloudpickle if pickle cannot do it.
 
-        Raise OSError if the other side has gone.
+        Raise OSError if the other side is gone.
         """
         data = pack(message)
         rest = memoryview(_HEAD.pack(b"M", len(data)) + data)
@@ -55,27 +60,29 @@ class Channel:
             rest = rest[os.write(self._write, rest) :]
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return the next message, or SIGNAL, a message of one byte that needs no unpickling.
+        """Return the next message, or SIGNAL.
 
-        Raise EOFError if the other side has gone, TimeoutError if nothing arrives in time.
+        Raise EOFError if the other side is gone, TimeoutError if it is not here in time.
+        timeout_seconds: for the whole message; None: no limit.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        data = self._some(deadline)
+        data = self._read_available(deadline)
         if data == _SIGNAL:
             return SIGNAL
         parts, have = [data], len(data)
         while have < _HEAD.size:
-            parts.append(self._some(deadline))
+            parts.append(self._read_available(deadline))
             have += len(parts[-1])
         data = b"".join(parts)
         _, size = _HEAD.unpack_from(data)
         parts, missing = [data[_HEAD.size :]], size + _HEAD.size - len(data)
         while missing > 0:
-            parts.append(self._some(deadline))
+            parts.append(self._read_available(deadline))
             missing -= len(parts[-1])
         return pickle.loads(b"".join(parts))
 
-    def _some(self, deadline: float | None) -> bytes:
+    def _read_available(self, deadline: float | None) -> bytes:
+        """Wait for bytes, and return those that have arrived. Raise TimeoutError or EOFError."""
         if deadline is not None and not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
         if not (data := os.read(self._read, _CHUNK)):
@@ -84,12 +91,14 @@ class Channel:
 
 
 class SharedMemoryFile:
-    """Memory that a process shares with its children: pass it to them as an argument, set its size,
-    and map it.
+    """Memory that a process shares with its children.
+
+    Pass the object to the children as an argument when they are started. Set the size before any
+    process maps it.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """descriptor: the file to share, in a child. None: a new one without a name."""
+        """Make a file without a name, or take over an open one. descriptor: of the open file."""
         if descriptor is None:
             if hasattr(os, "memfd_create"):
                 descriptor = os.memfd_create("leyden-env", os.MFD_CLOEXEC)
@@ -103,18 +112,20 @@ class SharedMemoryFile:
         os.ftruncate(self._descriptor, nbytes)
 
     def map(self) -> mmap.mmap:
-        """Map the whole file. The mapping lives as long as an array over it."""
+        """Return a mapping of the whole file, which lives as long as an array over it."""
         return mmap.mmap(self._descriptor, 0)
 
     def close(self) -> None:
-        """Close the file. Mappings stay valid."""
+        """Close the file. Mappings stay valid. Safe to repeat."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def __reduce__(self) -> Any:
-        return _arrived, (reduction.DupFd(self._descriptor),)  # possible only while a process is being started
+        # DupFd works only while a child process is being started
+        return _in_child, (reduction.DupFd(self._descriptor),)
 
 
-def _arrived(descriptor: Any) -> SharedMemoryFile:
+def _in_child(descriptor: Any) -> SharedMemoryFile:
+    """Return the file in the child process. descriptor: what `DupFd` has become there."""
     return SharedMemoryFile(descriptor.detach())

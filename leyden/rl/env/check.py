@@ -45,10 +45,11 @@ def check_simulator(
     max_steps: int = 1000,
     seed: int = 0,
 ) -> SimulatorReport:
-    """Run one trajectory with sampled actions. Errors of the parts are reported, not raised.
+    """Run one trajectory with random actions, and return a report of what is wrong.
 
+    Errors of the simulator and the interpreters are in the report, and are not raised.
     initial_state: an item of the data set; leave it out if simulators take no argument.
-    max_steps: the trajectory is stopped after this many steps, and the report notes it.
+    max_steps: stop after this many steps, which the report then notes.
     seed: the seed of the actions and of `self.env.np_random`.
     """
     problems: list[str] = []
@@ -57,14 +58,14 @@ def check_simulator(
         try:
             pack_by_value(thing) if thing is simulator_fn else pickle.dumps(thing)
         except Exception as error:  # noqa: BLE001 -- any object may raise anything
-            notes.append(f"{what} cannot go to a worker process ({error}): only env_type 'dummy' and 'thread' will do")
+            notes.append(f"{what} cannot be sent to a worker process ({error}): use env_type 'dummy' or 'thread'")
     env: EnvWrapper[Any, Any, Any, Any, Any] = EnvWrapper(
         simulator_fn, state_interpreter, action_interpreter, reward_fn=reward_fn
     )
     doing, total = "a first reset", 0.0
     try:
         first = _copy(env.begin(initial_state, (seed, 0)))
-        _look_twice(env, problems)
+        _check_start(env, problems)
         doing = "a second reset"
         again = env.begin(initial_state, (seed, 0))
         if not _equal(first, again):
@@ -106,7 +107,10 @@ def check_simulator(
     return SimulatorReport(env.status["cur_step"], total, problems, notes)
 
 
-def _look_twice(env: EnvWrapper[Any, Any, Any, Any, Any], problems: list[str]) -> None:
+def _check_start(env: EnvWrapper[Any, Any, Any, Any, Any], problems: list[str]) -> None:
+    """Add a problem if the state is another one when it is read twice, or if the
+    episode is over.
+    """
     simulator = env.simulator
     assert simulator is not None
     one = _copy(env.state_interpreter(simulator.get_state()))
@@ -117,6 +121,7 @@ def _look_twice(env: EnvWrapper[Any, Any, Any, Any, Any], problems: list[str]) -
 
 
 def _last(error: BaseException) -> str:
+    """Return an error in one line, with the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{traceback.format_exception_only(error)[-1].strip()} (at {frames[-1].filename}:{frames[-1].lineno})"
 

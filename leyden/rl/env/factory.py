@@ -1,8 +1,7 @@
-"""Vectorised environments by name.
+"""Make vectorised environments of a kind that is given by name.
 
-This module knows no kind but its name and the options that its class takes. To add one, subclass
-`FiniteVectorEnv` in a module of its own and add a line to `ENV_KINDS`; a class of another package
-is named by its import path.
+To add a kind, subclass `FiniteVectorEnv` in a module of its own and add a line to `ENV_KINDS`. A
+class of another package is named by its import path.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ ENV_KINDS: Final[dict[str, Component]] = {
     "subproc": "leyden.rl.env.processes.FiniteSubprocVectorEnv",
     "shmem": "leyden.rl.env.processes.FiniteShmemVectorEnv",
 }
-"""The kinds of vectorised environments: classes made with `(logger, env_fns, seeds=...,
-on_worker_error=..., ...)`.
+"""The import path of each kind of vectorised environment, by its name.
+
+The classes are called with `(logger, env_fns, seeds=..., on_worker_error=..., ...)`.
 """
 
 
 def env_kind(env_type: FiniteEnvType) -> Any:
-    """Return the class of a kind of vectorised environments.
-
-    Raise ConfigError, with the possible names, if there is none.
+    """Return the class of a kind of vectorised environment. Raise ConfigError for an
+    unknown name.
     """
     return resolve_name(env_type, spec_name="env_type", registry=ENV_KINDS)
 
@@ -61,19 +60,24 @@ def vectorize_env(
     seed: int | WorkerSeeds | None = None,
     quiet_seconds: float = 60.0,
 ) -> FiniteVectorEnv:
-    """Make `concurrency` environments over `seeds`, each of which begins one episode.
+    """Return `concurrency` environments that run episodes over `seeds`, one for each seed.
 
     env_factory: makes an EnvWrapper or any gymnasium.Env. It is called once for each environment,
-        in the environment's process. A list has one factory for each. An id of Gymnasium's registry
-        is possible too; its environments begin with `reset(seed=...)` alone.
-        For one with options give `partial(gymnasium.make, id, ...)`.
+        in the environment's process. A list has one factory for each environment. An id of
+        Gymnasium's registry is possible too; its environments are reset with a seed and no options.
+        For one that needs options, give `partial(gymnasium.make, id, ...)`.
     env_type: `dummy` (one after another, in this thread), `thread`, `subproc` (worker processes),
         `shmem` (worker processes, for spaces of a fixed size only), or the import path of a class.
+    concurrency: the number of environments; with a list of factories, leave it out.
+    logger: writers that are notified of episodes and steps.
     seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None. With
-        None, simulators are made without an argument, for ever, and the environments of an id begin
-        with 0, 1, 2 and so on. The other options are those of the environment classes. Raise
-        ConfigError for an option that this kind does not use, and for an id that Gymnasium does not
-        know.
+        None, episodes have no end of seeds: simulators are made without an argument, and the
+        environments of an id are reset with the seeds 0, 1, 2 and so on.
+    on_worker_error, max_retries, quiet_seconds: options of every kind (`FiniteVectorEnv`).
+    workers: an option of `thread`, `subproc` and `shmem`: the number of threads or processes.
+    start_method, step_timeout_seconds, seed: options of `subproc` and `shmem`.
+    Raise ConfigError for an option that the kind does not use, and for an id that Gymnasium does
+    not know.
     """
     check_number("concurrency", concurrency, at_least=1, whole=True)
     check_number("max_retries", max_retries, at_least=0, whole=True)
@@ -105,8 +109,9 @@ def vectorize_env(
 
 
 class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment of Gymnasium's registry, which begins with the seed alone because it has
-    options of its own.
+    """An environment of Gymnasium's registry, which is reset with the seed alone.
+
+    It may have options of its own, so it does not get the seed's item as an option.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -117,9 +122,9 @@ class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _registered(env_id: str) -> EnvFactory:
-    """Return a factory for an id.
+    """Return a factory for an id of Gymnasium's registry.
 
-    Raise ConfigError here, and not in a worker, for an id that Gymnasium does not know.
+    Raise ConfigError for an unknown id here, because an error in a worker is harder to read.
     """
     module, _, name = env_id.rpartition(":")
     try:
@@ -127,7 +132,7 @@ def _registered(env_id: str) -> EnvFactory:
             import_module(module)
         gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        raise ConfigError(f"Gymnasium makes no environment {env_id!r}: {error}") from error
+        raise ConfigError(f"Gymnasium cannot make the environment {env_id!r}: {error}") from error
     return partial(_make, env_id)
 
 

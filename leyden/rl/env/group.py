@@ -1,10 +1,9 @@
 """`EnvGroup`: several environments that are stepped one after another, in the process and thread
 that they were made in.
 
-All kinds of vectorised environments share this body: the in-process kind has one group, each worker
-of the other kinds has its own. A group writes the results of a step into the rows of arrays that it
-is given, adds up episodes, and returns failures of user code as data. It knows no seeds but those
-that its caller begins episodes with.
+All kinds of vectorised environments use groups: the kind `dummy` has one, and each worker of the
+other kinds has its own. A group writes the results of a step into arrays that it is given, adds up
+the episodes' statistics, and returns failures of user code as data. Its caller chooses the seeds.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ _EPISODE_METRICS: Final = ("reward", "steps_per_episode")
 """The metrics of every episode, whose names no logged value may have."""
 _NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
 _RESERVED_KEYS: Final = ("episode", "lost", "note")
-"""Keys of a step's info that vectorised environments write.
-
-Gymnasium environments' values under these keys are dropped.
+"""Keys of a step's info that vectorised environments write. Gymnasium environments' own values
+under these keys are dropped.
 """
 
 
@@ -53,7 +51,7 @@ class EnvFailure:
     step: int
     """The number of steps that the episode had made."""
     doing: str
-    """What the environment did when it failed: `began` or `stepped`."""
+    """What the environment did when it failed: `began`, `stepped` or `waited`."""
     headline: str
     """The error in one line."""
     traceback: str = ""
@@ -61,7 +59,8 @@ class EnvFailure:
     error: BaseException | None = None
     """The error itself, if it was raised in this process."""
     guilty: bool = True
-    """Whether this environment failed. If False, another one of the same worker ended its episode.
+    """Whether this environment failed itself. If False, its worker was lost by another one's
+    failure.
     """
 
 
@@ -84,36 +83,40 @@ class Rows(NamedTuple):
 
 
 class EnvGroup:
-    """E environments. `open` sets the rows for their results, `begin` and `step` fill them."""
+    """Several environments. `open` sets the arrays for their results; `begin` and
+    `step` fill them.
+    """
 
     def __init__(self, factories: Sequence[EnvFactory], *, wants_steps: bool) -> None:
+        """Make the environments.
+
+        wants_steps: put the logged values of every step into infos.
+        Raise ConfigError if spaces or seed iterators differ, or for an object of another kind.
+        """
         self._wants_steps = wants_steps
         self._slots = [self._make(factory) for factory in factories]
         first = self._slots[0].env
         self.observation_space: AnySpace = first.observation_space
         self.action_space: AnySpace = first.action_space
         for slot in self._slots[1:]:
-            if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
-                raise ConfigError(
-                    "the environments of one vectorised environment must have the same spaces; these differ"
-                )
+            require_same_spaces(first, slot.env)
         self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
-        """The common seed iterator of the environments; None if the vectorised environment has the
-        seeds.
-        """
+        """The seed iterator that the environments were made with; None if they have none."""
 
     def __len__(self) -> int:
         return len(self._slots)
 
     @property
     def at_work(self) -> int:
-        """The number of the environment that was last begun or stepped."""
+        """The number, in this group, of the environment that was last begun or stepped."""
         return int(self._progress[0])
 
     def open(self, layout: Layout, actions: Layout, rows: Rows, progress: Any = None) -> None:
-        """Set the rows for results.
+        """Set the arrays for results.
 
-        progress: an array of one number, which holds `at_work`; None: a new list.
+        layout, actions: of observations and actions. rows: for the results.
+        progress: an array of one number in which to keep `at_work`, such as shared memory; None:
+            memory of the group's own.
         """
         self._progress: Any = [0] if progress is None else progress
         self._actions = actions
@@ -121,9 +124,9 @@ class EnvGroup:
         self._write = layout.writer(rows.obs)
 
     def begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin an episode in each environment.
+        """Begin episodes, and write their first observations. Return the failures.
 
-        Return the failures, whose environments have no episode.
+        An environment that failed has no episode.
         """
         failures: list[EnvFailure] = []
         for env, seed in starts:
@@ -137,9 +140,9 @@ class EnvGroup:
         return failures
 
     def step(self, envs: Sequence[int], actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step each environment with its row of `actions`, which are copied.
+        """Step some environments, and write the results. Return infos and failures.
 
-        Return infos and failures.
+        actions: a row for each environment of the group; copied, because simulators may keep them.
         """
         act = self._actions.reader(copied(actions))
         slots, write, progress = self._slots, self._write, self._progress
@@ -164,16 +167,18 @@ class EnvGroup:
             slot.env.close()
 
     def _make(self, factory: EnvFactory) -> _Slot:
+        """Return a new environment in its slot. Raise ConfigError if the factory made none."""
         env: Any = factory()
         if isinstance(env, EnvWrapper):
             return _WrapperSlot(cast("EnvWrapper[Any, Any, Any, Any, Any]", env), wants_steps=self._wants_steps)
         if isinstance(env, gymnasium.Env):
             return _GymSlot(cast(AnyEnv, env), wants_steps=self._wants_steps)
         raise ConfigError(
-            f"the environment factory made a {type(env).__name__}; it makes an EnvWrapper or a gymnasium.Env"
+            f"the environment factory made a {type(env).__name__}; it must make an EnvWrapper or a gymnasium.Env"
         )
 
     def _failure(self, env: int, doing: str, error: Exception) -> EnvFailure:
+        """Drop the episode of an environment, and return its failure."""
         slot = self._slots[env]
         headline = traceback.format_exception_only(error)[-1].strip()
         failure = EnvFailure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
@@ -181,9 +186,21 @@ class EnvGroup:
         return failure
 
 
-def common_seeds(own: Sequence[Any]) -> Any:
-    """Return the seed iterator that all environments have in common, or None if none has any.
+def require_same_spaces(first: Any, other: Any) -> None:
+    """Raise ConfigError unless two environments, or groups of them, have the same spaces."""
+    for name in ("observation_space", "action_space"):
+        here, there = getattr(first, name), getattr(other, name)
+        if here != there:
+            raise ConfigError(
+                f"the environments of one vectorised environment must have the same spaces; one has the {name} {here}, "
+                f"another one {there}"
+            )
 
+
+def common_seeds(own: Sequence[Any]) -> Any:
+    """Return the seed iterator that all environments have in common; None if they have none.
+
+    own: the seed iterator of each environment, or None.
     Raise ConfigError for different ones, because each seed would begin several episodes.
     """
     first = own[0]
@@ -197,7 +214,7 @@ def common_seeds(own: Sequence[Any]) -> Any:
 
 
 class _Slot:
-    """One environment, with the length, reward and logged values of its episode."""
+    """One environment, with the length, the reward and the sums of logged values of its episode."""
 
     env: AnyEnv
 
@@ -210,17 +227,20 @@ class _Slot:
         self._counts: dict[str, int] = {}
 
     def begin(self, seed: Seed[Any]) -> Any:
+        """Begin an episode with a seed, and return its first observation."""
         self._seed = seed
         self.length, self._reward = 0, 0.0
         self._sums, self._counts = {}, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
+        """Make a step. Return observation, reward, terminated, truncated, and an info or None."""
         raise NotImplementedError
 
     def drop_episode(self) -> None:
-        """Drop the episode, which failed."""
+        """Drop the episode, because it failed."""
 
     def _stats(self) -> EpisodeStats:
+        """Return the statistics of the episode, with the mean of each logged number."""
         seed = self._seed
         logs = {name: total / self._counts[name] for name, total in self._sums.items()}
         return EpisodeStats(
@@ -233,7 +253,7 @@ class _Slot:
 
 
 class _WrapperSlot(_Slot):
-    """An `EnvWrapper`, stepped without building an info unless a writer wants steps."""
+    """An `EnvWrapper`. It is stepped without an info, unless a writer wants steps."""
 
     def __init__(self, env: EnvWrapper[Any, Any, Any, Any, Any], *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
@@ -248,12 +268,11 @@ class _WrapperSlot(_Slot):
         return self._env.begin(seed.item, (seed.entropy, seed.number))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
-        """Step the environment. Return observation, reward, terminated, truncated, and an info or
-        None.
+        """Make a step. Return observation, reward, terminated, truncated, and an info or None.
 
-        The info has "log" if writers want steps, "aux_info", "note" about a conformed observation,
-        and "episode" with the statistics after the last step. Most steps need none, which saves a
-        dict.
+        The info has "log" if writers want steps, "aux_info" if there is a collector, "note" about
+        an observation outside its bounds, and "episode" with the statistics after the last step.
+        Most steps have no info, which saves a dict.
         """
         env = self._env
         obs, reward, terminated, truncated = env.advance(action)
@@ -285,8 +304,8 @@ class _WrapperSlot(_Slot):
 
 
 class _GymSlot(_Slot):
-    """A Gymnasium environment, seeded by an integer item, or else by the seed plan's seed and the
-    episode's number.
+    """A Gymnasium environment. An integer item is its seed; for other items, the seed derives from
+    the seed plan's and the episode's number.
     """
 
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
@@ -298,16 +317,18 @@ class _GymSlot(_Slot):
         """Whether observations need the lenient check, which is slower than the strict one."""
 
     def begin(self, seed: Seed[Any]) -> Any:
-        """Reset the Gymnasium environment for a seed, and return the first observation.
+        """Reset the environment with a seed, and return the first observation.
 
-        An integer item is the reset's seed. Any other item is passed in `options`, and the seed is
-        derived from the plan's entropy and the episode's number, so that a rerun repeats it.
+        An integer item is the seed of the reset. For any other item, the seed derives from the
+        plan's entropy and the episode's number, so that a rerun repeats it. The item itself is
+        passed in `options`.
         """
         super().begin(seed)
         item = seed.item
         if isinstance(item, int | np.integer) and not isinstance(item, bool):
             number = int(cast(int, item))
         else:
+            # 31 bits, because some environments take no larger seed
             number = int(np.random.SeedSequence([seed.entropy, seed.number]).generate_state(1)[0] >> 1)
         if item is NO_ITEM:
             obs, _ = self.env.reset(seed=number)
@@ -318,11 +339,10 @@ class _GymSlot(_Slot):
         return obs
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
-        """Step the environment. Return observation, reward, terminated, truncated, and an info or
-        None.
+        """Make a step. Return observation, reward, terminated, truncated, and an info or None.
 
-        Observations are only checked, until the first that does not fit its space; from then on
-        each is converted. Raise ValueError for a NaN reward.
+        Observations are checked strictly until the first one that does not fit its space. From then
+        on each is cast by the lenient check, which is slower. Raise ValueError for a NaN reward.
         """
         obs, reward, terminated, truncated, given = self.env.step(action)
         if self._conforms:
@@ -351,8 +371,8 @@ class _GymSlot(_Slot):
         return obs, reward, terminated, truncated, info
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment's info without the keys of `_RESERVED_KEYS`, and add up the
-        numbers of its `log`.
+        """Return the environment's info without reserved keys, and add up the numbers
+        of its `log`.
         """
         info = {name: value for name, value in given.items() if name not in _RESERVED_KEYS}
         log = info.pop("log", None)
@@ -368,9 +388,10 @@ class _GymSlot(_Slot):
 
 
 def _with_level(value: Any) -> tuple[int, Any]:
-    """Return a logged value with its level.
+    """Return the level and the value of a logged value.
 
-    A value that is no pair (nor Qlib's array of two) has the usual level.
+    A pair whose first part is a level (in Qlib, an array of two) is split. Anything else is a value
+    of the level PERIODIC.
     """
     pair: Any = value
     if isinstance(value, tuple | np.ndarray) and len(pair) == 2:
@@ -388,14 +409,15 @@ def cores() -> int:
 def worker_count(wanted: int | None, n_envs: int, default: int) -> int:
     """Return the number of workers for `n_envs` environments, at most one for each.
 
-    Raise ConfigError if `wanted` is below 1. wanted: None: `default`.
+    wanted: the user's choice; None takes `default`.
+    Raise ConfigError if `wanted` is below 1.
     """
     check_number("workers", wanted, at_least=1, whole=True, or_none="the kind's default")
     return min(default if wanted is None else wanted, n_envs)
 
 
 def split(n_envs: int, n_workers: int) -> list[range]:
-    """Divide the environments among workers, in order and as evenly as possible."""
+    """Return the numbers of the environments of each worker, in order and as evenly as possible."""
     sizes = [n_envs // n_workers + (worker < n_envs % n_workers) for worker in range(n_workers)]
     starts = [sum(sizes[:worker]) for worker in range(n_workers)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -1,6 +1,6 @@
-"""Vectorised environments without processes: one after another (`dummy`), or in threads.
+"""Vectorised environments without processes: stepped one after another (`dummy`), or in threads.
 
-They know an `EnvGroup` and the order in which its environments are stepped, and nothing of seeds.
+They step the environments of an `EnvGroup`, and know nothing of seeds.
 """
 
 from __future__ import annotations
@@ -12,18 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from leyden.errors import ConfigError
 from leyden.rl.batch import select
-from leyden.rl.env.group import EnvFactory, EnvFailure, EnvGroup, Infos, Start, common_seeds, split, worker_count
+from leyden.rl.env.group import (
+    EnvFactory,
+    EnvFailure,
+    EnvGroup,
+    Infos,
+    Start,
+    common_seeds,
+    require_same_spaces,
+    split,
+    worker_count,
+)
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
 
 
 class FiniteDummyVectorEnv(FiniteVectorEnv):
-    """Environments that are stepped one after another, in this thread.
+    """Environments that are stepped one after another, in the caller's thread.
 
-    It is the fastest kind for simulators that take less than about 50 microseconds a step.
+    This is the fastest kind for simulators that take less than about 50 microseconds per step.
     """
 
     def __init__(
@@ -63,8 +72,8 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
 
 
 class FiniteThreadVectorEnv(FiniteVectorEnv):
-    """Environments in threads, for simulators that wait or that release the interpreter lock (large
-    arrays).
+    """Environments in threads, for simulators that wait, or that release the interpreter lock, as
+    NumPy does for large arrays.
     """
 
     def __init__(
@@ -80,7 +89,8 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
     ) -> None:
         """Make the environments in threads.
 
-        workers: the number of threads; None for one per environment, because they mostly wait.
+        workers: the number of threads; None: one for each environment, because they mostly wait.
+        Raise ConfigError if the environments' spaces or seed iterators differ.
         """
         super().__init__(
             len(env_fns),
@@ -101,13 +111,8 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
             ]
             self._groups = [made.result() for made in making]
             first = self._groups[0]
-            if any(
-                (group.observation_space, group.action_space) != (first.observation_space, first.action_space)
-                for group in self._groups
-            ):
-                raise ConfigError(
-                    "the environments of one vectorised environment must have the same spaces; these differ"
-                )
+            for group in self._groups[1:]:
+                require_same_spaces(first, group)
             self._adopt(common_seeds([group.own_seeds for group in self._groups]))
             self._open(first.observation_space, first.action_space)
         except BaseException:
@@ -140,6 +145,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         return infos, failures
 
     def _each(self, work: Any) -> list[tuple[range, Any]]:
+        """Call `work(group, part)` in each group's thread, and wait. Return the results by part."""
         self._doing = [
             thread.submit(work, group, part)
             for thread, group, part in zip(self._threads, self._groups, self._parts, strict=True)

@@ -1,14 +1,13 @@
-"""Memory layout of the observations or actions of many environments.
+"""The memory layout of the observations or actions of many environments.
 
-There is one array for each leaf of the space, with a row for each environment.
+A batch has one array for each part of the space, with a row for each environment. A layout is made
+for a space and knows neither environments nor processes. Box, Discrete, MultiDiscrete and
+MultiBinary are numbers of a fixed size; Dict and Tuple consist of other spaces. Samples of any
+other space are kept as objects, which processes cannot share. Functions that need no space, such as
+a copy of a batch, are in `leyden.rl.batch`.
 
-A layout is made of a space and knows neither environments nor processes. Box, Discrete,
-MultiDiscrete and MultiBinary are numbers of a fixed size; Dict and Tuple consist of other spaces.
-Samples of any other space are kept as objects, which processes cannot share. What needs no space,
-such as a copy of a batch, is in `leyden.rl.batch`.
-
-`gymnasium.vector.utils` fills whole batches and finds its function for each call by the type of the
-space. A layout writes one row at a time, into memory that workers share, and compiles its functions
+`gymnasium.vector.utils` is not used: it fills whole batches, and looks its function up at each
+call. A layout writes one row at a time, into memory that workers share, and makes its functions
 once.
 """
 
@@ -29,6 +28,7 @@ Array: TypeAlias = NDArray[Any]
 Batch: TypeAlias = Any
 """An array (N, ...), or a dict or tuple of batches, in the structure of the space."""
 _ALIGNED = 64
+"""Arrays in shared memory begin at multiples of so many bytes, the length of a cache line."""
 
 
 def layout_of(space: AnySpace) -> Layout:
@@ -45,7 +45,7 @@ def layout_of(space: AnySpace) -> Layout:
 
 
 class Layout(ABC):
-    """Memory layout of batches of one space."""
+    """The memory layout of batches of one space."""
 
     def __init__(self, space: AnySpace) -> None:
         self.space = space
@@ -53,39 +53,45 @@ class Layout(ABC):
     @property
     @abstractmethod
     def unshared(self) -> AnySpace | None:
-        """The first part whose samples are objects, which processes cannot share; None if there is
-        none.
+        """The first part of the space whose samples processes cannot share; None if
+        there is none.
         """
 
     @abstractmethod
     def nbytes(self, n: int) -> int:
-        """Return the bytes that n samples need."""
+        """Return the bytes that n samples take in shared memory. Raise ConfigError for objects."""
 
     @abstractmethod
     def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
         """Return a batch of n samples.
 
-        memory: where it lies, from `offset` on; None: in memory of its own.
+        memory: a buffer in which it lies, from `offset` on; None: new memory, with zeros.
         """
 
     @abstractmethod
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
-        """Return a function that copies a sample into a row."""
+        """Return a function `write(row, sample)` that copies a sample into a row of the batch.
+
+        It is made once, because writing a row must be quick.
+        """
 
     @abstractmethod
     def reader(self, batch: Batch) -> Callable[[int], Any]:
-        """Return a function that returns the sample in a row, as a view."""
+        """Return a function `read(row)` that returns the sample in a row of the
+        batch, as a view.
+        """
 
     @abstractmethod
     def conform(self, batch: Any, n: int) -> Batch:
-        """Return the n samples that a caller gives, as a batch.
+        """Return n samples that a caller gives as a batch of the space.
 
-        Raise ConfigError for another shape or dtype than the space's.
+        Raise ConfigError for another number, structure, shape or dtype.
         """
 
     def check(self, batch: Batch, among: NDArray[np.bool_]) -> None:
-        """Raise GymSpaceValidationError for the first sample, in the rows of `among`, that is not
-        in the space.
+        """Raise GymSpaceValidationError for the first sample that is not in the space.
+
+        among: (rows,), which rows are checked.
         """
         check, read = checker(self.space), self.reader(batch)
         for row in np.flatnonzero(among):
@@ -116,7 +122,7 @@ class _NumberLayout(Layout):
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
         if not self._shape:
             return batch.__setitem__
-        views = list(batch)
+        views = list(batch)  # a view of each row: assigning to it is quicker than indexing the batch
 
         def write(row: int, sample: Any) -> None:
             views[row][...] = sample
@@ -130,19 +136,19 @@ class _NumberLayout(Layout):
         array: Array = batch if type(batch) is np.ndarray else np.asarray(batch)
         if array.shape != (n, *self._shape):
             raise ConfigError(
-                f"a batch for {n} environments of {self.space} has the shape {(n, *self._shape)}, not {array.shape}"
+                f"a batch for {n} environments of {self.space} must have the shape {(n, *self._shape)}, not {array.shape}"
             )
         if array.dtype is not self._dtype and not np.can_cast(array.dtype, self._dtype):
             raise ConfigError(
-                f"a batch of {self.space} is {self._dtype}, {array.dtype} does not go into that without loss; cast it"
+                f"a batch of {self.space} must be {self._dtype}; {array.dtype} cannot become that without loss, so cast it first"
             )
         return array
 
     def check(self, batch: Batch, among: NDArray[np.bool_]) -> None:
-        """Raise for the first row among these that is outside the space. Rows are compared all at
-        once.
+        """Raise GymSpaceValidationError for the first sample that is not in the space.
 
-        batch: shape (rows, *space.shape). among: shape (rows,), which rows count.
+        The rows of a Box are compared all at once.
+        batch: (rows, *space.shape). among: (rows,), which rows are checked.
         """
         space, array = self.space, cast(Array, batch)
         if type(space) is not spaces.Box or array.shape[1:] != self._shape or not np.can_cast(array.dtype, self._dtype):
@@ -158,7 +164,7 @@ class _NumberLayout(Layout):
 
 
 class _ObjectLayout(Layout):
-    """One array of objects."""
+    """An array of objects."""
 
     @property
     def unshared(self) -> AnySpace | None:
@@ -182,7 +188,7 @@ class _ObjectLayout(Layout):
 
     def conform(self, batch: Any, n: int) -> Batch:
         if len(batch) != n:
-            raise ConfigError(f"a batch for {n} environments of {self.space} has {n} samples, not {len(batch)}")
+            raise ConfigError(f"a batch for {n} environments of {self.space} must have {n} samples, not {len(batch)}")
         array = np.empty(n, dtype=object)
         for row, sample in enumerate(batch):
             array[row] = sample
@@ -190,7 +196,7 @@ class _ObjectLayout(Layout):
 
 
 class _CompoundLayout(Layout):
-    """The layouts of a space's parts, one after another."""
+    """The base of layouts of Dict and Tuple, whose parts lie one after another."""
 
     def __init__(self, space: AnySpace, parts: Sequence[Layout]) -> None:
         super().__init__(space)
@@ -234,7 +240,7 @@ class _DictLayout(_CompoundLayout):
 
     def conform(self, batch: Any, n: int) -> Batch:
         if not isinstance(batch, dict) or batch.keys() != self._parts.keys():
-            raise ConfigError(f"a batch of {self.space} is a dict with the keys {list(self._parts)}")
+            raise ConfigError(f"a batch of {self.space} must be a dict with the keys {list(self._parts)}")
         return {name: part.conform(batch[name], n) for name, part in self._parts.items()}
 
 
@@ -258,5 +264,5 @@ class _TupleLayout(_CompoundLayout):
     def conform(self, batch: Any, n: int) -> Batch:
         members = cast("list[Any]", batch) if isinstance(batch, tuple | list) else []
         if not isinstance(batch, tuple | list) or len(members) != len(self._members):
-            raise ConfigError(f"a batch of {self.space} is a tuple of {len(self._members)}")
+            raise ConfigError(f"a batch of {self.space} must be a tuple of {len(self._members)} parts")
         return tuple(part.conform(one, n) for part, one in zip(self._members, members, strict=True))

@@ -1,15 +1,16 @@
-"""Vectorised environments in worker processes, with results in shared memory (`shmem`), or in
-messages too (`subproc`).
+"""Vectorised environments in worker processes, with results in shared memory (`shmem`), or also in
+messages (`subproc`).
 
-W workers with E environments each live from the making of the environment to its `close`. A worker
-that dies, or hangs for longer than `step_timeout_seconds`, is replaced, and its episodes are lost
-(see `on_worker_error`). A step is one wake-up of each worker that has something to step, and one of
-this process for each reply. No process polls or spins: a wake-up over a pipe costs about two
-microseconds of CPU, and spinning takes the core from a worker that could use it.
+The workers live from the making of the vectorised environment to its `close`. A worker that dies,
+or hangs for longer than `step_timeout_seconds`, is replaced, and its episodes are lost;
+`on_worker_error` says what happens to them. A step wakes each worker that has something to step,
+and this process for each reply. No process spins while it waits, because spinning takes a core from
+a worker that could use it; a wake-up over a pipe costs about two microseconds of CPU.
 
-Factories travel by value (cloudpickle): lambdas and closures too. Unless `start_method="fork"`, a
-worker imports the main script, as `multiprocessing` does. Code at its top level has to be under `if
-__name__ == "__main__":`; without it the start raises an error that says so.
+Factories are sent by value (cloudpickle), so lambdas and closures work. Unless
+`start_method="fork"`, a worker imports the main script, as `multiprocessing` does, so code at its
+top level must be under `if __name__ == "__main__":`. Without that, the start raises an error that
+says so.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ from leyden.options import check_number
 from leyden.rl.batch import select, write
 from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
-from leyden.rl.env.group import EnvFactory, EnvFailure, Infos, Rows, Start, cores, split, worker_count
+from leyden.rl.env.group import (
+    EnvFactory,
+    EnvFailure,
+    Infos,
+    Rows,
+    Start,
+    cores,
+    require_same_spaces,
+    split,
+    worker_count,
+)
 from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
@@ -48,26 +59,30 @@ from leyden.rl.seed import SeedsLike
 from leyden.utils.pickling import pack_by_value
 
 logger = logging.getLogger(__name__)
-_STARTS = 8
-"""The number of times that a lost worker is replaced."""
+_MOST_TRIES = 8
+"""How often making a worker's environments is tried, because a worker may die while
+it makes them."""
 _LAST_SECONDS = 2.0
 """Seconds that all workers together may take to close their environments."""
 
 
 class _WorkerLost(Exception):
-    """Raised if a worker has sent no reply."""
+    """A worker has ended, failed or not replied in time."""
 
     def __init__(self, how: str, traceback: str = "") -> None:
+        """Keep how it was lost, as the end of a sentence, and the traceback of its
+        error, if any.
+        """
         super().__init__(how)
         self.how, self.traceback = how, traceback
 
 
 class _TimedOut(_WorkerLost):
-    """Raised if a worker has not replied in time."""
+    """A worker has not replied in time."""
 
 
 class _EnvWorker:
-    """One worker process, as its parent sees it. `start` replaces a process that has ended."""
+    """One worker process, from the parent's side. `start` begins a new process after an old one."""
 
     def __init__(
         self,
@@ -92,7 +107,7 @@ class _EnvWorker:
         self._channel: Channel | None = None
 
     def start(self) -> None:
-        """Start the process. It sends `EnvsReady` when its environments are made."""
+        """Start the process, which sends `EnvsReady` when its environments are made."""
         generators = WorkerGenerators(self._seeds, self.number, self._starts)
         args = (self.number, self.part, self._file, self._packed, self._sizes, self._wants_steps, generators)
         self.child = Child(run_worker, args, name=f"leyden-env-{self.number}", start_method=self._start_method)
@@ -100,10 +115,10 @@ class _EnvWorker:
         self._starts += 1
 
     def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> EnvsReady:
-        """Wait until the environments are made. Warn after `quiet_seconds`, then after twice as
-        long, and so on.
+        """Wait until the environments are made.
 
-        Raise _WorkerLost if the worker fails or takes more than `timeout_seconds`.
+        A warning is logged after `quiet_seconds`, then after twice as long, and so on. Raise
+        _WorkerLost if the worker fails, and _TimedOut if it takes more than `timeout_seconds`.
         """
         began, after = time.monotonic(), quiet_seconds
         end = math.inf if timeout_seconds is None else timeout_seconds
@@ -122,12 +137,15 @@ class _EnvWorker:
 
     @property
     def described(self) -> str:
-        """Describe the environments of the worker, in words."""
+        """The environments of the worker in words, such as `environments 0 to 3`."""
         part = self.part
         return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
 
     def reply(self, timeout_seconds: float | None) -> Any:
-        """Return the reply of the worker. Raise _WorkerLost if none comes."""
+        """Wait for the worker's reply and return it.
+
+        Raise _WorkerLost if the worker has ended or failed, and _TimedOut after `timeout_seconds`.
+        """
         assert self._channel is not None
         assert self.child is not None
         try:
@@ -142,7 +160,9 @@ class _EnvWorker:
         return answer
 
     def send(self, command: Any) -> None:
-        """Send a command, or SIGNAL. A worker that has died does not reply."""
+        """Send a command, or SIGNAL. If the worker has died, that is noticed when it
+        does not reply.
+        """
         assert self._channel is not None
         with contextlib.suppress(OSError):
             if command is SIGNAL:
@@ -151,7 +171,7 @@ class _EnvWorker:
                 self._channel.send(command)
 
     def end(self, grace_seconds: float = 0.0) -> None:
-        """End the process. It has `grace_seconds` to close its environments."""
+        """End the process, which has `grace_seconds` to close its environments. Safe to repeat."""
         if self.child is not None:
             self.child.close(grace_seconds)
             self.child = None
@@ -160,8 +180,8 @@ class _EnvWorker:
 class FiniteSubprocVectorEnv(FiniteVectorEnv):
     """Environments in worker processes.
 
-    Observations and actions lie in memory that all share, where their spaces are of a fixed size;
-    those of any other space go through pipes.
+    Observations and actions of a fixed size lie in memory that all processes share. Those of any
+    other space are sent through pipes.
     """
 
     _needs_fixed_size: ClassVar[bool] = False
@@ -182,17 +202,17 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
     ) -> None:
         """Start the workers, which make the environments.
 
-        workers: the number of processes; None: one for each core, at most one per environment.
-        start_method: None: forkserver if available.
+        A worker that dies while it makes its environments is restarted, unless `on_worker_error` is
+        `raise`.
+        workers: the number of processes; None: one for each core, at most one for each environment.
+        start_method: how processes are started; None: forkserver if it is available.
         step_timeout_seconds: the longest that a worker may take to make, reset or step all its
             environments; None: no limit.
-        seed: the seed of the workers' global generators (random, NumPy, torch), which all differ.
-            None: drawn from this process's generators, so that a program that seeds these gets the
-            same numbers again.
-
-        A worker that dies while it makes its environments is restarted, unless `on_worker_error` is
-        `raise`. Raise SimulatorError if environments cannot be made, and ConfigError if a factory
-        cannot travel to another process.
+        seed: the seed from which each worker's global generators (random, NumPy, torch) are seeded
+            differently. None: drawn from this process's generators, so that a program that seeds
+            these gets the same numbers again.
+        Raise SimulatorError if environments cannot be made, and ConfigError if a factory cannot be
+        pickled, or if the environments' spaces or seed iterators differ.
         """
         exit_if_starting()
         check_number("step_timeout_seconds", step_timeout_seconds, above=0, or_none="no limit")
@@ -227,7 +247,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             )
             for number, part in enumerate(parts)
         ]
-        # at exit it comes before multiprocessing waits for workers that do not know of it
+        # at exit, this runs before multiprocessing waits for its children, which would not end
         self._finalizer: Any = Finalize(self, _end_all, (self._workers, self._file), exitpriority=10)
         try:
             for worker in self._workers:
@@ -242,10 +262,15 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         """Check that the workers' environments agree, and lay out the shared memory for them.
 
         ready: each worker's report of its spaces and seeds.
+        Raise ConfigError if spaces or seed iterators differ, or if objects cannot be shared.
         """
         first = ready[0]
-        if any(one != first for one in ready):
-            raise ConfigError("the environments of one vectorised environment must have the same spaces; these differ")
+        for one in ready[1:]:
+            require_same_spaces(first, one)
+        if any(one.own_seeds != first.own_seeds for one in ready):
+            raise ConfigError(
+                "the environments in worker processes have different seed iterators; give the seeds to vectorize_env(seeds=...)"
+            )
         if first.own_seeds is not None:
             if (queue := active_queue(first.own_seeds)) is None:
                 raise ConfigError(
@@ -265,7 +290,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             self._let_open(worker)
 
     def _let_open(self, worker: _EnvWorker) -> None:
-        """Let a worker map the shared memory, which has its final size now."""
+        """Tell a worker that the shared memory has its size, and wait until it has mapped it."""
         worker.send("open")
         try:
             worker.reply(self._timeout)
@@ -273,15 +298,15 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
     def _first_ready(self, worker: _EnvWorker) -> EnvsReady:
-        """Wait for a worker that was just started.
-
-        Restart one that dies, unless failures are raised.
+        """Wait for a worker that was just started. Restart it if it dies, unless
+        failures are raised.
         """
-        for attempt in range(_STARTS):
+        for attempt in range(_MOST_TRIES):
             try:
                 return worker.ready(self._timeout, self._quiet_seconds)
             except _WorkerLost as lost:
-                if lost.traceback or self._on_worker_error == "raise" or attempt == _STARTS - 1:
+                # with a traceback, a factory has raised an error, and would again
+                if lost.traceback or self._on_worker_error == "raise" or attempt == _MOST_TRIES - 1:
                     raise self._not_made(worker, lost) from None
                 logger.warning("worker %d is started again: %s", worker.number, lost.how)
             worker.end()
@@ -309,16 +334,16 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
         """Send the starts to their workers, then wait for all. Return the failures."""
-        orders: list[tuple[_EnvWorker, BeginEpisodes]] = []
+        sent: list[tuple[_EnvWorker, BeginEpisodes]] = []
         for worker in self._workers:
             mine = [(env - worker.part.start, seed) for env, seed in starts if env in worker.part]
             if mine:
-                orders.append((worker, BeginEpisodes(mine)))
-                worker.send(orders[-1][1])
+                sent.append((worker, BeginEpisodes(mine)))
+                worker.send(sent[-1][1])
         failures: list[EnvFailure] = []
-        for worker, order in orders:
-            begun = [env for env, _ in order.starts]
-            _, failed = self._take_in(worker, begun, "began")
+        for worker, command in sent:
+            begun = [env for env, _ in command.starts]
+            _, failed = self._results_of(worker, begun, "began")
             failures += failed
         return failures
 
@@ -326,8 +351,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         """Send the actions to the workers, then wait for all. Return infos by environment, and
         failures.
 
-        With shared memory the actions and results pass through it, and the message is a bare
-        signal.
+        With shared memory, actions and results are in it, and a command is a SIGNAL.
         """
         everyone = bool(mask.all())
         sent: list[tuple[_EnvWorker, list[int]]] = []
@@ -342,17 +366,19 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         infos: Infos = {}
         failures: list[EnvFailure] = []
         for worker, envs in sent:
-            said, failed = self._take_in(worker, envs, "stepped")
-            if said:
-                infos.update(said)
+            given, failed = self._results_of(worker, envs, "stepped")
+            if given:
+                infos.update(given)
             failures += failed
         return infos, failures
 
-    def _take_in(self, worker: _EnvWorker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
-        """Return a worker's infos and failures, by the numbers of all environments.
+    def _results_of(self, worker: _EnvWorker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
+        """Wait for a worker's results. Return infos and failures, by the environments' numbers
+        among all.
 
-        envs: the environments, by the worker's own numbers, that it was asked to step or reset. A
-        bare SIGNAL means that the results are in shared memory, without infos or failures.
+        If the worker is lost, replace it, and return the failures of its environments.
+        envs: the environments that were commanded, by their numbers in the worker.
+        doing: `began` or `stepped`, for failures.
         """
         start = worker.part.start
         self._awaited = worker
@@ -360,7 +386,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             answer = worker.reply(self._timeout)
         except _WorkerLost as lost:
             return {}, self._replace(worker, envs, doing, lost)
-        if answer is SIGNAL:
+        if answer is SIGNAL:  # the results are in shared memory, and there are neither infos nor failures
             return {}, []
         assert isinstance(answer, Results)
         if answer.rows is not None:
@@ -371,22 +397,30 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return infos, [replace(failure, env=failure.env + start) for failure in answer.failures]
 
     def _copy_rows(self, worker: _EnvWorker, rows: Rows) -> None:
+        """Copy the results of a worker, which came in a message."""
         mine = self._rows.part(worker.rows)
         write(mine.obs, ..., rows.obs)
         mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
 
     def _replace(self, worker: _EnvWorker, envs: Sequence[int], doing: str, lost: _WorkerLost) -> list[EnvFailure]:
-        """Replace a worker that was lost. All its episodes are lost too."""
+        """Replace a worker that was lost. Return the failures of all its episodes.
+
+        The environment at which the worker was is guilty of them.
+        envs: the environments that were commanded, by their numbers in the worker.
+        """
         at_work = int(self._view.progress[worker.number])
-        for attempt in range(_STARTS):  # whatever killed the worker may kill the next one too
+        for attempt in range(_MOST_TRIES):  # what killed the worker may kill the next one too
             worker.end()
             worker.start()
             try:
                 if self._ready(worker) != self._spaces:
-                    raise ConfigError("the environments that a new worker made have other spaces than those before")
+                    raise ConfigError(
+                        "the environments that a new worker made have other spaces than those before; factories must make the "
+                        "same environments each time"
+                    )
                 self._let_open(worker)
             except SimulatorError:
-                if attempt == _STARTS - 1:
+                if attempt == _MOST_TRIES - 1:
                     raise
             else:
                 break
@@ -398,7 +432,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         for env in hit:
             began = doing == "began" and env in involved
             step = 0 if began else int(self._lengths[env])
-            how = lost.how if env == guilty else f"its worker was at work on environment {guilty}: {lost.how}"
+            how = lost.how if env == guilty else f"its worker was running environment {guilty}: {lost.how}"
             verb = doing if env in involved else "waited"
             failures.append(EnvFailure(env, step, verb, how, lost.traceback, guilty=env == guilty))
         return failures
@@ -408,8 +442,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
 
 class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
-    """Environments in worker processes with observations in shared memory, so that a step costs no
-    messages. Other spaces are refused.
+    """Environments in worker processes whose spaces are of a fixed size, so that a step sends no
+    messages. Other spaces raise ConfigError.
     """
 
     _needs_fixed_size = True
@@ -420,16 +454,19 @@ def _too_long(seconds: float | None) -> str:
 
 
 def _pack(factories: Sequence[EnvFactory]) -> bytes:
+    """Return the factories, pickled by value. Raise ConfigError if that is not possible."""
     try:
         return pack_by_value(list(factories))
     except Exception as error:
         raise ConfigError(
-            f"the environment factory cannot go to a worker process: {error}. Make what it holds inside it, or choose env_type='dummy'"
+            f"the environment factory cannot be sent to a worker process: {error}. Make its objects inside the function, or choose "
+            "env_type='dummy'"
         ) from error
 
 
 def _end_all(workers: Sequence[_EnvWorker], file: SharedMemoryFile) -> None:
-    for worker in workers:  # all at once: each ends by itself when its pipe does
+    """End all workers within two seconds, and close the shared memory."""
+    for worker in workers:  # first all pipes, so that the workers close their environments at once
         if worker.child is not None:
             worker.child.hang_up()
     deadline = time.monotonic() + _LAST_SECONDS

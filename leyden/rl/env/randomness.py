@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeeds:
-    """The root of the seeds of all workers: one number for each library."""
+    """The numbers from which the seeds of all workers derive, one for each library."""
 
     random: int
     numpy: int
@@ -29,8 +29,8 @@ class WorkerSeeds:
     def draw(cls) -> WorkerSeeds:
         """Draw each number from this process's generator of that library.
 
-        A program that seeds its generators therefore repeats its workers' numbers. Otherwise they
-        differ each time.
+        So the workers of a program that seeds its generators repeat their numbers, and those of
+        another program differ each time.
         """
         of_numpy = int(np.random.randint(2**63 - 1, dtype=np.int64))
         torch: Any = sys.modules.get("torch")
@@ -39,19 +39,22 @@ class WorkerSeeds:
 
 
 class WorkerGenerators:
-    """The generators of one worker process."""
+    """Seeds the global generators of one worker process."""
 
     def __init__(self, seeds: WorkerSeeds, worker: int, start: int) -> None:
-        """start: how often the worker was started before, so that a restarted worker draws other
-        numbers.
+        """Prepare the seeds.
+
+        worker: the worker's number.
+        start: how often the worker was started before, so that a restarted worker draws other
+            numbers.
         """
         self._seeds, self._worker, self._start = seeds, worker, start
         self._done: set[str] = set()
 
     def seed(self) -> None:
-        """Seed every library that is loaded and not seeded yet.
+        """Seed every library that is imported and not seeded yet.
 
-        Call it again after simulators may have loaded others.
+        Call it again when simulators may have imported another one.
         """
         for name, seeder in _SEEDERS.items():
             if name not in self._done and name in sys.modules:
@@ -62,7 +65,7 @@ class WorkerGenerators:
 
 def _seed_torch(sequence: np.random.SeedSequence) -> None:
     torch: Any = sys.modules["torch"]
-    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))  # 63 bits: torch's seeds are signed
 
 
 _SEEDERS: Final[dict[str, Callable[[np.random.SeedSequence], None]]] = {

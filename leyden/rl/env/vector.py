@@ -1,11 +1,12 @@
 """`FiniteVectorEnv`: many environments over a finite set of seeds.
 
-It gives each seed to one episode, knows which environments have an episode under way, notifies
-writers, and decides what happens to an episode that was lost. A kind only steps environments
-(`_begin`, `_step`, `_close`). To add one, implement these methods, add a line to `ENV_KINDS` in
-`factory.py`, and run `tests/rl/env/test_kinds.py` on it.
+The class gives each seed to one episode, knows which environments are running an episode, notifies
+writers, and decides what happens to an episode that was lost. Its subclasses are the kinds of
+vectorised environments, which only step environments (`_begin`, `_step`, `_close`). To add a kind,
+implement these methods, add a line to `ENV_KINDS` in `factory.py`, and run
+`tests/rl/env/test_kinds.py` on it.
 
-Order: an environment keeps its number, and seeds are given out in the order of these numbers. All
+An environment keeps its number, and seeds are handed out in the order of these numbers. All
 requested environments make their step before any result is read. So the lengths of the episodes
 alone decide which environment gets which seed, and never the speed of a worker: the same seeds and
 actions give the same trajectories in every kind, with any number of workers. Only a lost episode
@@ -47,7 +48,7 @@ _MOST_SKIPS: Final = 1000
 
 
 class VectorStep(NamedTuple):
-    """One step of several environments, with a row for each of the N environments.
+    """The results of one step, with a row for each of the N environments.
 
     The rows of environments that were not stepped are stale. The arrays belong to the vectorised
     environment and change with its next step, so copy what you keep.
@@ -56,22 +57,23 @@ class VectorStep(NamedTuple):
     obs: Batch
     """(N, ...), or a dict or tuple of such arrays, in the structure of the space."""
     rewards: NDArray[np.float64]
-    """(N,): the reward of the step."""
+    """(N,): the reward of each step."""
     terminated: Mask
-    """(N,): the task has ended."""
+    """(N,): whether the task has ended."""
     truncated: Mask
-    """(N,): a limit ended the episode, or it was lost."""
+    """(N,): whether a limit ended the episode, or the episode was lost."""
     infos: Mapping[int, Mapping[str, Any]]
-    """Info by environment, for environments that have any: `episode` (EpisodeStats) when an episode
-    ended, `lost` (EpisodeLost) when one could not be finished, `log` if a writer wants steps,
-    `aux_info` if there is a collector, and the info of a Gymnasium environment.
+    """The info of each environment that has one: `episode` (EpisodeStats) when an episode ended,
+    `lost` (EpisodeLost) when one could not be finished, `log` if a writer wants steps, `aux_info`
+    if there is a collector, and the info of a Gymnasium environment.
     """
 
 
 class FiniteVectorEnv(NamedOptions, ABC):
-    """N environments over a source of seeds. Close it, or use it in `with`.
+    """N environments that run episodes over a source of seeds. Close it, or use it in `with`.
 
-    `reset` begins episodes with the next seeds, `step` steps the environments that have an episode.
+    `reset` begins episodes with the next seeds, and `step` steps the environments that are running
+    one.
     """
 
     def __init__(
@@ -84,14 +86,18 @@ class FiniteVectorEnv(NamedOptions, ABC):
         max_retries: int = 3,
         quiet_seconds: float = 60.0,
     ) -> None:
-        """on_worker_error: what to do with an episode whose simulator fails, or whose worker dies.
+        """Set the options that all kinds share.
+
+        logger: writers that are notified of episodes and steps.
+        seeds: what episodes begin with; None: episodes have no seed and no end.
+        on_worker_error: what to do with an episode whose simulator fails, or whose worker dies.
             `raise`: raise SimulatorError and give the seed back.
             `skip`: leave the seed out. Raise SimulatorError if too many are skipped in a row: as
                 many as one pass has seeds, at most 1,000, at least `max_retries` + 1.
             `retry`: take the seed again, at most `max_retries` times, then raise SimulatorError.
             Every lost episode is listed in `lost`.
-        quiet_seconds: the time after which a call of a simulator is reported by a warning, which
-            names the environment, the seed and the step. Infinity: never.
+        quiet_seconds: a call of a simulator that takes longer is reported by a warning, which names
+            the environment, the seed and the step. Infinity: never.
         """
         check_number("the number of environments", num_envs, at_least=1, whole=True)
         check_choice("on_worker_error", on_worker_error, get_args(OnWorkerError))
@@ -100,11 +106,11 @@ class FiniteVectorEnv(NamedOptions, ABC):
             check_number("quiet_seconds", quiet_seconds, above=0)
         self.num_envs = num_envs
         self.alive: Mask = np.zeros(num_envs, np.bool_)
-        """(N,): whether the environment has an episode under way."""
+        """(N,): whether each environment is running an episode."""
         self.lost: list[EpisodeLost] = []
-        """Episodes that were skipped or begun again, in order."""
+        """All episodes that were lost, in order."""
         self.skips = on_worker_error == "skip"
-        """Whether episodes that fail are left out."""
+        """Whether the seeds of lost episodes are left out."""
         self.observation_space: AnySpace
         """The observation space of one environment."""
         self.action_space: AnySpace
@@ -115,19 +121,30 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._wants_steps = any(writer.wants_steps for writer in self._writers)
         self._step_writers = [writer for writer in self._writers if writer.wants_steps]
         self._sources = 0
+        """How often the seeds were replaced. It is the entropy of the new ones."""
         self._has_seeds = seeds is not None
         self._seeds: SeedSource = as_seed_source(seeds)
         self._on_worker_error: OnWorkerError = on_worker_error
         self._max_retries = max_retries
         self._losses: dict[int, int] = {}
+        """How often the episode of a seed was lost, by the seed's number."""
         self._current: list[Seed[Any] | None] = [None] * num_envs
+        """The seed of each environment's episode; None without an episode."""
         self._lengths = np.zeros(num_envs, np.int64)
+        """(N,): the steps of each environment's episode."""
         self._unreported: Infos = {}
-        self._noted = self._warned = False
+        """Lost episodes that the infos of the next step report."""
+        self._has_logged_note = False
+        """Whether a note of an environment was logged; others are dropped."""
+        self._has_logged_skip = False
+        """Whether a skipped episode was logged; others are only counted."""
         self._skipped: list[tuple[EnvFailure, Seed[Any]]] = []
+        """The episodes that were skipped since the last one that ended."""
         self._closed = False
-        self._at_work = False
-        self._works = 0
+        self._in_call = False
+        """Whether a call of the environments is running, or was interrupted."""
+        self._n_calls = 0
+        """The number of calls of the environments so far."""
         self._quiet_seconds = quiet_seconds
         self._watch_ended = threading.Event()
 
@@ -135,13 +152,13 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @abstractmethod
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin episodes. Return all episodes that are lost by then, in any environment."""
+        """Begin episodes. Return the failures, in any environment: a lost worker has several."""
 
     @abstractmethod
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step the environments of `mask` with their rows of `actions`.
+        """Step some environments. Return their infos, and the failures in any environment.
 
-        Return their infos, and the episodes that were lost.
+        mask: (N,), which environments to step. actions: of all N environments.
         """
 
     @abstractmethod
@@ -149,14 +166,17 @@ class FiniteVectorEnv(NamedOptions, ABC):
         """Release everything that the kind has started."""
 
     def _busy(self) -> int | None:
-        """Return the number of the environment at work, for another thread; None if unknown."""
+        """Return the number of the environment that is being called; None if unknown.
+
+        Another thread calls this.
+        """
         return None
 
     def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
-        """Set the spaces, allocate the rows for results, and start the watch. Subclasses call it
-        once they know the spaces.
+        """Set the spaces and the arrays for results, and start the thread that reports long calls.
 
-        rows: rows for results that exist already; None: new ones.
+        A subclass calls this method once it knows the spaces.
+        rows: the arrays for results; None: new ones.
         """
         self.observation_space, self.action_space = observation_space, action_space
         self._layout: Layout = layout_of(observation_space)
@@ -169,7 +189,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
             threading.Thread(target=_watch, args=watch, name="leyden-env-watch", daemon=True).start()
 
     def _adopt(self, own_seeds: Any) -> None:
-        """Draw from the environments' own seed iterator; None: they have none."""
+        """Take seeds from the iterator that the environments were made with; None: they have none.
+
+        Raise ConfigError if the vectorised environment was given seeds too.
+        """
         if own_seeds is not None:
             if self._has_seeds:
                 raise ConfigError(
@@ -192,17 +215,13 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no seed is left to begin an episode with.
-
-        An episode that is lost and retried gives its seed back.
-        """
+        """Whether no seed is left. A lost episode that is retried gives its seed back."""
         return self._seeds.exhausted
 
     def use_seeds(self, seeds: SeedsLike) -> None:
-        """Draw from other seeds from now on.
+        """Take other seeds from now on. Workers keep running.
 
-        Workers keep running. Episodes under way are abandoned, and the old source gets their seeds
-        back.
+        Running episodes are abandoned, and their seeds are given back to the old source.
         """
         self._require_open()
         for env in np.flatnonzero(self.alive):
@@ -210,18 +229,15 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._sources += 1
         self._seeds = as_seed_source(seeds, entropy=self._sources)
         self._losses = {}
-        self._skipped, self._warned = [], False
+        self._skipped, self._has_logged_skip = [], False
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
-        """Begin an episode with the next seed in each environment of `ids`.
+        """Begin episodes with the next seeds. Return the observations of all N environments.
 
-        Return all N observations.
-
-        An environment for which no seed is left stays as it is, not alive. An environment that is
-        alive abandons its episode and gives its seed back, so that it begins the episode again.
-        Raise SimulatorError if an episode cannot be begun; see `on_worker_error`.
-
-        ids: None: all environments that have no episode.
+        An environment for which no seed is left does not become alive. An environment that is
+        running an episode abandons it and gives its seed back, so that it begins the episode again.
+        ids: the environments; None: all that are not running an episode.
+        Raise SimulatorError if an episode cannot begin, unless `on_worker_error` allows that.
         """
         self._require_open()
         wanted = [
@@ -233,7 +249,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             if self.alive[env]:
                 self._abandon(env)
         while starts := self._take(wanted):
-            failures = self._working(self._begin, starts)
+            failures = self._call(self._begin, starts)
             failed = {failure.env for failure in failures}
             for env, _ in starts:
                 if env not in failed:
@@ -246,15 +262,15 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return self._rows.obs
 
     def step(self, actions: Any, ids: Sequence[int] | None = None) -> VectorStep:
-        """Step the environments of `ids` that are alive.
+        """Step environments that are alive. Afterwards `alive` is False where an episode ended.
 
-        Afterwards `alive` is False where an episode ended.
-
-        Raise SimulatorError if an episode is lost (see `on_worker_error`), after the other
-        environments have made their step. Raise ConfigError if no environment can be stepped, or if
+        actions: a row for each of the N environments; those of environments that are not stepped
+        are
+            ignored.
+        ids: the environments; None: all.
+        Raise SimulatorError if an episode is lost, unless `on_worker_error` allows that; the other
+        environments have made their step then. Raise ConfigError if no environment is alive, or if
         `actions` has another shape or dtype than the space.
-
-        actions: all N rows; those of environments that are not stepped are ignored. ids: None: all.
         """
         self._require_open()
         if ids is None:
@@ -268,7 +284,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 "none of these environments has an episode under way; call reset(), or stop where `exhausted` is True"
             )
         batch = self._action_layout.conform(actions, self.num_envs)
-        infos, failures = self._working(self._step, mask, batch)
+        infos, failures = self._call(self._step, mask, batch)
         rows = self._rows
         self._lengths += mask
         if failures:
@@ -279,8 +295,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 writer.on_env_step(env, self._read(env), float(rows.rewards[env]), ended, infos.get(env, {}))
         for env in np.flatnonzero((rows.terminated | rows.truncated) & mask).tolist():
             self._end(env, infos)
-        if infos and not self._noted:
-            self._note(infos)
+        if infos and not self._has_logged_note:
+            self._log_note(infos)
         if failures:
             self._lose(failures, set())
         if self._unreported:
@@ -291,8 +307,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @contextmanager
     def collector_guard(self) -> Generator[None]:
-        """Call the writers' `on_env_all_ready` before a collect, and `on_env_all_done` after it
-        unless it failed.
+        """Call the writers' `on_env_all_ready` before the block, and `on_env_all_done` after it.
+
+        After an error in the block, `on_env_all_done` is not called.
         """
         for writer in self._writers:
             writer.on_env_all_ready()
@@ -301,9 +318,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
             writer.on_env_all_done()
 
     def close(self) -> None:
-        """End everything that was started.
+        """End everything that was started, and give the seeds of running episodes back.
 
-        It is safe to repeat, and returned arrays stay readable.
+        Safe to repeat. Returned arrays stay readable.
         """
         if not self._closed:
             self._closed = True
@@ -315,9 +332,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- episodes --------------------------------------------------------------------------------
 
     def _take(self, wanted: Sequence[int]) -> list[Start]:
-        """Take a seed for each wanted environment, until there are none left. Return the starts.
+        """Take a seed for each wanted environment, until none is left. Return the starts.
 
-        If the data set raises, seeds that were taken before go back to the plan.
+        If the data set raises an error, the seeds that were taken before it are given back.
         """
         starts: list[Start] = []
         try:
@@ -326,7 +343,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                     break
                 self._current[env] = seed
                 starts.append((env, seed))
-        except BaseException:  # a data set may raise: what was taken before it is not lost
+        except BaseException:
             for env, seed in starts:
                 self._current[env] = None
                 self._seeds.give_back(seed)
@@ -334,8 +351,11 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return starts
 
     def _end(self, env: int, infos: Infos) -> None:
+        """Finish the seed of an episode that has ended, and notify the writers of its
+        statistics.
+        """
         self.alive[env] = False
-        self._skipped.clear()
+        self._skipped.clear()  # only skips in a row count
         if (seed := self._current[env]) is not None:
             self._seeds.finish(seed)
             self._losses.pop(seed.number, None)
@@ -346,16 +366,16 @@ class FiniteVectorEnv(NamedOptions, ABC):
             writer.log_episode(episode)
 
     def _abandon(self, env: int) -> None:
+        """End an episode without a result, and give its seed back."""
         self.alive[env] = False
         if (seed := self._current[env]) is not None:
             self._seeds.give_back(seed)
             self._current[env] = None
 
     def _lose(self, failures: Sequence[EnvFailure], beginning: set[int]) -> None:
-        """Skip or give back the seed of each lost episode.
+        """Record lost episodes, and skip or give back the seed of each.
 
-        Raise SimulatorError for the first one that is fatal.
-
+        Raise SimulatorError for the first one that `on_worker_error` does not allow.
         beginning: environments in which the caller begins another episode. The losses of all others
             are reported in the infos of the next step.
         """
@@ -389,9 +409,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
             ) from failure.error
 
     def _skip(self, failure: EnvFailure, seed: Seed[Any]) -> None:
-        """Count a failed episode as lost. Only the first is logged."""
-        if not self._warned:
-            self._warned = True
+        """Count a skipped episode. Only the first one is logged."""
+        if not self._has_logged_skip:
+            self._has_logged_skip = True
             logger.warning(
                 "on_worker_error='skip' leaves out the episode of seed %s: environment %d failed at step %d: %s. "
                 "Others that fail are counted as `lost`",
@@ -403,21 +423,22 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._skipped.append((failure, seed))
 
     def _most_skips(self) -> int:
+        """Return how many episodes in a row may be skipped."""
         size = getattr(self._seeds, "__len__", None)
         one_pass = _MOST_SKIPS if size is None else min(size(), _MOST_SKIPS)
         return max(one_pass, self._max_retries + 1)
 
-    def _note(self, infos: Infos) -> None:
-        """Log the first note in `infos` of an environment, and drop the others."""
+    def _log_note(self, infos: Infos) -> None:
+        """Log the first note in the infos, and drop the others."""
         for env, info in infos.items():
-            if (note := info.pop("note", None)) is not None and not self._noted:
-                self._noted = True
+            if (note := info.pop("note", None)) is not None and not self._has_logged_note:
+                self._has_logged_note = True
                 logger.warning("environment %d: %s (logged once)", env, note)
 
     def _error(self, failure: EnvFailure, seed: Seed[Any], first: str = "") -> SimulatorError:
-        """Return the error for a failed environment, with what `on_worker_error` could do about it.
+        """Return the error for a failed environment, which names the remedy.
 
-        first: words that stand before the message.
+        first: text that stands before the message.
         """
         times = self._losses.get(seed.number, 1)
         again = f" ({times} times now)" if times > 1 else ""
@@ -438,58 +459,61 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- work ------------------------------------------------------------------------------------
 
     def where(self) -> tuple[int, str] | None:
-        """Return the number of the call under way, and the beginning of a sentence about it; None
-        if idle.
+        """Return the number of the running call, and the beginning of a sentence about it.
 
-        The sentence goes on with what the environment "has" done. Another thread calls this.
+        Such a sentence is "environment 3, at step 5 of the episode of seed 7, has" (not returned
+        yet). Return None if no call is running. Another thread calls this method; it may see a call
+        that has just ended, which does no harm.
         """
-        if not self._at_work:
+        if not self._in_call:
             return None
-        works, env = self._works, self._busy()
+        number, env = self._n_calls, self._busy()
         if env is None:
-            return works, "the environments have"
+            return number, "the environments have"
         seed = self._current[env]
         of_seed = "" if seed is None else f" of the episode of seed {seed.index}"
-        return works, f"environment {env}{self._of_worker(env)}, at step {int(self._lengths[env])}{of_seed}, has"
+        return number, f"environment {env}{self._of_worker(env)}, at step {int(self._lengths[env])}{of_seed}, has"
 
     def _of_worker(self, env: int) -> str:
-        """Describe where the environment runs, in words."""
+        """Return in words in which worker an environment runs; empty if it has none."""
         return ""
 
-    def _working(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a piece of work.
+    def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the environments.
 
-        If it is interrupted, the workers are out of step and only `close` is possible.
+        After an interrupt (Ctrl-C) the workers are out of step, so `_in_call` stays True, and only
+        `close` is possible.
         """
-        self._works += 1
-        self._at_work = True
+        self._n_calls += 1
+        self._in_call = True
         result = work(*args, **kwargs)
-        self._at_work = False
+        self._in_call = False
         return result
 
     def _require_open(self) -> None:
+        """Raise ConfigError if the environment is closed, or was interrupted in a call."""
         if self._closed:
             raise ConfigError("this vectorised environment was closed; make another one")
-        if self._at_work:
+        if self._in_call:
             raise ConfigError(
                 "this vectorised environment was interrupted in the midst of a step; close it and make another one"
             )
 
 
 def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: threading.Event) -> None:
-    """Log a warning when one piece of work takes longer than `quiet_seconds`.
+    """Log a warning when one call takes longer than `quiet_seconds`, without ending it.
 
-    Run in a thread; it ends nothing.
+    Runs in a thread until `ended` is set.
     """
     before, looks = None, 1
     while not ended.wait(quiet_seconds):
         venv = of()
         where = None if venv is None else venv.where()
-        del venv
+        del venv  # a reference would keep the environment alive during the wait
         looks = looks + 1 if where is not None and where == before else 1
         before = where
         waits = looks - 1
-        if where is not None and waits and waits & (waits - 1) == 0:  # after 1, 2, 4, 8 times so long
+        if where is not None and waits and waits & (waits - 1) == 0:  # after 1, 2, 4, 8, ... waits
             logger.warning(
                 "%s not returned for %g s. It continues; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
                 where[1],

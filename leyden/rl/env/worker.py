@@ -1,7 +1,7 @@
-"""The worker process: a group of environments, stepped at the parent's command.
+"""The worker process: a group of environments, which are stepped at the parent's command.
 
-It ends when the parent hangs up or has gone. The forkserver imports this module before any worker
-is started, so that all workers share the memory of what it loads.
+The process ends when the parent closes its pipe or has ended. The forkserver imports this module
+before any worker is started, so that all workers share the memory of the imported modules.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class EnvsReady:
     observation_space: AnySpace
     action_space: AnySpace
     own_seeds: str | None = None
-    """The address of the DataQueue that its environments were made with; empty: another seed
-    iterator."""
+    """The address of the DataQueue that its environments were made with; empty for another kind of
+    seed iterator; None if they have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,42 +54,52 @@ class BeginEpisodes:
 
 @dataclass(frozen=True, slots=True)
 class StepEnvs:
-    """The command to step, with the actions if they are not in shared memory."""
+    """The command to step, with the actions, if they are not in shared memory."""
 
     envs: list[int]
+    """The environments to step, by their number in the worker."""
     actions: Batch
+    """The actions of all environments of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a command. rows: given if the rows are not in shared memory."""
+    """The results of a command."""
 
     infos: Infos
     failures: list[EnvFailure]
     rows: Rows | None = None
+    """The results of all environments of the worker; None if they are in shared memory."""
 
 
 class View(NamedTuple):
     """The shared memory, as arrays.
 
-    Observations, actions and results lie in it if all are of a fixed size; else messages carry
+    Observations, actions and results lie in it if all are of a fixed size. Otherwise messages carry
     them.
     """
 
     progress: NDArray[np.int64]
     """(workers,): the environment that each worker began or stepped last, by its number there."""
     todo: NDArray[np.bool_]
-    """(N,): whether the environment is to be stepped."""
+    """(N,): whether each environment is to be stepped."""
     actions: Batch
+    """The actions of all N environments; None if messages carry them."""
     rows: Rows | None
+    """The results of all N environments; None if messages carry them."""
 
     @classmethod
     def of(cls, file: SharedMemoryFile, sizes: Sizes, layout: Layout, actions: Layout, *, resize: bool) -> View:
-        """Divide the file, in the same way on both sides. resize: give the file its size first."""
+        """Return arrays over the file, which parent and workers divide in the same way.
+
+        layout, actions: of observations and actions.
+        resize: set the file's size first; the parent does, once.
+        """
         n, place = sizes.n_envs, 0
         shares = layout.unshared is None and actions.unshared is None
 
         def room(nbytes: int) -> int:
+            """Return the offset of the next part, which begins at a multiple of 64 bytes."""
             nonlocal place
             at, place = place, place + -(-nbytes // 64) * 64
             return at
@@ -123,9 +133,10 @@ def run_worker(
     wants_steps: bool,
     generators: WorkerGenerators,
 ) -> None:
-    """Make and step a group of environments. The function of a worker process.
+    """Make and step a group of environments. This function runs in a worker process.
 
-    part: the numbers of its environments among all. packed: their factories.
+    number: of this worker. part: the numbers of its environments among all. packed: their
+    factories.
     """
     end_with_parent(parent.pid)
     channel = Channel(parent.connection)
@@ -136,7 +147,7 @@ def run_worker(
             group = EnvGroup(factories, wants_steps=wants_steps)
             own = None if group.own_seeds is None else address_of(group.own_seeds) or ""
             channel.send(EnvsReady(group.observation_space, group.action_space, own))
-            channel.receive()
+            channel.receive()  # "open": the shared memory has its size now
             _serve(channel, group, number, part, file, sizes, generators)
         except (EOFError, BrokenPipeError):
             raise
@@ -153,11 +164,11 @@ def _serve(
     sizes: Sizes,
     generators: WorkerGenerators,
 ) -> None:
-    """Obey the parent's commands until its pipe ends, then close the environments.
+    """Carry out the parent's commands until its pipe is closed, then close the environments.
 
-    number: of this worker. part: the environments, by their number in the whole. With shared
-    memory, SIGNAL stands for "step those marked in `todo`", and a reply without news is a signal
-    too.
+    With shared memory, SIGNAL is the command to step the environments that are marked in `todo`,
+    and a reply without infos and failures is a SIGNAL too.
+    number: of this worker. part: the numbers of its environments among all.
     """
     layout, actions = layout_of(group.observation_space), layout_of(group.action_space)
     view = View.of(file, sizes, layout, actions, resize=False)
@@ -190,10 +201,7 @@ def _serve(
 
 
 def _send(channel: Channel, results: Results) -> None:
-    """Send results.
-
-    If a Gymnasium environment's info cannot be pickled, leave it out and add a note.
-    """
+    """Send results. Leave out entries of infos that cannot be pickled."""
     try:
         channel.send(results)
     except OSError:
@@ -210,13 +218,12 @@ def _picklable(info: dict[str, Any]) -> dict[str, Any]:
             pack_by_value(value)
             kept[name] = value
         except Exception as error:  # noqa: BLE001 -- pickling runs any object's code
-            kept["note"] = f"info[{name!r}] cannot go from a worker to this process and is left out: {error}"
+            kept["note"] = f"info[{name!r}] cannot be sent from a worker process and is left out: {error}"
     return kept
 
 
 def _for_parent(failures: list[EnvFailure]) -> list[EnvFailure]:
-    """Return the failures without their exceptions, which may not be picklable.
-
-    The traceback is text.
+    """Return the failures without their exceptions, which may not be picklable;
+    tracebacks are text.
     """
     return [replace(failure, error=None) for failure in failures] if failures else failures

@@ -1,9 +1,9 @@
 """`EnvWrapper`: a simulator, its interpreters and its reward as one Gymnasium environment.
 
-A step calls the parts in the order of Qlib's EnvWrapper. It validates and interprets the action on
-the state before it, steps the simulator, calls `done`, then interprets and validates the new state,
-rewards it, and collects auxiliary information. The wrapper knows no other environment and no seed
-plan: the caller names a seed in `reset(options=...)`, or the wrapper draws from an iterator.
+A step calls the parts in the order of Qlib's EnvWrapper: validate and interpret the action, step
+the simulator, call `done`, interpret and validate the new state, compute the reward, and collect
+auxiliary information. The wrapper knows no other environment and no seed plan: the caller gives a
+seed in `reset(options=...)`, or the wrapper draws from an iterator.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from leyden.rl.parts import (
 from leyden.rl.seed import NO_ITEM
 
 _NEVER_TRUNCATED: Final = cast(Any, Simulator).truncated
-"""The base's method. It need not be called for a simulator that does not override it."""
+"""The base class's method, which need not be called if a simulator does not override it."""
 
 
 class EnvWrapperStatus(TypedDict, Generic[InitialStateType, ObsType, PolicyActType]):
-    """The record of the episode under way."""
+    """The record of the current episode."""
 
     cur_step: int
+    """The number of steps so far; within a step, it counts already."""
     done: bool
     initial_state: InitialStateType | None
-    """The item of the seed."""
+    """The item of the seed; None without seeds."""
     obs_history: list[ObsType]
-    """The observations, with that of the reset first, so it is one longer than the other histories.
-    """
+    """The observations, beginning with that of the reset, so one more than actions."""
     action_history: list[PolicyActType]
     """The actions of the policy, before they are interpreted."""
     reward_history: list[float]
@@ -55,16 +55,18 @@ class InfoDict(TypedDict):
     """The `info` of a step."""
 
     log: Logs
+    """The level and the value of each name that was logged in the step."""
     aux_info: Any
+    """The values of the auxiliary information collector; None without one."""
 
 
 class EnvWrapper(
     gymnasium.Env[ObsType, PolicyActType], Generic[InitialStateType, StateType, ActType, ObsType, PolicyActType]
 ):
-    """Simulate one episode after another, each with a new simulator.
+    """Runs one episode after another, each with a new simulator.
 
-    `status` is the episode so far, and `logger` holds the values that the parts log in the current
-    step. The parts read both through `self.env`.
+    `status` is the record of the current episode, and `logger` holds the values that the parts log
+    in the current step. The parts read both through `self.env`.
     """
 
     def __init__(
@@ -77,11 +79,15 @@ class EnvWrapper(
         aux_info_collector: AuxiliaryInfoCollector[StateType, Any] | None = None,
         logger: LogCollector | None = None,
     ) -> None:
-        """simulator_fn: makes a simulator of a seed's item; without seeds it is called without an
-            argument.
+        """Take the parts, whose `env` is this environment from now on.
 
-        seed_iterator: the seeds of an environment that is used alone. For a vectorised environment,
-            give the seeds to `vectorize_env` instead; a common DataQueue works too.
+        simulator_fn: makes a simulator from a seed's item; without seeds it is called without an
+            argument.
+        seed_iterator: the items for an environment that is used alone. For a vectorised
+        environment,
+            give the seeds to `vectorize_env` instead, or one DataQueue to all environments.
+        reward_fn: None: every reward is 0.
+        logger: collects the values that the parts log; None: a new one.
         """
         for part in (state_interpreter, action_interpreter, reward_fn, aux_info_collector):
             if part is not None:
@@ -100,20 +106,22 @@ class EnvWrapper(
         self.status: EnvWrapperStatus[InitialStateType, ObsType, PolicyActType] = _fresh_status(None)
         self._state: Any = None
         self._may_truncate = False
+        """Whether the simulator overrides `truncated`."""
         self._entropy: tuple[int, int] | None = None
+        """The seed of the episode's generator, until `np_random` is first read."""
         self.aux_info: Any = None
         """The auxiliary information of the last step."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ObsType, dict[str, Any]]:
-        """Begin an episode with `options["seed_item"]`, else with the iterator's next item, else
-        without one.
-
-        Raise SeedsExhausted when the iterator has ended.
+        """Begin an episode. Return its first observation and an info.
 
         seed: the seed of `np_random`, as in any Gymnasium environment; parts draw from
             `self.env.np_random`.
+        options: "seed_item" is the item to begin with. Without it, the iterator's next item is
+            taken; without an iterator, the simulator gets no item.
+        Raise SeedsExhausted when the iterator has ended.
         """
         super().reset(seed=seed)
         if options is not None and "seed_item" in options:
@@ -131,17 +139,19 @@ class EnvWrapper(
         return obs, {"log": self.logger.logs(), "aux_info": None}
 
     def step(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
-        """Make one step.
+        """Make one step. Return observation, reward, terminated, truncated and info.
 
         The info is an `InfoDict`. Its log has `reward`, at the end of an episode
         `steps_per_episode`, and at the level DEBUG `obs` and `policy_act`.
+        Raise ResetNeeded without a running episode, GymSpaceValidationError for an action or an
+        observation outside its space, ValueError for a NaN reward, and the simulator's own errors.
         """
         obs, reward, terminated, truncated = self.advance(action)
         return obs, reward, terminated, truncated, dict(self.info(obs, action, reward))
 
     def render(self) -> Any:
-        """Raise NotImplementedError, because simulators have no picture."""
-        raise NotImplementedError(f"{type(self.simulator).__name__} is not rendered")
+        """Raise NotImplementedError, because simulators cannot be rendered."""
+        raise NotImplementedError(f"{type(self.simulator).__name__} cannot be rendered")
 
     @property
     def np_random(self) -> np.random.Generator:
@@ -163,6 +173,7 @@ class EnvWrapper(
         """Begin an episode with an item, or with NO_ITEM, and return its first observation.
 
         entropy: the seed of `np_random` for this episode; None: `np_random` keeps its state.
+        Raise RuntimeError for a StopIteration of a part, and its other errors as they are.
         """
         self._entropy = entropy
         self.logger.reset()
@@ -185,9 +196,9 @@ class EnvWrapper(
         return obs
 
     def advance(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool]:
-        """Make one step, without building an info.
+        """Make one step as `step` does, without the cost of an info.
 
-        Return observation, reward, terminated, truncated.
+        Return observation, reward, terminated and truncated.
         """
         simulator, status = self.simulator, self.status
         if simulator is None or status["done"]:
@@ -209,7 +220,7 @@ class EnvWrapper(
                 reward = 0.0
             else:
                 reward = float(reward_fn(state))
-                if reward != reward:
+                if reward != reward:  # NaN
                     raise ValueError(
                         f"{type(reward_fn).__name__} is NaN at step {status['cur_step']}; a reward is a number"
                     )
@@ -223,7 +234,9 @@ class EnvWrapper(
         return obs, reward, ended and not truncated, truncated
 
     def info(self, obs: ObsType, action: PolicyActType, reward: float) -> InfoDict:
-        """Return the info of the step just made."""
+        """Return the info of the last step. Call it once for each step, because it
+        logs the reward.
+        """
         logger = self.logger
         if self.status["done"]:
             logger.add_scalar("steps_per_episode", self.status["cur_step"])

@@ -1,4 +1,4 @@
-"""Bars, the market's prices and volumes in each tick, and the part of them that an order can see.
+"""Bars: the market's prices and volumes in each tick, read from files, and the part of an order.
 
 A file `<stock_id>.parquet` or `<stock_id>.csv` has a column `datetime` or `date`, then columns of
 numbers, at least `close` and `volume`. Qlib's names (`$close`) are accepted too. This module knows
@@ -24,16 +24,18 @@ from leyden.rl.order_execution.objects import Time
 Array = NDArray[Any]
 TIME_COLUMNS: Final = ("datetime", "date")
 _KEPT_FILES: Final = 64
+"""Files whose bars are cached."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bars:
     """The bars of one asset, in order of time.
 
-    Raise ConfigError unless all lengths are equal, times increase, and there are close and volume.
-
-    times: datetime64[us], (n,), the beginnings of the ticks. columns: float64, (n,) each, without
-        `$`.
+    times: (n,), the beginnings of the ticks; kept as datetime64[us].
+    columns: arrays (n,) by name; kept as float64, and without `$` in their names.
+    source: where they come from, for messages.
+    Raise ConfigError unless all lengths are equal, times increase, close and volume are there, and
+    no volume is negative.
     """
 
     times: Array
@@ -41,9 +43,7 @@ class Bars:
     source: str = "bars"
 
     def __post_init__(self) -> None:
-        """Convert the columns to float64 and strip `$` from their names, and check them against the
-        times.
-        """
+        """Convert times and columns, and check them."""
         object.__setattr__(self, "times", np.asarray(self.times, "datetime64[us]"))
         named = {name.removeprefix("$"): np.asarray(column, np.float64) for name, column in self.columns.items()}
         object.__setattr__(self, "columns", named)
@@ -66,9 +66,8 @@ class Bars:
         return len(self.times)
 
     def __getitem__(self, name: str) -> Array:
-        """Return a column, (n,), by its name with or without `$`.
-
-        Raise ConfigError for an unknown one.
+        """Return a column, (n,), by its name with or without `$`. Raise ConfigError
+        if it is missing.
         """
         try:
             return self.columns[name.removeprefix("$")]
@@ -76,13 +75,13 @@ class Bars:
             raise ConfigError(f"{self.source} has no column {name!r}; it has {', '.join(self.columns)}") from None
 
     def between(self, start: Time, end: Time) -> slice:
-        """Return the indices of the bars of [start, end)."""
+        """Return the indices of the bars that begin in [start, end)."""
         first, last = np.searchsorted(self.times, np.array([start, end]))
         return slice(int(first), int(last))
 
     def days(self, start: Time, end: Time) -> slice:
         """Return the indices of the bars of all calendar days that [start, end) touches."""
-        microsecond = np.timedelta64(1, "us")
+        microsecond = np.timedelta64(1, "us")  # an end at midnight does not touch the day that begins then
         first = start.astype("datetime64[D]")
         last = (end - microsecond).astype("datetime64[D]") + np.timedelta64(1, "D")
         return self.between(first, last)
@@ -95,13 +94,13 @@ class Bars:
 
 @dataclass(frozen=True, eq=False)
 class IntradayBacktestData:
-    """The bars of the days that an order touches, (ticks,) each.
-
-    For daily bars they are the bars of the order.
+    """The bars of all days that an order touches, with its features. Columns have
+    shape (ticks,).
     """
 
     bars: Bars
     part: slice
+    """The indices of the days' bars."""
     feature_columns_today: tuple[str, ...] = ()
     feature_columns_yesterday: tuple[str, ...] = ()
 
@@ -122,21 +121,23 @@ class IntradayBacktestData:
 
     @property
     def today(self) -> Array:
-        """The features of these days, (ticks, feature_columns_today)."""
+        """The features of the order's days, (ticks, feature_columns_today)."""
         return self.bars.matrix(self.feature_columns_today, self.part)
 
     @property
     def yesterday(self) -> Array:
-        """The features of the time before, (ticks, feature_columns_yesterday)."""
+        """The features of as many ticks before the order's days, (ticks,
+        feature_columns_yesterday).
+        """
         return previous_features(self.bars, self.feature_columns_yesterday, self.part)
 
 
 def previous_features(bars: Bars, names: Sequence[str], part: slice) -> Array:
-    """Return columns with the values of the time before `part`, shape (ticks, names).
+    """Return features of the time before the bars of `part`, shape (ticks, names).
 
-    A column that the bars have is read from them, as Qlib does: its rows hold the values of a day
-    before. For a name such as `close_1` that they do not have, the values are those of `close` in
-    as many bars before the first.
+    A column that the bars have is read at `part`, as in Qlib, whose files have the value of the day
+    before in columns such as `close_1`. If the bars lack `close_1`, `close` is read in as many bars
+    just before `part`; bars before the first one are 0.
     """
     length = part.stop - part.start
     out = np.zeros((length, len(names)))
@@ -158,8 +159,10 @@ def check_one_source(data_dir: str | Path | None, data: Bars | Mapping[str, Bars
 
 
 def bars_of(stock_id: str, data_dir: str | Path | None, data: Bars | Mapping[str, Bars] | None) -> Bars:
-    """Return the bars of a stock from a directory, or from `data`: the bars by stock, or the bars
-    of the one stock.
+    """Return the bars of a stock. Raise ConfigError if there are none.
+
+    data_dir: a directory of files of bars.
+    data: instead of `data_dir`, the bars by stock, or the bars of the only stock.
     """
     check_one_source(data_dir, data)
     if data_dir is not None:
@@ -175,10 +178,10 @@ def bars_of(stock_id: str, data_dir: str | Path | None, data: Bars | Mapping[str
 
 
 def load_bars(data_dir: str | Path, stock_id: str) -> Bars:
-    """Return the bars in `<data_dir>/<stock_id>.parquet` or `.csv`, which are cached until the file
-    changes.
+    """Return the bars in `<data_dir>/<stock_id>.parquet` or `.csv`.
 
-    Raise ConfigError, which names the file.
+    The bars of 64 files are cached until the file changes. Raise ConfigError, which names the file,
+    if it is missing or damaged.
     """
     folder = Path(data_dir)
     found = [path for suffix in _READERS if (path := folder / f"{stock_id}{suffix}").is_file()]
@@ -196,6 +199,9 @@ def load_bars(data_dir: str | Path, stock_id: str) -> Bars:
 
 @lru_cache(maxsize=_KEPT_FILES)
 def _cached_bars(path: str, mtime_ns: int, size: int) -> Bars:
+    """Return the bars in a file. mtime_ns, size: parts of the cache's key, so a
+    change is noticed.
+    """
     table = read_table(Path(path))
     time_column = next((name for name in TIME_COLUMNS if name in table), None)
     if time_column is None:
@@ -207,20 +213,21 @@ def _cached_bars(path: str, mtime_ns: int, size: int) -> Bars:
 
 
 def read_table(path: Path) -> dict[str, Array]:
-    """Return the columns of a CSV file (as text) or Parquet file.
+    """Return the columns of a CSV file, as text, or of a Parquet file, by name.
 
-    Raise ConfigError for any other file, or a damaged one.
+    Raise ConfigError for another kind of file, and for a damaged one.
     """
     try:
         reader = _READERS[path.suffix]
     except KeyError:
-        raise ConfigError(f"{path} is neither .csv nor .parquet") from None
+        raise ConfigError(f"{path} is neither .csv nor .parquet; convert it to one of them") from None
     return reader(path)
 
 
 def _read_csv(path: Path) -> dict[str, Array]:
-    """Return a CSV file's columns of text by name. Raise ConfigError for a row that is too long or
-    short.
+    """Return the columns of a CSV file as text, by name.
+
+    Raise ConfigError for an empty file, and for a row that is too long or too short.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows: Iterator[list[str]] = csv.reader(file)
@@ -250,6 +257,7 @@ _READERS: Final[dict[str, Callable[[Path], dict[str, Array]]]] = {".parquet": _r
 
 
 def _times(column: Array, path: str) -> Array:
+    """Return a column as datetime64[us]. Raise ConfigError for a value that is no time."""
     try:
         return np.array(
             [str(value).strip() for value in column] if column.dtype.kind in "OU" else column, "datetime64[us]"
@@ -259,7 +267,10 @@ def _times(column: Array, path: str) -> Array:
 
 
 def _numbers(column: Array, name: str, path: str) -> Array | None:
-    """Return a column as float64; None if it holds names, such as the asset's."""
+    """Return a column as float64; None if it holds texts, such as the asset's name.
+
+    Raise ConfigError for a text in a column that must hold numbers, such as `close`.
+    """
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
     texts = [str(value).strip() for value in column]
@@ -268,7 +279,7 @@ def _numbers(column: Array, name: str, path: str) -> Array | None:
     except ValueError:
         if name.removeprefix("$") in ("open", "high", "low", "close", "volume"):
             row = next(index for index, text in enumerate(texts) if not _is_number(text))
-            raise ConfigError(f"{path}: {name} of row {row + 1} is {texts[row]!r}, which is no number") from None
+            raise ConfigError(f"{path}: {name} of row {row + 1} is {texts[row]!r}; it must be a number") from None
         return None
 
 

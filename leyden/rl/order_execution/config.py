@@ -1,16 +1,14 @@
 """Configuration files of `leyden rl`: YAML or JSON, with sections as in Qlib's.
 
-    _base_: common.yaml      # or a list; this file's values come before those of the first base
+    _base_: common.yaml      # or a list; this file overrides it, and a base the next one
     policy:
       _delete_: true         # replaces the base's `policy` instead of being merged into it
       class: PPO
       kwargs: {lr: 0.0001}
 
-Every key is checked before anything is started.
-
-This module knows the keys and makes components of `{class, module_path, kwargs}`; `run` trains and
-tests with them. To add a key, add a field to the model of its section. To give a class a short
-name, add it to `_CLASSES`.
+Every key is checked before anything is started. This module knows the keys, and makes components of
+`{class, module_path, kwargs}`; `run.py` trains and tests with them. To add a key, add a field to
+the model of its section. To give a class a short name, add it to `_CLASSES`.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ SHORT_NAMES: Final[Mapping[str, str]] = {
 
 
 class _Section(BaseModel):
-    """A mapping of the file. Unknown keys are refused, and no value is converted."""
+    """The base of sections. Unknown keys raise an error, and no value is converted."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
@@ -78,15 +76,19 @@ class ComponentSection(_Section):
     kwargs: Annotated[dict[str, Any], BeforeValidator(lambda kwargs: {} if kwargs is None else kwargs)] = {}
 
     def takes(self, name: str, *, place: str) -> bool:
-        """Return whether the class has an argument of this name. place: see `build`."""
+        """Return whether the section's class has an argument of this name.
+
+        place: where the component stands in the file, for messages.
+        """
         return accepts(self._load(place), name)
 
     def build(self, place: str, **known: Any) -> Any:
         """Return an instance of the section's class.
 
         place: where the component stands in the file, for messages.
-        known: arguments to use where the file gives none. Those that the class does not take are
-        left out.
+        known: arguments to use where the file gives none; those that the class does not take are
+            left out.
+        Raise ConfigError if the class cannot be imported, or for a wrong argument.
         """
         cls = self._load(place)
         arguments = {name: value for name, value in known.items() if accepts(cls, name)}
@@ -98,6 +100,7 @@ class ComponentSection(_Section):
             raise ConfigError(f"{place}: {error}") from error
 
     def _load(self, place: str) -> Any:
+        """Return the section's class. Raise ConfigError if it cannot be imported."""
         if self.module_path is None:
             return resolve_name(self.class_, spec_name=f"{place}.class", registry=SHORT_NAMES)
         try:
@@ -122,39 +125,47 @@ class RuntimeSection(_Section):
     """The section `runtime` of a configuration."""
 
     seed: int = 0
+    """The seed of Python's, NumPy's and torch's generators, and of the policy."""
     use_cuda: bool = False
+    """Whether the network is on the GPU."""
 
 
 class EnvSection(_Section):
     """The section `env` of a configuration."""
 
     concurrency: int = 1
+    """The number of simulators that run at once."""
     parallel_mode: Annotated[str, AfterValidator(_check_env_kind)] = "dummy"
+    """Where the simulators run: a name in `ENV_KINDS`, or the import path of a class."""
     extra_module_paths: list[str] = []
+    """Folders in which modules are looked for too."""
 
 
 class SimulatorSection(_Section):
-    """`simulator`: minutes in a bar and in a step, and the share of the volume that a tick may
-    trade.
-    """
+    """The section `simulator` of a configuration."""
 
     data_granularity: int = 1
+    """Minutes in a bar."""
     time_per_step: int = 30
+    """Minutes in a step."""
     vol_limit: float | None = None
+    """The share of the market's volume that a tick may trade; None: no limit."""
 
 
 class SourceSection(_Section):
-    """`data.source`.
-
-    order_dir: has `train`, `valid` and `test`, each a .csv or .parquet file or a directory of them.
-    """
+    """The section `data.source` of a configuration."""
 
     order_dir: str
+    """A folder with `train`, `valid` and `test`, each a .csv or .parquet file, or a folder of such
+    files."""
     feature_root_dir: str
+    """The folder of the files of bars."""
     feature_columns_today: list[str] = []
     feature_columns_yesterday: list[str] = []
     default_start_time_index: int = 0
+    """The minute of the day at which an order with a date and no times begins."""
     default_end_time_index: int | None = None
+    """The minute of the day before which such an order ends; None: at the day's end."""
 
 
 class DataSection(_Section):
@@ -169,17 +180,24 @@ class TrainerSection(_Section):
     max_epoch: int
     episode_per_collect: int
     batch_size: int | None = None
+    """None: the default of the policy's `update`."""
     repeat_per_collect: int | None = None
-    """For this and batch_size, None means the default of the policy's `update`."""
+    """None: the default of the policy's `update`."""
     val_every_n_epoch: int | None = None
+    """None: no validation."""
     earlystop_patience: int | None = None
+    """Stop after so many validations whose price advantage is no improvement; None: never."""
     checkpoint_path: str | None = None
+    """The run's folder, in which to train or whose policy to test, unless the command line names
+    one;
+    None: a new folder."""
     checkpoint_every_n_iters: int = 1
     buffer_size: int | None = None
+    """Transitions in the policy's buffer; None: room for a collect, at least 20,000."""
 
 
 class RunConfig(_Section):
-    """The configuration of `leyden rl train` and `leyden rl backtest`, as read from a file."""
+    """The content of a configuration file of `leyden rl train` and `leyden rl backtest`."""
 
     data: DataSection
     policy: ComponentSection
@@ -194,9 +212,9 @@ class RunConfig(_Section):
 
 
 def load_config(path: str | Path) -> RunConfig:
-    """Return the configuration in a file.
+    """Return the configuration in a file, with that of its bases.
 
-    Raise ConfigError, which names the file, the key and the possible values.
+    Raise ConfigError, which names the file and the key, if it cannot be read or a key is wrong.
     """
     content = read_config(path)
     try:
@@ -206,22 +224,23 @@ def load_config(path: str | Path) -> RunConfig:
 
 
 def read_config(path: str | Path) -> Json:
-    """Return a file's content with that of its bases, unchecked.
+    """Return the content of a file with that of its bases. Its keys are not checked.
 
-    Raise ConfigError for a file that cannot be read, that is no mapping, or that is its own base.
+    Raise ConfigError for a file that cannot be read, is no mapping, or is its own base.
     """
     return _read(Path(path), ())
 
 
 def _read(path: Path, inside: tuple[Path, ...]) -> Json:
-    """Read a file and its bases. inside: the files that have this one as a base, the outermost
-    first.
+    """Return the content of a file over that of its bases.
+
+    inside: the files whose base this one is, the outermost first.
     """
     path = path.absolute()
     if path in inside:
         raise ConfigError(f"{path} is its own base, by way of {' -> '.join(each.name for each in inside)}")
     if path.suffix not in (".yaml", ".yml", ".json"):
-        raise ConfigError(f"{path} is no .yaml, .yml or .json file")
+        raise ConfigError(f"{path} is no .yaml, .yml or .json file; give one of these")
     try:
         with path.open(encoding="utf-8") as file:  # YAML's errors name the file that it reads
             config: object = (
@@ -242,7 +261,7 @@ def _read(path: Path, inside: tuple[Path, ...]) -> Json:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse a mapping with a repeated key. YAML's own loader silently takes the last value."""
+    """Raises ValueError for a repeated key. YAML's own loader silently takes the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.value != "<<"]
@@ -262,9 +281,9 @@ def _refuse_repeats(keys: list[Any]) -> None:
 
 
 def _merged(base: Json, own: Json) -> Json:
-    """Return `own` over `base`, mapping by mapping.
+    """Return `own` merged into `base`, mapping by mapping; values of `own` win.
 
-    A mapping with `_delete_` replaces the base's, which Qlib's parser forgets.
+    A mapping with `_delete_: true` replaces the base's mapping, which Qlib's parser does not do.
     """
     merged = dict(base)
     for name, value in own.items():
@@ -276,6 +295,7 @@ def _merged(base: Json, own: Json) -> Json:
 
 
 def _without_marks(config: Any) -> Any:
+    """Return the content without the keys `_delete_`."""
     if not is_object(config):
         return config
     return {name: _without_marks(value) for name, value in config.items() if name != "_delete_"}
@@ -290,7 +310,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping",
     "string_type": "a string",
 }
-"""The remedy for each kind of pydantic's errors."""
+"""What a value must be, by the type of pydantic's error."""
 
 
 def _parse(kind: type[SectionType], content: Any, place: str) -> SectionType:
@@ -307,7 +327,7 @@ def _parse(kind: type[SectionType], content: Any, place: str) -> SectionType:
         case "unknown_key":
             raise ConfigError(f"unknown key {at + '.' if at else ''}{first['msg']}")
         case "missing":
-            raise ConfigError(f"{at} is missing")
+            raise ConfigError(f"{at} is missing; add it to the file")
         case "value_error":
             raise ConfigError(f"{at} is {first['input']!r}; {first.get('ctx', {})['error']}")
         case wrong:

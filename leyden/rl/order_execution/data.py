@@ -1,7 +1,7 @@
-"""Features and orders: `ProcessedDataProvider` for state interpreters, `load_orders` for initial
-states.
+"""Features for state interpreters (`ProcessedDataProvider`), and orders from files (`load_orders`).
 
-Both read the formats of `bars`. To read features from elsewhere, subclass `ProcessedDataProvider`.
+Both read the formats of `bars.py`. To read features from elsewhere, subclass
+`ProcessedDataProvider`.
 """
 
 from __future__ import annotations
@@ -24,33 +24,39 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class IntradayProcessedData:
-    """Features of each tick, (ticks, features), of the order's days and of the time before them."""
+    """Features of each tick of an order's days."""
 
     today: Array
+    """(ticks, features): the features of the tick."""
     yesterday: Array
+    """(ticks, features): features of as many ticks before the order's days."""
 
 
 class ProcessedDataProvider(ABC):
-    """Features for interpreters. They are read at every step, so cache slow ones."""
+    """Provides features for state interpreters, which read them at every step: cache slow ones."""
 
     @abstractmethod
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:
-        """Return the features of the ticks `time_index`, (ticks,), whose first day is `date`.
+        """Return the features of the ticks of an order's days, the future ones too.
 
-        The caller hides the future.
+        The caller hides those of the future.
+        date: the first day. time_index: (ticks,), the beginnings of the ticks.
+        feature_dim: the number of features that the caller expects.
         """
 
 
 class BarsProcessedDataProvider(ProcessedDataProvider):
-    """Columns of files of bars, unchanged.
+    """Provides columns of files of bars, unchanged.
 
-    Write features that learn well (returns, ratios) into files of their own.
+    Networks learn better from returns and ratios than from prices; write such features into files
+    of their own.
 
     data_dir: a directory with `<stock_id>.parquet` or `.csv`.
-    data: instead of `data_dir`, the bars by stock, or the bars of the one stock.
+    data: instead of `data_dir`, the bars by stock, or the bars of the only stock.
     feature_columns_today: the names of the columns.
-    feature_columns_yesterday: as many names. For a name such as `close_1` that the bars lack, the
-        values are those of `close` in as many bars before the day. None: those of today, with `_1`.
+    feature_columns_yesterday: as many names of columns for the time before. If the bars lack
+        `close_1`, it stands for `close` in as many bars just before the order's days. None: the
+        names of today's columns, with `_1`.
     """
 
     def __init__(
@@ -68,9 +74,9 @@ class BarsProcessedDataProvider(ProcessedDataProvider):
         self._yesterday = tuple(before if feature_columns_yesterday is None else feature_columns_yesterday)
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:
-        """Return the columns at these ticks.
+        """Return the columns at the ticks of `time_index`.
 
-        Raise ConfigError unless there are `feature_dim` columns and all ticks.
+        Raise ConfigError unless there are `feature_dim` columns, and all ticks in the bars.
         """
         for name, columns in (("feature_columns_today", self._today), ("feature_columns_yesterday", self._yesterday)):
             if len(columns) != feature_dim:
@@ -80,7 +86,8 @@ class BarsProcessedDataProvider(ProcessedDataProvider):
         part = slice(first, first + len(time_index))
         if not np.array_equal(bars.times[part], time_index):
             raise ConfigError(
-                f"{bars.source} has not the ticks {time_index[0]} to {time_index[-1]} that the simulator's bars have"
+                f"{bars.source} has not the ticks {time_index[0]} to {time_index[-1]} that the simulator's bars have; give both "
+                "the same bars"
             )
         return IntradayProcessedData(bars.matrix(self._today, part), previous_features(bars, self._yesterday, part))
 
@@ -100,12 +107,14 @@ def load_orders(
 
     Columns: `stock_id` or `instrument`; `amount`; `direction` or `order_type` (0 or sell, 1 or
     buy); and either `start_time` and `end_time`, or `date` (or `datetime`). A row whose amount is 0
-    is left out. Raise ConfigError, which names file and row.
+    is left out.
 
-    data_dir: the bars whose ticks count for a `date`.
-    start_time_index, end_time_index: an order with a `date` lasts from the tick with the first
-        number to the end of the tick before the second one; None: to the day's last tick.
+    data_dir: the directory of the bars, whose ticks are needed for orders with a `date`.
+    start_time_index, end_time_index: the ticks of the day, from 0, of an order with a `date`: its
+        first one, and the one before which it ends (None: the day's end).
     tick: the length of a tick; None: one minute.
+    Raise ConfigError, which names file and row, for an order that is impossible, and if there is
+    none.
     """
     path = Path(path)
     files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".parquet")) if path.is_dir() else [path]
@@ -136,6 +145,7 @@ def load_orders(
 
 
 def _column(table: Mapping[str, Array], names: Sequence[str], file: Path) -> Array:
+    """Return the first of these columns that a table has. Raise ConfigError if it has none."""
     for name in names:
         if name in table:
             return table[name]
@@ -158,10 +168,10 @@ def _times_of_rows(
     end_index: int | None,
     tick: np.timedelta64,
 ) -> Callable[[str, int], tuple[np.datetime64, np.datetime64]]:
-    """Return a function of (stock, row) that gives an order's start and end.
+    """Return a function of (stock, row) that returns the start and the end of an order.
 
-    Files with `start_time` and `end_time` have both. Files with dates take the day's ticks
-    `start_index` to `end_index` from the bars; the end is one `tick` after the last.
+    They are read from the columns `start_time` and `end_time` if the file has them. Otherwise they
+    are the day's ticks from `start_index` to before `end_index`, with a last `tick` added.
     """
     if "start_time" in table or "end_time" in table:
         starts, ends = _column(table, ["start_time"], file), _column(table, ["end_time"], file)

@@ -1,7 +1,8 @@
-"""Interpreters of order execution: observations of an order's state, and amounts of actions.
+"""Interpreters of order execution: observations of an order's state, and the amounts that actions
+trade.
 
-Observations are arrays of 32 bits. Steps that have not been made and ticks of the future are zeros.
-To observe something else, subclass `StateInterpreter`.
+Observations are 32-bit arrays. Steps that have not been made and ticks of the future are zeros. To
+observe something else, subclass `StateInterpreter`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Observation = dict[str, Array]
 
 
 class DummyStateInterpreter(StateInterpreter[SAOEState, Observation]):
-    """Observe nothing, for policies that ignore observations (`AllOne`)."""
+    """Observes nothing, for policies that ignore observations, such as `AllOne`."""
 
     def __init__(self) -> None:
         limits = np.iinfo(np.int32)
@@ -33,19 +34,19 @@ class DummyStateInterpreter(StateInterpreter[SAOEState, Observation]):
 
     @property
     def observation_space(self) -> spaces.Dict:
-        """The space of one number."""
+        """A space of one number."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """Return 1, always."""
+        """Return the number 1, whatever the state is."""
         return {"DUMMY": np.array(1, np.int32)}
 
 
 class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
-    """Observe the progress of the order, and no market.
+    """Observes the progress of the order, and not the market.
 
-    The numbers are `acquiring` (1 for a purchase), `cur_step`, `num_step`, `target` (the order's
-    amount) and `position` (the amount left).
+    The observation has five numbers: `acquiring` (1 for a purchase), `cur_step` (steps made),
+    `num_step` (`max_step`), `target` (the order's amount) and `position` (the amount that is left).
 
     max_step: the number of steps of the longest order.
     """
@@ -57,28 +58,30 @@ class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
 
     @property
     def observation_space(self) -> spaces.Dict:
-        """The space of five numbers."""
+        """A Dict of five numbers."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """Return the five numbers of the order: its direction, amounts and steps.
+        """Return the five numbers of the order.
 
-        After the last step, `cur_step` is still the number of the last step.
+        After the last step, `cur_step` is still `max_step - 1`. Raise ConfigError for an order with
+        more steps than `max_step`.
         """
         return _order_numbers(simulator_state, self.max_step)
 
 
 class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
-    """Observe the features of all ticks so far and of the time before, and all positions so far.
+    """Observes the market's features so far and before the order's days, and all positions so far.
 
-    In addition to the numbers of `CurrentStepStateInterpreter` there are `data_processed`,
-    (data_ticks, data_dim), 0 from the current tick on; `data_processed_prev`, (data_ticks,
-    data_dim); `cur_tick`; and `position_history`, (max_step,).
+    The observation has the five numbers of `CurrentStepStateInterpreter`, and four parts more:
+    `data_processed`, (data_ticks, data_dim), which is 0 from the current tick on;
+    `data_processed_prev`, (data_ticks, data_dim); `cur_tick`; and `position_history`, (max_step,).
 
     max_step: the number of steps of the longest order.
-    data_ticks: the number of ticks of the longest day, or of all days of an order over several.
-        Shorter days are filled up with 0.
+    data_ticks: the number of ticks of the longest day, or of all days of an order that spans
+        several. Shorter days are filled up with 0.
     data_dim: the number of features.
+    processed_data_provider: provides the features.
     """
 
     def __init__(
@@ -101,24 +104,27 @@ class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
 
     @property
     def observation_space(self) -> spaces.Dict:
-        """The space of nine parts."""
+        """A Dict of nine parts."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """Return the observation of `observation_space`: features, positions, and the order's
-        numbers.
+        """Return the features and positions so far, and the five numbers of the order.
 
-        Raise ConfigError for an order with more ticks or steps than fit.
+        Raise ConfigError for an order with more ticks than `data_ticks`, or more steps than
+        `max_step`.
         """
         state = simulator_state
         order, ticks = state.order, state.ticks_index
         if len(ticks) > self.data_ticks:
             raise ConfigError(
-                f"the days of the order to {order} have {len(ticks)} ticks, data_ticks is {self.data_ticks}; raise it"
+                f"the days of the order to {order} have {len(ticks)} ticks, data_ticks is {self.data_ticks}; give "
+                f"data_ticks={len(ticks)} or more"
             )
         known = int(np.searchsorted(ticks, state.cur_time))
         date = order.start_time.astype("datetime64[D]")
         processed = self.processed_data_provider.get_data(order.stock_id, date, self.data_dim, ticks)
+        # one longer than the observation: after the last step there is a position that is not
+        # observed
         positions = np.zeros(self.max_step + 1, np.float32)
         numbers = _order_numbers(state, self.max_step)
         positions[0] = order.amount
@@ -132,6 +138,7 @@ class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
         }
 
     def _filled(self, features: Array, known: int) -> Array:
+        """Return (data_ticks, data_dim): the first `known` rows of the features, then zeros."""
         filled = np.zeros((self.data_ticks, self.data_dim), np.float32)
         filled[:known] = np.nan_to_num(features[:known])
         return filled
@@ -148,9 +155,13 @@ def _order_spaces(max_step: int) -> dict[str, spaces.Space[Any]]:
 
 
 def _order_numbers(state: SAOEState, max_step: int) -> Observation:
+    """Return the numbers that all orders' observations have. Raise ConfigError for
+    too many steps.
+    """
     if state.cur_step > max_step:
         raise ConfigError(
-            f"the order to {state.order} has made {state.cur_step} steps, max_step is {max_step}; raise it"
+            f"the order to {state.order} has made {state.cur_step} steps, max_step is {max_step}; give "
+            f"max_step={state.n_steps} or more"
         )
     return {
         "acquiring": np.array(state.order.direction == OrderDir.BUY, np.int32),
@@ -162,11 +173,12 @@ def _order_numbers(state: SAOEState, max_step: int) -> Observation:
 
 
 class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
-    """Action k trades `values[k]` of the order's amount, or the rest if that is less.
+    """Action k trades the fraction `values[k]` of the order's amount, or all that is left if that
+    is less.
 
-    values: fractions, or a number n for 0, 1/n, ..., 1.
-    max_step: the number of steps of an order; its last step trades the rest. None: the simulator
-        does.
+    values: fractions, or a whole number n for 0, 1/n, ..., 1.
+    max_step: the number of steps of an order, of which the last one trades all that is left. None:
+        leave that to the simulator.
     """
 
     def __init__(self, values: int | Sequence[float], max_step: int | None = None) -> None:
@@ -184,21 +196,21 @@ class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
 
     @property
     def action_space(self) -> spaces.Discrete:
-        """The space of one action for each value."""
+        """A Discrete space with an action for each value."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState, action: int) -> float:
-        """Return the units to trade."""
+        """Return the amount to trade: `values[action]` of the order, at most what is left."""
         if self.max_step is not None and simulator_state.cur_step >= self.max_step - 1:
             return simulator_state.position
         return min(simulator_state.position, simulator_state.order.amount * self.action_values[int(action)])
 
 
 class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
-    """Action 1 trades an equal part of the rest in each remaining step, 2 trades twice as much, 0
-    nothing.
+    """An action is a multiple of the equal share: what is left, divided by the remaining steps.
 
-    With `AllOne` it is the baseline TWAP, the time-weighted average price.
+    Action 1 trades that share, 2 twice as much, 0 nothing. With the policy `AllOne` this is the
+    baseline TWAP, the time-weighted average price.
     """
 
     def __init__(self) -> None:
@@ -206,15 +218,14 @@ class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
 
     @property
     def action_space(self) -> spaces.Box:
-        """The space of numbers from 0."""
+        """A Box of one number, 0 or more."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState, action: float) -> float:
-        """Return the units to trade: `action` times an equal share of what is left for each
-        remaining step.
+        """Return the amount to trade: `action` times the equal share, at most what is left.
 
-        1.0 is TWAP. Remaining steps are counted as the simulator makes them, even if the first is
-        shorter.
+        The remaining steps are those that the simulator still makes; a shorter first step counts as
+        one.
         """
         left = simulator_state.n_steps - simulator_state.cur_step
         return min(simulator_state.position, simulator_state.position / left * float(action))

@@ -18,14 +18,16 @@ _CELLS: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 
 class Recurrent(nn.Module):
-    """A recurrent network over the market's ticks so far, one over the positions so far, and the
-    direction.
+    """Two recurrent networks, over the market's ticks so far and over the positions so far.
 
-    "Universal Trading for Order Execution with Oracle Policy Distillation" (AAAI 2021), without its
-    oracle and with both directions.
+    Their outputs and the order's direction are combined to features (N, output_dim), from which a
+    policy computes actions and values. The network is that of "Universal Trading for Order
+    Execution with Oracle Policy Distillation" (AAAI 2021), without its oracle and with both
+    directions.
 
     obs_space: the space of `FullHistoryStateInterpreter`.
-    output_dim: the width of the output, (N, output_dim), on which a policy puts its heads.
+    hidden_dim: the width of all hidden layers.
+    output_dim: the width of the output.
     """
 
     def __init__(
@@ -64,8 +66,7 @@ class Recurrent(nn.Module):
         """
         features_NTC = obs["data_processed"].float()
         rows = torch.arange(len(features_NTC), device=features_NTC.device)
-        # a row of zeros in front, so that the output at the current tick is that of the ticks
-        # before it
+        # with a row of zeros in front, the output at `cur_tick` has seen the ticks before it alone
         features_NTC = torch.cat((torch.zeros_like(features_NTC[:, :1]), features_NTC), 1)
         market_NTH = self.raw_rnn(self.raw_fc(features_NTC))[0]
         position_NS = obs["position_history"].float() / obs["target"].float().unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""`Order`: an amount to trade within a time, the initial state of an episode.
+"""`Order`: an amount to trade within a given time, which is the initial state of an episode.
 
 Times are `numpy.datetime64` in microseconds, without a time zone, on the clock of the bars.
 """
@@ -30,12 +30,11 @@ class OrderDir(IntEnum):
 
 @dataclass(frozen=True)
 class Order:
-    """Trade `amount` of one asset in [start_time, end_time).
-
-    Raise ConfigError for an amount or times that are impossible.
+    """An order to trade an amount of one asset in [start_time, end_time).
 
     amount: units of the asset, above 0.
     start_time, end_time: anything that `numpy.datetime64` accepts, such as "2020-01-02 09:30".
+    Raise ConfigError for an impossible amount, direction or time.
     """
 
     stock_id: str
@@ -60,7 +59,8 @@ class Order:
         object.__setattr__(self, "end_time", as_time(self.end_time, "end_time"))
         if self.end_time <= self.start_time:
             raise ConfigError(
-                f"the order for {self.stock_id} ends at {self.end_time}, which is not after {self.start_time}"
+                f"the order for {self.stock_id} ends at {self.end_time}, which is not after its start, {self.start_time}; give a "
+                "later end_time"
             )
 
     @property
@@ -71,7 +71,7 @@ class Order:
     @property
     def tolerance(self) -> float:
         """A position below this counts as 0, because sums of floats of the order's size are not
-        more exact.
+        exact.
         """
         return EPS * max(1.0, self.amount)
 
@@ -82,9 +82,10 @@ class Order:
 
 
 def as_time(value: Any, name: str = "time") -> Time:
-    """Return `value` as `datetime64[us]`.
+    """Return a time as `datetime64[us]`.
 
-    Raise ConfigError, which names it, if it is no time or has a time zone.
+    name: what the time is, for messages.
+    Raise ConfigError if the value is no time, or has a time zone.
     """
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         raise ConfigError(f"{name} is {value}, with a time zone; give the time on the bars' clock, without one")

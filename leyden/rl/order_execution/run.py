@@ -1,7 +1,7 @@
 """Train and backtest policies of order execution, for `leyden rl train` and `leyden rl backtest`.
 
-This module puts the components together and knows none of their insides. For another kind of
-simulator, write such a module, or use `Trainer` itself.
+This module builds the components of a configuration and gives them to a `Trainer`. For another kind
+of simulator, write such a module, or use `Trainer` itself.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class TrainResult:
     """Whether it made all its iterations, or the validation stopped it early; False after a signal.
     """
     metrics: dict[str, Any]
+    """The metrics of the last iteration."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,17 @@ class BacktestResult:
     pa: float
     """The mean price advantage, in basis points."""
     pa_standard_error: float
+    """The standard error of `pa`, in basis points; NaN for one order."""
     ffr: float
     """The mean fulfilled fraction of the orders."""
 
 
 class OrdersWriter(LogWriter):
-    """A CSV file with a row for each order: the order, then the logged values of its episode.
+    """Writes a CSV file with a row for each order: the order, then the logged values of its
+    episode.
 
-    The file is written at the end.
+    The rows are kept in memory, and the file is written by `close`.
+    path: the file. orders: by the index of their seeds.
     """
 
     def __init__(self, path: Path, orders: Sequence[Order]) -> None:
@@ -106,7 +110,7 @@ class OrdersWriter(LogWriter):
             table.writerows(self.rows[index] for index in sorted(self.rows))
 
     def column(self, name: str) -> list[float]:
-        """Return a logged number of each order."""
+        """Return a column of numbers, one for each order, in the order of the file."""
         return [float(row[name]) for _, row in sorted(self.rows.items())]
 
 
@@ -115,10 +119,10 @@ def train_orders(
 ) -> TrainResult:
     """Train, and write the record of the run, checkpoints and tables of metrics to `run_dir`.
 
-    A signal ends the run after the stage under way, and keeps it. Raise ConfigError for an
-    impossible configuration before anything has begun.
-
+    A signal ends the run after the current stage, and keeps it.
     resume: continue from the newest checkpoint in `run_dir`, if there is one.
+    callbacks: called in addition to those that write tables and checkpoints.
+    Raise ConfigError for an impossible configuration, before anything has begun.
     """
     agent = _ConfiguredAgent(config)
     options = config.trainer
@@ -161,10 +165,11 @@ def train_orders(
 
 
 def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *, tag: str = "test") -> BacktestResult:
-    """Run each order of `data.source.order_dir/<tag>` once, and write a row for each into `output`.
+    """Execute each order of a data set once, and write a row for each to the CSV file `output`.
 
-    checkpoint: the directory of a run, a directory of checkpoints, or one checkpoint; None: the
-        policy of the configuration, which must be one that does not learn.
+    checkpoint: takes the policy from a run's directory, a directory of checkpoints, or one
+        checkpoint; None: the policy of the configuration, which must be one that does not learn.
+    tag: the data set in `data.source.order_dir`: `train`, `valid` or `test`.
     """
     agent = _ConfiguredAgent(config)
     if checkpoint is not None:
@@ -172,7 +177,7 @@ def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *,
         agent.policy.load_state_dict(Trainer.get_policy_state_dict(inside if inside.is_dir() else checkpoint))
     elif agent.policy.state_dict():
         raise ConfigError(
-            f"a {type(agent.policy).__name__} that has learned nothing would be tested; give the run or checkpoint to take it from"
+            f"a {type(agent.policy).__name__} that has learned nothing would be tested; name its run or checkpoint (--run)"
         )
     orders = agent.orders(tag)
     writer = OrdersWriter(output, orders)
@@ -193,7 +198,7 @@ def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *,
 
 
 class _ConfiguredAgent:
-    """The components of a configuration."""
+    """The components that a configuration describes. Making them seeds the process's generators."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -221,9 +226,9 @@ class _ConfiguredAgent:
         self.policy = self._policy()
 
     def _policy(self) -> Any:
-        """Build the policy of the configuration, around its network if it has one.
+        """Return the policy of the configuration, with its network if it has one.
 
-        Raise ConfigError for a network that the policy takes no argument for.
+        Raise ConfigError for a network if the policy takes none.
         """
         config = self.config
         obs_space = self.state_interpreter.observation_space
@@ -242,15 +247,15 @@ class _ConfiguredAgent:
 
     @property
     def max_step(self) -> int:
-        """The most steps of an episode."""
+        """The most steps of an episode: the `max_step` of an interpreter, else 240."""
         known = [getattr(each, "max_step", None) for each in (self.state_interpreter, self.action_interpreter)]
         return next((steps for steps in known if steps), _STEPS_OF_A_DAY)
 
     @property
     def update_kwargs(self) -> dict[str, Any]:
-        """The options that the file gives for the policy's update.
+        """The options of the file for the policy's `update`.
 
-        Raise ConfigError for an option that the policy does not take.
+        Raises ConfigError for an option that the policy does not take.
         """
         options, policy = self.config.trainer, self.policy
         wanted = {"batch_size": options.batch_size, "repeat": options.repeat_per_collect}
@@ -266,7 +271,9 @@ class _ConfiguredAgent:
         return given
 
     def orders(self, tag: str) -> list[Order]:
-        """Return the orders of a data set. tag: `train`, `valid` or `test`."""
+        """Return the orders of a data set, `train`, `valid` or `test`. Raise ConfigError if it is
+        missing.
+        """
         source, granularity = self.config.data.source, self.config.simulator.data_granularity
         end = source.default_end_time_index
         root = Path(source.order_dir)

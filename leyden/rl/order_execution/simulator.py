@@ -26,21 +26,21 @@ BASIS_POINTS = 10_000
 
 
 class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
-    """Execute one order on the bars of one asset.
+    """Executes one order on the bars of one asset.
 
-    The amount of a step is split evenly over its ticks, each at its close. A tick trades at most
-    `vol_threshold` of the market's volume. The last tick trades everything that is left, within
-    that limit. Steps end at multiples of `ticks_per_step` of the day's ticks, so an order that
-    begins between two of them has a shorter first step. Raise ConfigError if the bars have no tick
-    in the order's time.
+    The amount of a step is split evenly over its ticks, each of which trades at its close. A tick
+    trades at most `vol_threshold` of the market's volume. The last tick trades all that is left,
+    within that limit. Steps end at multiples of `ticks_per_step` of the day's ticks, so an order
+    that begins between two of them has a shorter first step.
 
-    data_dir: a directory with `<stock_id>.parquet` or `.csv`; see `load_bars`.
-    data: instead of `data_dir`, the bars by stock, or the bars of the one stock.
+    data_dir: a directory with `<stock_id>.parquet` or `.csv`.
+    data: instead of `data_dir`, the bars by stock, or the bars of the only stock.
     feature_columns_today, feature_columns_yesterday: the columns of `backtest_data.today` and
         `.yesterday`.
     data_granularity: the minutes in a bar (or another unit, which `ticks_per_step` shares).
     ticks_per_step: the minutes in a step; a multiple of data_granularity.
-    vol_threshold: the greatest share of the market's volume; None: no limit.
+    vol_threshold: the greatest share of the market's volume that a tick trades; None: no limit.
+    Raise ConfigError if the bars have no tick in the order's time.
     """
 
     def __init__(
@@ -89,12 +89,13 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
 
     @property
     def cur_time(self) -> Time:
-        """The beginning of the next step."""
+        """The beginning of the next step; the order's end if there is none."""
         return self.ticks_index[self._at] if self._at < self._end else self.order.end_time
 
     def step(self, action: float) -> None:
-        """Trade `action` units, up to the market's limit. The last step trades all that is left.
+        """Trade an amount within the market's limit. The last step trades all that is left instead.
 
+        action: units of the asset.
         Raise InvalidTrade, and change nothing, if the amount is negative or more than is left.
         Raise OrderDone if there is no further step.
         """
@@ -138,11 +139,15 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         )
 
     def _next(self) -> int:
+        """Return the tick at which the next step ends, by its index in the day's ticks."""
         following = (self._at // self.ticks_per_step + 1) * self.ticks_per_step
         return min(following, self._end)
 
     def _split(self, amount: float, volume: Array, *, last: bool) -> Array:
-        """Return the amount that each tick trades, (ticks,)."""
+        """Return the amount that each tick of a step trades, (ticks,), within the market's limit.
+
+        last: it is the order's last step, so its last tick trades all that is left.
+        """
         limit = np.inf if self.vol_threshold is None else self.vol_threshold * np.nan_to_num(volume)
         traded = np.minimum(np.full(len(volume), amount / len(volume)), limit)
         if last:
@@ -151,6 +156,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         return traded
 
     def _check(self, traded: Array, amount: float) -> None:
+        """Raise InvalidTrade if a tick would trade a negative amount, or all together too much."""
         tolerance = self.order.tolerance
         if not (traded >= -tolerance).all() or traded.sum() > self.position + tolerance:
             raise InvalidTrade(
@@ -181,11 +187,11 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         )
 
     def _summary(self, time: Time, volume: Array, price: Array, amount: float, traded: Array) -> SAOEMetrics:
-        """Return the metrics of several ticks as one record: totals, and prices weighted by the
-        amounts.
+        """Return the metrics of several ticks together: totals, and prices weighted by the amounts.
 
-        volume, price, traded: shape (ticks,). amount: what was to be traded. A record without a
-        deal has price and price advantage 0.
+        If nothing was traded, price and price advantage are 0.
+        time: the beginning of the first tick. volume, price, traded: (ticks,).
+        amount: what was to be traded.
         """
         total = float(traded.sum())
         value = float((price * traded).sum())
@@ -204,15 +210,13 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             trade_value=value,
             position=self.position,
             ffr=total / self.order.amount,
-            # Qlib takes the price 0 for a real one, so that buying nothing beats the market by
-            # 10,000 basis points
+            # in Qlib the price 0 counts as real, so buying nothing has an advantage of 10,000 basis
+            # points
             pa=0.0 if nothing else price_advantage(trade_price, self.twap_price, self.order.direction),
         )
 
     def _finish(self) -> None:
-        """Set the order's final metrics, and log them and the histories if an environment runs this
-        simulator.
-        """
+        """Set the metrics of the whole order. In an environment, log them and the histories."""
         ticks = self.history_exec
         wanted = float(self.history_steps["amount"].sum())
         self.metrics = self._summary(
@@ -230,6 +234,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
 
 
 def _mean(price: Array) -> float:
+    """Return the mean of the known prices; 0 if all are NaN."""
     known = price[~np.isnan(price)]
     return float(known.mean()) if len(known) else 0.0
 
@@ -239,11 +244,11 @@ def price_advantage(exec_price: float, baseline_price: float, direction: OrderDi
 @overload
 def price_advantage(exec_price: Array, baseline_price: float, direction: OrderDir | int) -> Array: ...
 def price_advantage(exec_price: float | Array, baseline_price: float, direction: OrderDir | int) -> float | Array:
-    """Return the advantage over the baseline price, in basis points.
+    """Return how much better than a baseline a price is, in basis points.
 
-    It is `(1 - price / baseline) * 10000` for a purchase, and the negative of that for a sale. It
-    is 0 if the baseline is 0 or either price is unknown (NaN). Raise ConfigError for an unknown
-    direction.
+    The advantage is `(1 - price / baseline) * 10000` for a purchase, and the negative of that for a
+    sale. It is 0 if the baseline is 0 or either price is unknown (NaN). Raise ConfigError for an
+    unknown direction.
     """
     if direction not in (OrderDir.BUY, OrderDir.SELL):
         raise ConfigError(f"direction is {direction!r}; choose OrderDir.SELL or OrderDir.BUY")

@@ -16,20 +16,20 @@ from leyden.rl.order_execution.objects import Order, OrderDir, Time
 
 
 class SAOEMetrics(TypedDict):
-    """The metrics of a step, a tick or a whole order."""
+    """The metrics of a step, of a whole order, or of several ticks as arrays (ticks,)."""
 
     stock_id: str
     datetime: Any
-    """The beginning of the step."""
+    """The beginning of the step, the order or the tick."""
     direction: OrderDir
     market_volume: Any
-    """The sum of the market's volume."""
+    """The sum of the market's volume in the ticks."""
     market_price: Any
-    """The mean of the prices of its ticks."""
+    """The mean of the market's price in the ticks."""
     amount: Any
     """The amount that the policy wanted to trade."""
     inner_amount: Any
-    """The amount that was attempted."""
+    """The amount that the simulator tried to trade; here the traded amount. Qlib's name."""
     deal_amount: Any
     """The amount that was traded."""
     trade_price: Any
@@ -41,18 +41,16 @@ class SAOEMetrics(TypedDict):
     ffr: Any
     """The fulfilled fraction: the traded amount over the order's amount, 0 to 1."""
     pa: Any
-    """The price advantage over the order's TWAP in basis points; positive is better in either
-    direction.
+    """The price advantage over the order's TWAP in basis points; positive is better for purchases
+    and for sales.
     """
 
 
 class History(Mapping[str, NDArray[Any]]):
-    """Columns that grow at their end, with the names of `SAOEMetrics`.
-
-    A longer history is a new `History`, so that states do not change.
+    """A table with the columns of `SAOEMetrics`, and a row for each step or tick.
 
     `history["pa"]` is a column, (rows,); `len(history)` is the number of rows; `history.last` holds
-    the newest rows.
+    the newest rows. A history does not change: `plus` returns a longer one.
     """
 
     def __init__(self, chunks: tuple[SAOEMetrics, ...] = ()) -> None:
@@ -60,19 +58,22 @@ class History(Mapping[str, NDArray[Any]]):
         self._columns: dict[str, NDArray[Any]] = {}
 
     def plus(self, chunk: SAOEMetrics) -> History:
-        """Return a longer history, by one row (a chunk of scalars) or several (a chunk of arrays of
-        one length).
+        """Return this history with rows added: one if the chunk holds scalars, several if it holds
+        arrays.
         """
         return History((*self._chunks, chunk))
 
     @property
     def last(self) -> SAOEMetrics:
-        """The rows that were added last. Raise LookupError if there are none."""
+        """The rows that were added last. Raises IndexError if there are none."""
         return self._chunks[-1]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a column, (rows,). A value that a chunk has once is repeated for
+        each of its rows.
+        """
         if name not in SAOEMetrics.__annotations__:
-            raise KeyError(name)
+            raise KeyError(f"{name!r} is no column; there are {', '.join(SAOEMetrics.__annotations__)}")
         if name not in self._columns:
             chunks: list[Any] = list(self._chunks)
             parts: list[NDArray[Any]] = [
@@ -114,8 +115,6 @@ class SAOEState(NamedTuple):
 
     @property
     def n_steps(self) -> int:
-        """The number of steps from the first to the last tick of the order, however the policy
-        trades.
-        """
+        """The number of steps that the order's time has, even if the policy is done earlier."""
         first, last = np.searchsorted(self.ticks_index, self.ticks_for_order[[0, -1]])
         return int(last) // self.ticks_per_step - int(first) // self.ticks_per_step + 1

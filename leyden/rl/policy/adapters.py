@@ -1,7 +1,7 @@
 """Policies of Stable-Baselines3 and tianshou 2 that act under Leyden's collector.
 
-They learn in their own library, and the adapters read their current weights at each call. Nothing
-is imported here that the given policy has not loaded already. To adapt another library, subclass
+The policies learn in their own library; an adapter uses their current weights at each call. Nothing
+is imported here that the given policy has not imported already. To adapt another library, subclass
 `NonLearnablePolicy` and let `act` call the library with a batch.
 """
 
@@ -19,13 +19,10 @@ from leyden.rl.policy.base import NonLearnablePolicy, PolicyOutput
 
 
 class Sb3Policy(NonLearnablePolicy):
-    """A Stable-Baselines3 model (`BaseAlgorithm`) or its policy.
-
-    It acts by `predict`, stochastically while exploring.
-    """
+    """Acts by `predict` of a Stable-Baselines3 model or policy, stochastically while exploring."""
 
     def __init__(self, model: Any) -> None:
-        """Raise ConfigError if `model` is no model or policy of Stable-Baselines3."""
+        """Wrap a model (`BaseAlgorithm`) or policy. Raise ConfigError for any other object."""
         if not hasattr(model, "predict") or not hasattr(model, "observation_space"):
             raise ConfigError(f"Sb3Policy needs a Stable-Baselines3 model or policy, not {type(model).__name__}")
         super().__init__(model.observation_space, model.action_space)
@@ -41,7 +38,7 @@ class Sb3Policy(NonLearnablePolicy):
         return {"model": {name: t.detach().clone() for name, t in _module(self.model).state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the weights."""
+        """Set the network's weights."""
         _module(self.model).load_state_dict(state["model"])
 
 
@@ -50,15 +47,15 @@ def _module(model: Any) -> Any:
 
 
 class TianshouPolicy(NonLearnablePolicy):
-    """A policy of tianshou 2, or the `policy` of an algorithm.
-
-    It acts by its `forward`, mapped to the action space.
+    """Acts by `forward` and `map_action` of a tianshou 2 policy.
 
     A tianshou policy explores only within a training step, so an exploring `act` is marked as one.
     """
 
     def __init__(self, policy: Any) -> None:
-        """Raise ConfigError if `policy` is no policy of tianshou 2."""
+        """Wrap a policy, or the `policy` of an algorithm. Raise ConfigError for any
+        other object.
+        """
         policy = getattr(policy, "policy", policy)
         if not hasattr(policy, "map_action") or not hasattr(policy, "observation_space"):
             raise ConfigError(f"TianshouPolicy needs a policy of tianshou 2, not {type(policy).__name__}")
@@ -69,7 +66,10 @@ class TianshouPolicy(NonLearnablePolicy):
         self._data = sys.modules["tianshou.data"]  # the policy has loaded it
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Call `forward`, add exploration noise if exploring, and call `map_action`."""
+        """Return the policy's actions, with exploration noise if exploring.
+
+        Raise ConfigError unless there is one action for each observation.
+        """
         import torch
 
         given = self._data.Batch(obs=copied(obs), info=self._data.Batch())
@@ -86,7 +86,8 @@ class TianshouPolicy(NonLearnablePolicy):
         mapped_actions = np.asarray(self.policy.map_action(actions))
         if len(mapped_actions) != len(next(leaves(obs))):
             raise ConfigError(
-                f"{type(self.policy).__name__} gave {len(mapped_actions)} actions for {len(given)} observations"
+                f"{type(self.policy).__name__} returned {len(mapped_actions)} actions for {len(given)} observations; its "
+                "forward and map_action must return one for each"
             )
         return PolicyOutput(mapped_actions)
 
@@ -95,5 +96,5 @@ class TianshouPolicy(NonLearnablePolicy):
         return {"model": {name: t.detach().clone() for name, t in self.policy.state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the weights."""
+        """Set the policy's weights."""
         self.policy.load_state_dict(state["model"])

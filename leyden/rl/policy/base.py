@@ -37,7 +37,7 @@ class PolicyOutput(NamedTuple):
 
 
 class Policy(NamedOptions, ABC):
-    """Map observations to actions, and learn."""
+    """Maps batches of observations to actions, and learns from transitions."""
 
     observation_space: Space
     """The observation space of one environment."""
@@ -45,11 +45,17 @@ class Policy(NamedOptions, ABC):
 
     @abstractmethod
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return the actions for a batch (n, ...). explore: False: behave as in an evaluation."""
+        """Return the actions for a batch (n, ...).
+
+        explore: try other actions than the best, to learn; False: act as in an evaluation.
+        """
 
     @abstractmethod
     def update(self, buffer: Any, **kwargs: Any) -> Mapping[str, float]:
-        """Learn once from a buffer of `make_buffer`. Return metrics, such as loss and grad_norm."""
+        """Learn from the buffer of a collect. Return metrics, such as loss and grad_norm.
+
+        buffer: made by `make_buffer`. kwargs: options of the policy, such as batch_size.
+        """
 
     @abstractmethod
     def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer | ReplayBuffer | None:
@@ -59,15 +65,15 @@ class Policy(NamedOptions, ABC):
         """
 
     def train(self, mode: bool = True) -> None:
-        """Let modules behave as in training (with dropout), or with False as in use."""
+        """Put modules into training mode, as for dropout, or with False into evaluation mode."""
 
     def eval(self) -> None:
-        """Let modules behave as in an evaluation."""
+        """Put modules into evaluation mode."""
         self.train(False)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next `act` and `update` depend on, except the constructor's
+        """Return all state that the next `act` and `update` depend on, but no constructor
         arguments.
 
         It consists of dicts and lists of plain values, tensors and arrays.
@@ -75,9 +81,9 @@ class Policy(NamedOptions, ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore exactly what `state_dict` returned.
+        """Restore a state of `state_dict` exactly.
 
-        Raise CheckpointError, and change nothing, for another policy's state.
+        Raise CheckpointError, and change nothing, for the state of another kind of policy.
         """
 
 
@@ -89,7 +95,7 @@ class NonLearnablePolicy(Policy):
         self.action_space = action_space
 
     def update(self, buffer: Any, **kwargs: Any) -> Mapping[str, float]:
-        """Learn nothing, and return no metrics."""
+        """Return no metrics. A rule learns nothing."""
         return {}
 
     def make_buffer(self, size: int | None, num_envs: int) -> None:
@@ -100,18 +106,18 @@ class NonLearnablePolicy(Policy):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load nothing."""
+        """Do nothing, because a rule has no state."""
 
 
 class AllOne(NonLearnablePolicy):
-    """Always the same action, with `fill_value` in every component.
+    """Always takes the same action, with `fill_value` in every component.
 
-    Qlib's baseline is 1, which trades everything.
+    With 1, it is the baseline of Qlib's order execution, which trades everything at once.
     """
 
     def __init__(self, obs_space: Space, action_space: Space, fill_value: float = 1.0) -> None:
-        """Raise ConfigError if the action space does not contain the action, or if its actions are
-        no arrays.
+        """Make the action. Raise ConfigError if it is not in the action space, or if that has no
+        arrays.
         """
         super().__init__(obs_space, action_space)
         if action_space.dtype is None or action_space.shape is None:
@@ -121,7 +127,9 @@ class AllOne(NonLearnablePolicy):
         if not action_space.contains(
             self._action[()] if isinstance(action_space, gymnasium.spaces.Discrete) else self._action
         ):
-            raise ConfigError(f"AllOne: fill_value={fill_value} is no action of {action_space}")
+            raise ConfigError(
+                f"AllOne: fill_value={fill_value} is no action of {action_space}; give one that it contains"
+            )
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
         """Return the action for each observation, (n, ...)."""
@@ -130,20 +138,21 @@ class AllOne(NonLearnablePolicy):
 
 
 class RandomPolicy(NonLearnablePolicy):
-    """Random actions, drawn by the action space's own `sample`.
+    """Draws random actions with the action space's own `sample`.
 
-    The seed and the number of the call seed each call, so the state is two numbers.
+    Each call is seeded by the policy's seed and the number of the call, so the state is two
+    numbers.
     """
 
     def __init__(self, obs_space: Space, action_space: Space, seed: int = 0) -> None:
         super().__init__(obs_space, action_space)
         check_number("seed", seed, at_least=0, whole=True)
-        self._draws = copy.deepcopy(action_space)  # the generator of the given space is its maker's
+        self._draws = copy.deepcopy(action_space)  # seeding it must not change the caller's space
         self._seed = seed
         self._n_calls = 0
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Draw an action for each observation, exploring or not."""
+        """Return a random action for each observation, whether exploring or not."""
         self._draws.seed(int(np.random.SeedSequence([self._seed, self._n_calls]).generate_state(1)[0]))
         self._n_calls += 1
         return PolicyOutput(np.stack([self._draws.sample() for _ in range(len(next(leaves(obs))))]))
@@ -153,5 +162,5 @@ class RandomPolicy(NonLearnablePolicy):
         return {"seed": self._seed, "n_calls": self._n_calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the draws of `state_dict`."""
+        """Continue the draws where a policy with this state would."""
         self._seed, self._n_calls = int(state["seed"]), int(state["n_calls"])

@@ -35,11 +35,11 @@ Space = gymnasium.Space[Any]
 class DQN(TorchPolicy):
     """Q-learning with a network (arXiv:1312.5602; double: arXiv:1509.06461).
 
-    The arguments have Qlib's names, but defaults of their own.
+    Q(s, a) learns the target: the discounted sum of n rewards + discount^n * Q_target(s',
+    argmax_a' Q(s', a')). The sum stops at the end of an episode. If a limit cut the episode off,
+    the value of its last observation is still added; if it terminated, nothing is.
 
-    target = sum of n rewards + discount^n * Q_target(s', argmax_a Q(s', a)), where the sum stops at
-    the end of an episode. The value of the last observation continues an episode that a limit cut
-    off, but not an episode that terminated.
+    The arguments have Qlib's names, but defaults of their own.
     """
 
     module: QNetwork
@@ -64,19 +64,26 @@ class DQN(TorchPolicy):
         seed: int = 0,
         num_threads: int | None = 1,
     ) -> None:
-        """network: observations to features (n, d); None: a perceptron 64-64 with ReLU.
+        """Make the Q-network, its target network and the optimizer.
 
-        estimation_step: n.
-        target_update_freq: optimizer steps between copies to the target network; 0, Qlib's default:
-            no target network, Q is its own target.
-        is_double: the network chooses the next action, and the target network values it; without a
-            target network there is no difference.
-        clip_loss_grad: Huber's loss (its gradient is at most 1) instead of the squared error.
-        max_grad_norm: longer gradients are scaled to this norm; None: never.
+        network: maps observations to features (n, d); None: a perceptron 64-64 with ReLU.
+        lr, weight_decay: of the optimizer, Adam.
+        discount_factor: the discount of rewards per step.
+        estimation_step: the n of n-step returns.
+        target_update_freq: optimizer steps between copies to the target network. 0, Qlib's default:
+            there is no target network, and Q is its own target.
+        reward_normalization: must be False, because a bootstrapped target has no scale of its own.
+        is_double: the network chooses the next action, and the target network values it. Without a
+            target network this makes no difference.
+        clip_loss_grad: use Huber's loss, whose gradient is at most 1, instead of the squared error.
+        weight_file: a file of `torch.save` with a module, a policy or a trainer; None: fresh
+        weights.
         exploration: the probability of a random action while exploring: a constant, or (first,
-            last, number of actions over which it falls linearly from first to last).
-        reward_normalization: only False, because a bootstrapped target has no scale of its own.
-        seed and num_threads: see `PPO`.
+            last, number of actions over which it changes linearly from first to last).
+        max_grad_norm: longer gradients are scaled to this norm; None: never.
+        seed: the seed of the default network's weights and of all draws.
+        num_threads: torch's threads in `act` and `update`; None: torch's own setting.
+        Raise ConfigError for an action space that is not Discrete.
         """
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
@@ -109,7 +116,7 @@ class DQN(TorchPolicy):
         body = default_body(obs_space, activation=nn.ReLU, seed=seed) if network is None else network
         module = QNetwork(body, n_features=feature_size(body, obs_space), n_actions=self._n_actions, seed=seed)
         device = next((p.device for p in body.parameters()), torch.device("cpu"))
-        self._own(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
+        self._set_module(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
         self.target: QNetwork | None = copy.deepcopy(module).requires_grad_(False) if target_update_freq else None
 
     @property
@@ -125,7 +132,7 @@ class DQN(TorchPolicy):
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
         """Return the best actions, some replaced by random ones while exploring.
 
-        Raise EngineError for NaN.
+        Raise EngineError if the values are not finite.
         """
         with self._threads(), torch.inference_mode():
             values = self.module(self._tensors(obs)).cpu()
@@ -141,13 +148,13 @@ class DQN(TorchPolicy):
         return PolicyOutput(actions.numpy() + self._start)
 
     def update(self, buffer: Any, *, batch_size: int = 64, repeat: float = 8.0, **kwargs: Any) -> dict[str, float]:
-        """Learn from sampled transitions. Return the means over minibatches.
+        """Learn from sampled transitions. Return the means of the metrics over minibatches.
 
-        Raise ConfigError for an empty buffer or another option. Raise EngineError, which names the
-        network, if a loss or gradient is not finite.
-
+        batch_size: the transitions of a minibatch.
         repeat: how often each new transition is used on average (the replay ratio), which decides
             the number of minibatches.
+        Raise ConfigError for an empty buffer or an unknown option. Raise EngineError, which names
+        the network, if a loss or gradient is not finite.
         """
         if kwargs:
             raise ConfigError(f"DQN.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
@@ -173,6 +180,7 @@ class DQN(TorchPolicy):
         }
 
     def _loss(self, buffer: ReplayBuffer, at_B: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
+        """Return the mean loss of the transitions at these indices."""
         targets = self.targets(buffer, at_B)
         values = self.module(self._tensors(select(buffer.obs, at_B)))
         taken = from_numpy(buffer.actions[at_B].astype(np.int64) - self._start)
@@ -199,8 +207,9 @@ class DQN(TorchPolicy):
         return numbers[0] + numbers[1] * value
 
     def train(self, mode: bool = True) -> None:
-        """Let the network behave as in training; the target network always behaves as in an
-        evaluation.
+        """Put the network into training mode, or with False into evaluation mode.
+
+        The target network is always in evaluation mode.
         """
         self.module.train(mode)
         if self.target is not None:
@@ -215,7 +224,7 @@ class DQN(TorchPolicy):
     def _load_more(self, state: Mapping[str, Any]) -> None:
         if (self.target is not None) != ("target" in state):
             raise CheckpointError(
-                "one of this DQN and the saved one has a target network; make it with the same target_update_freq"
+                "only one of this DQN and the saved one has a target network; make it with the same target_update_freq"
             )
         self.n_explored = int(state["n_explored"])
         if self.target is not None:
@@ -223,7 +232,10 @@ class DQN(TorchPolicy):
 
 
 def _checked_schedule(exploration: float | tuple[float, float, int]) -> tuple[float, float, int]:
-    """Return the first and last probability, and the number of actions from one to the other."""
+    """Return (first probability, last probability, number of actions between them).
+
+    Raise ConfigError for anything else than a probability or three such numbers.
+    """
     if not isinstance(exploration, tuple | list):
         check_number("exploration", exploration, at_least=0, at_most=1)
         return float(exploration), float(exploration), 0

@@ -40,9 +40,7 @@ def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
 
 
 class _Flatten(nn.Module):
-    """Flatten observations of a space to one vector each: Discrete parts one-hot, others as
-    float32.
-    """
+    """Turns each observation into one float32 vector, in which discrete values are one-hot."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -54,7 +52,9 @@ class _Flatten(nn.Module):
 
 
 def _width(space: Any) -> int:
-    """Return the number of inputs that `_flattened` makes of one observation."""
+    """Return the length of an observation's vector. Raise ConfigError for an unknown
+    kind of space.
+    """
     if is_space(space, spaces.Dict):
         return sum(_width(part) for part in space.spaces.values())
     if is_space(space, spaces.Tuple):
@@ -69,8 +69,8 @@ def _width(space: Any) -> int:
 
 
 def _flattened(space: Any, obs: Tensors) -> Tensor:
-    """Return observations as one float tensor of shape (batch, width). Discrete values become
-    one-hot.
+    """Return observations as one float32 tensor (n, width), in which discrete values
+    are one-hot.
     """
     if is_space(space, spaces.Dict):
         assert isinstance(obs, dict)
@@ -100,7 +100,7 @@ def default_body(
     """Return a perceptron over the flattened observation, with orthogonal weights of gain sqrt(2)
     and biases of 0.
 
-    Its `output_dim` is the last width.
+    hidden: the widths of its layers; the last one is its `output_dim`.
     """
     flatten = _Flatten(space)
     plain = is_space(space, spaces.Box) and len(space.shape) == 1 and space.dtype in (np.float32, np.float64)
@@ -116,9 +116,10 @@ def default_body(
 
 
 def feature_size(network: nn.Module, space: Space) -> int:
-    """Return `network.output_dim`, or the number of features for one observation of zeros.
+    """Return the number of a network's features.
 
-    Raise ConfigError unless these features have the shape (1, d).
+    It is `network.output_dim`, or is found by a call with one observation of zeros. Raise
+    ConfigError if that call does not return a tensor (1, d).
     """
     declared = getattr(network, "output_dim", None)
     if isinstance(declared, int):
@@ -135,6 +136,7 @@ def feature_size(network: nn.Module, space: Space) -> int:
 
 
 def _one_sample(space: Any, device: torch.device) -> Tensors:
+    """Return a batch of one observation of zeros."""
     if is_space(space, spaces.Dict):
         return {name: _one_sample(part, device) for name, part in space.spaces.items()}
     if is_space(space, spaces.Tuple):
@@ -145,6 +147,7 @@ def _one_sample(space: Any, device: torch.device) -> Tensors:
 
 
 def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    """Return a layer with orthogonal weights, drawn from `generator`, and biases of 0."""
     # skip_init, because the usual initialisation draws from torch's process-wide generator
     layer = cast(nn.Linear, cast(Any, nn.utils).skip_init(nn.Linear, inputs, outputs))
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
@@ -153,18 +156,24 @@ def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) 
 
 
 class ActorCritic(nn.Module):
-    """Distribution parameters and values from two bodies, or from one that both heads share."""
+    """A network with two outputs: the parameters of the actions' distribution, and values.
+
+    The two heads have a body each, or share one.
+    """
 
     def __init__(
         self, actor: nn.Module, critic: nn.Module, *, n_features: int, n_outputs: int, gaussian: bool, seed: int
     ) -> None:
-        """n_outputs: the number of logits of a categorical distribution, or of means of a Gaussian
-            one.
+        """Make the heads.
 
+        actor, critic: bodies, which may be the same module.
+        n_features: the width of the bodies' output.
+        n_outputs: the number of logits of a categorical distribution, or of means of a Gaussian.
         gaussian: learn a log standard deviation for each output, which begins at 0.
+        seed: the seed that the default body was made with; the heads are drawn from `seed + 1`.
         """
         super().__init__()
-        generator = torch.Generator().manual_seed(seed + 1)
+        generator = torch.Generator().manual_seed(seed + 1)  # the default body is drawn from `seed`
         self.actor = actor
         self.critic = critic
         self.shared = actor is critic
@@ -179,11 +188,11 @@ class ActorCritic(nn.Module):
         return self.actor_head(features), self.critic_head(others)[:, 0]
 
     def policy(self, obs: Tensors) -> Tensor:
-        """Return distribution parameters alone, (n, n_outputs)."""
+        """Return distribution parameters (n, n_outputs), without computing values."""
         return self.actor_head(self.actor(obs))
 
     def value(self, obs: Tensors) -> Tensor:
-        """Return values alone, (n,)."""
+        """Return values (n,), without computing distribution parameters."""
         return self.critic_head(self.critic(obs))[:, 0]
 
 
@@ -191,8 +200,10 @@ class QNetwork(nn.Module):
     """A network with one value for each action."""
 
     def __init__(self, body: nn.Module, *, n_features: int, n_actions: int, seed: int) -> None:
+        """Make the head. n_features: the width of the body's output."""
         super().__init__()
         self.body = body
+        # not `seed`, from which the default body is drawn
         self.head = _linear(n_features, n_actions, 1.0, torch.Generator().manual_seed(seed + 1))
 
     def forward(self, obs: Tensors) -> Tensor:
@@ -201,12 +212,12 @@ class QNetwork(nn.Module):
 
 
 class FlatParameters:
-    """All trained parameters of a module as views of one vector, and their gradients as views of
-    another.
+    """Makes all trained parameters of a module views of one vector, and their gradients of another.
 
-    An optimizer step and a gradient's norm then take one kernel each, which is faster for a small
-    network of many tensors. An elementwise optimizer computes the same numbers. Do not move the
-    module to another device or type afterwards.
+    An optimizer step and the gradient's norm then take one kernel each, which is faster for a small
+    network of many tensors. An elementwise optimizer, such as Adam, computes the same numbers. Do
+    not move the module to another device or type afterwards.
+    Raise ConfigError if nothing is to be trained, or if devices or types differ.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -231,7 +242,10 @@ class FlatParameters:
             p.grad = grad
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return views of a flat vector of all parameters, by parameter name."""
+        """Return the parts of a vector as views in the parameters' shapes, by parameter name.
+
+        vector: has one element for each trained parameter, in their order.
+        """
         views: dict[str, Tensor] = {}
         at = 0
         for name, shape in self.shapes.items():

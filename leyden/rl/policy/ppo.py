@@ -2,7 +2,7 @@
 spaces.
 
 It knows a rollout buffer of whole episodes and a network, and no environment. The clipped objective
-is shared with the training of language models (`leyden.maths.losses`), advantages are in
+is that of language models (`leyden.maths.losses`), advantages are computed in
 `leyden.maths.returns`, and the distributions are two small classes here.
 
 Shapes: n observations, S samples of a collect, A actions or action components.
@@ -37,14 +37,14 @@ _METRICS = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction
 
 
 class PPO(TorchPolicy):
-    """Clipped surrogate, clipped values, generalised advantages.
+    """Proximal policy optimisation: clipped surrogate, clipped values, generalised advantages.
 
-    Names and defaults are those of Qlib.
+    For a bounded Box, the interval [-1, 1] of the Gaussian is scaled to the bounds. Actions beyond
+    them are clipped for the environment only, so log-probabilities are those of the drawn actions.
+    If a limit cut an episode off, the value of its last observation is added to the returns; if it
+    terminated, nothing is.
 
-    For a bounded Box the Gaussian lives in [-1, 1] and is scaled to the bounds. Actions beyond them
-    are clipped for the environment only, so log-probabilities are those of the drawn actions. The
-    value of the last observation continues an episode that a limit cut off, but not an episode that
-    terminated.
+    The arguments have Qlib's names and defaults.
     """
 
     module: ActorCritic
@@ -72,17 +72,28 @@ class PPO(TorchPolicy):
         seed: int = 0,
         num_threads: int | None = 1,
     ) -> None:
-        """network: maps observations, as tensors in their structure, to features (n, d) for actor
-            and critic; None: two perceptrons 64-64.
+        """Make the actor-critic and the optimizer.
 
-        reward_normalization: the critic learns returns divided by the running standard deviation of
-            all returns.
+        network: maps observations, as tensors in their structure, to features (n, d) for actor and
+            critic; None: two perceptrons 64-64.
+        lr, weight_decay: of the optimizer, Adam.
+        discount_factor: the discount of rewards per step.
+        max_grad_norm: longer gradients are scaled to this norm.
+        reward_normalization: let the critic learn returns divided by the running standard deviation
+            of all returns.
+        eps_clip: how far the probability ratio, and with `value_clip` a value, may move from where
+            it was.
+        vf_coef, ent_coef: the weights of the value loss and of the entropy in the loss.
+        gae_lambda: lambda of the generalised advantage estimator.
         max_batch_size: the most observations whose values are computed at once.
         deterministic_eval: take the likeliest action when not exploring.
-        weight_file: a file of `torch.save` with a module, a policy or a trainer.
+        weight_file: a file of `torch.save` with a module, a policy or a trainer; None: fresh
+        weights.
+        advantage_normalization: normalise the advantages of each minibatch.
         seed: the seed of the default network's weights and of all draws.
         num_threads: torch's threads in `act` and `update`; None: torch's own setting. More than 1
-            pays for large networks on the CPU.
+            helps for large networks on the CPU.
+        Raise ConfigError for an action space that is neither Discrete nor a floating Box.
         """
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
@@ -119,16 +130,17 @@ class PPO(TorchPolicy):
             seed=seed,
         )
         device = next((p.device for p in actor.parameters()), torch.device("cpu"))
-        self._own(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
+        self._set_module(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
 
     def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer:
         """Return a buffer for one collect."""
         return RolloutBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Draw actions, or take the most likely ones. Raise EngineError for NaN.
+        """Return drawn actions, or the likeliest ones when not exploring.
 
         The extras are `logp`, (n,), and `sample`, the draw before it is mapped to the action space.
+        Raise EngineError if a log-probability is not finite.
         """
         with self._threads(), torch.inference_mode():
             outputs = self.module.policy(self._tensors(obs))
@@ -142,12 +154,12 @@ class PPO(TorchPolicy):
         return PolicyOutput(self._actions.to_env(extras["sample"]), extras)
 
     def update(self, buffer: Any, *, batch_size: int = 256, repeat: int = 4, **kwargs: Any) -> dict[str, float]:
-        """Pass `repeat` times over the collect in minibatches of `batch_size`.
+        """Learn from a collect. Return the means of the metrics over minibatches.
 
-        Return the means over minibatches.
-
-        A remainder joins the last minibatch. Raise ConfigError for an empty buffer or another
-        option. Raise EngineError, which names the network, if a loss or gradient is not finite.
+        batch_size: the samples of a minibatch; a remainder joins the last one.
+        repeat: the passes over the collect, each in an order of its own.
+        Raise ConfigError for an empty buffer or an unknown option. Raise EngineError, which names
+        the network, if a loss or gradient is not finite.
         """
         if kwargs:
             raise ConfigError(f"PPO.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
@@ -159,11 +171,11 @@ class PPO(TorchPolicy):
             return self._update(buffer, batch_size, repeat)
 
     def _update(self, buffer: RolloutBuffer, batch_size: int, repeat: int) -> dict[str, float]:
-        """Train `repeat` epochs over the buffer in shuffled minibatches. Return the means of the
+        """Pass `repeat` times over the buffer in shuffled minibatches. Return the means of the
         metrics.
 
-        The metrics are summed on the device and read once at the end, because a read waits for the
-        device.
+        The metrics are summed on the device and read once at the end, because each read waits for
+        the device.
         """
         obs = self._tensors(buffer.flat(buffer.obs))
         data, explained = self._targets(buffer, obs)
@@ -208,8 +220,11 @@ class PPO(TorchPolicy):
         return loss, metrics
 
     def _targets(self, buffer: RolloutBuffer, obs: Tensors) -> tuple[dict[str, Tensor], float]:
-        """Return the columns that the losses compare with, each (S,), and the explained variance of
-        the returns.
+        """Return the samples that losses are computed from, each (S, ...), and the explained
+        variance.
+
+        They are sample, logp, advantages, returns and values. The running scale of the returns is
+        updated for the next collect; this one uses the scale before it.
         """
         rows, mask = buffer.n_rows, buffer.mask[: buffer.n_rows]
         scale = self._returns.scale if self._returns is not None else 1.0
@@ -249,6 +264,7 @@ class PPO(TorchPolicy):
         }, explained
 
     def _values(self, obs: Tensors) -> Tensor:
+        """Return the critic's values (n,), computed at most `max_batch_size` at once."""
         n = _length(obs)
         with torch.no_grad():
             return torch.cat(
@@ -268,19 +284,21 @@ class PPO(TorchPolicy):
     def _load_more(self, state: Mapping[str, Any]) -> None:
         if (self._returns is not None) != ("returns" in state):
             raise CheckpointError(
-                "one of this PPO and the saved one normalises rewards; make it with the same reward_normalization"
+                "only one of this PPO and the saved one normalises rewards; make it with the same reward_normalization"
             )
         if self._returns is not None:
             self._returns.load_state_dict(state["returns"])
 
 
 class _Distribution(Protocol):
+    """The distribution of actions, with parameters that the network outputs, (n, n_outputs)."""
+
     n_outputs: int
 
     def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Return samples (n, ...) and their log-probabilities (n,).
 
-        generator: None: the most likely samples.
+        generator: draws the samples; None takes the likeliest ones.
         """
         ...
 
@@ -294,6 +312,8 @@ class _Distribution(Protocol):
 
 
 class _Categorical:
+    """The distribution over the actions of a Discrete space. The network outputs logits."""
+
     def __init__(self, space: Any) -> None:
         self.n_outputs = int(space.n)
         self._start = int(space.start)
@@ -317,6 +337,8 @@ class _Categorical:
 
 
 class _Gaussian:
+    """Independent Gaussians, one for each component of a Box. The network outputs their means."""
+
     def __init__(self, space: Any) -> None:
         self.n_outputs = math.prod(space.shape)
         self._shape = space.shape
@@ -352,6 +374,7 @@ class _Gaussian:
 
 
 def _distribution(space: Any) -> _Distribution:
+    """Return the distribution for an action space. Raise ConfigError if PPO cannot act in it."""
     if is_space(space, spaces.Discrete):
         return _Categorical(space)
     if is_space(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):

@@ -1,13 +1,13 @@
 """The base of policies with a torch module: module, optimizer, random generator, state, and weight
 files.
 
-The base knows no algorithm. A subclass makes its module, calls `_own`, and steps with `_step`.
-Other state goes through `_more_state` and `_load_more`.
+The base knows no algorithm. A subclass makes its module, passes it to `_set_module`, and takes
+optimizer steps with `_step`. A subclass with more state overrides `_more_state` and `_load_more`.
 
-Torch uses several threads for one operation, which costs more than it gains for networks of the
-size that simulators need (twice the CPU time for a small recurrent network). `act` and `update`
-therefore run on one thread unless `num_threads` says otherwise, and put torch's process-wide
-setting back afterwards.
+Torch uses several threads for one operation, which costs more than it gains for the small networks
+that simulators need (twice the CPU time for a small recurrent network). `act` and `update`
+therefore run on one thread unless `num_threads` says otherwise, and restore torch's process-wide
+setting afterwards.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ from leyden.utils.json import is_object
 
 Space = gymnasium.Space[Any]
 _FORMAT = 1
+"""The version of the format of `state_dict`."""
 
 logger = logging.getLogger(__name__)
 
 
 class TorchPolicy(Policy):
-    """A policy with a torch module."""
+    """The base of policies with a torch module, one optimizer and a random generator."""
 
     module: Any
     """The torch module. Subclasses declare its class."""
 
     def __init__(self, obs_space: Space, action_space: Space, *, seed: int, num_threads: int | None) -> None:
-        """seed: the seed of the generator that draws actions and minibatches.
+        """Make the generator. The subclass then calls `_set_module`.
 
+        seed: the seed of the generator that draws actions and minibatches.
         num_threads: torch's threads while the policy acts and learns, on the CPU; None: torch's own
             setting.
         """
@@ -59,9 +61,11 @@ class TorchPolicy(Policy):
         self.n_updates = 0
         """The number of optimizer steps so far."""
 
-    def _own(self, module: nn.Module, *, lr: float, weight_decay: float, weight_file: Path | str | None) -> None:
-        """Take over the module: load its weights, flatten its parameters, and make its optimizer
-        (Adam).
+    def _set_module(self, module: nn.Module, *, lr: float, weight_decay: float, weight_file: Path | str | None) -> None:
+        """Set the policy's module: load its weights, flatten its parameters, and make the
+        optimizer.
+
+        Raise CheckpointError or ConfigError for a weight file that cannot be read or does not fit.
         """
         if weight_file is not None:
             _set_weights(module, read_weights(weight_file), str(weight_file))
@@ -74,7 +78,7 @@ class TorchPolicy(Policy):
         self.optimizer = torch.optim.Adam([self.flat.vector], lr=lr, weight_decay=weight_decay, fused=True)
 
     def train(self, mode: bool = True) -> None:
-        """Set the module's training mode, as `torch.nn.Module.train` does."""
+        """Put the module into training mode, or with False into evaluation mode."""
         self.module.train(mode)
 
     # ---- steps -----------------------------------------------------------------------------------
@@ -85,6 +89,7 @@ class TorchPolicy(Policy):
     def _step(self, loss: Tensor, max_grad_norm: float | None) -> float:
         """Take one optimizer step. Return the gradient's norm before clipping.
 
+        max_grad_norm: a longer gradient is scaled to this norm; None: never.
         Raise EngineError, without a step, if the norm is not finite.
         """
         gradient = self.flat.gradient
@@ -104,6 +109,7 @@ class TorchPolicy(Policy):
 
     @contextmanager
     def _threads(self) -> Generator[None]:
+        """Let torch use `num_threads` threads inside the block."""
         before = torch.get_num_threads()
         if self._num_threads is None or self._num_threads == before:
             yield
@@ -115,7 +121,7 @@ class TorchPolicy(Policy):
             torch.set_num_threads(before)
 
     def _not_finite(self, obs: Batch) -> EngineError:
-        """Return an error that says why an output is not finite: the observation, or else the
+        """Return an error that names the cause of an output that is not finite: observations or
         weights.
         """
         for leaf in leaves(obs):
@@ -134,13 +140,14 @@ class TorchPolicy(Policy):
     # ---- state -----------------------------------------------------------------------------------
 
     def _more_state(self) -> dict[str, Any]:
+        """Return the entries that a subclass adds to `state_dict`."""
         return {}
 
     def _load_more(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Restore the entries of `_more_state`. Raise CheckpointError before any change."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of weights, optimizer, generator and counters."""
+        """Return copies of the weights, the optimizer, the generator and the counters."""
         moments = cast(dict[str, Any], self.optimizer.state.get(self.flat.vector, {}))
         return {
             "policy": type(self).__name__,
@@ -157,9 +164,10 @@ class TorchPolicy(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore exactly what `state_dict` returned.
+        """Restore weights, optimizer, generator and counters exactly.
 
-        Raise CheckpointError, and change nothing, for another policy's state.
+        The learning rate is the constructor's, if it differs from the one that the saved run began
+        with. Raise CheckpointError, and change nothing, for a state that does not fit.
         """
         name = type(self).__name__
         if state.get("policy") != name or state.get("format") != _FORMAT:
@@ -172,9 +180,11 @@ class TorchPolicy(Policy):
             _check_fits(model, self.module, name)
             moments = {key: torch.as_tensor(optimizer[key]) for key in ("exp_avg", "exp_avg_sq") if key in optimizer}
             if any(moment.shape != self.flat.vector.shape for moment in moments.values()):
-                raise CheckpointError(f"{name}: the saved optimizer is of another network")
+                raise CheckpointError(
+                    f"{name}: the saved optimizer is of another network; make it with the same network"
+                )
             generator_state = torch.as_tensor(state["generator"]).cpu()
-            torch.Generator().set_state(generator_state)
+            torch.Generator().set_state(generator_state)  # raises for a damaged state, before any change
             n_updates, lr = int(state["n_updates"]), float(optimizer["lr"])
             first_lr = float(optimizer["first_lr"])
             step = torch.as_tensor(optimizer["step"]) if moments else None
@@ -201,6 +211,7 @@ class TorchPolicy(Policy):
 
 
 def _check_fits(model: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
+    """Raise CheckpointError unless the weights have the names and shapes of the module's."""
     have = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     given = {key: tuple(tensor.shape) for key, tensor in model.items()}
     if have != given:
@@ -212,11 +223,10 @@ def _check_fits(model: Mapping[str, Tensor], module: nn.Module, name: str) -> No
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """Return the weights in a file of `torch.save`: a module's, a policy's or a trainer's.
+    """Return the weights in a file that `torch.save` wrote, by name.
 
-    No code in it is executed.
-
-    Raise CheckpointError if the file cannot be read or holds no weights.
+    The file may hold the state of a module, a policy or a trainer. No code in it is run. Raise
+    CheckpointError if the file cannot be read or holds no weights.
     """
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
@@ -224,15 +234,16 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
         raise CheckpointError(
             f"weight_file {path} cannot be read as plain weights: {type(error).__name__}: {error}"
         ) from error
-    for key in ("vessel", "policy", "model"):
+    for key in ("vessel", "policy", "model"):  # a trainer's state holds a vessel's, that a policy's, that a model's
         if is_object(found) and is_object(found.get(key)):
             found = found[key]
     if not is_object(found) or not found or not all(isinstance(value, Tensor) for value in found.values()):
-        raise CheckpointError(f"weight_file {path} holds no weights by name")
+        raise CheckpointError(f"weight_file {path} holds no weights by name; save a state_dict() with torch.save")
     return found
 
 
 def _set_weights(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Load weights into a module. Raise ConfigError, which names the file, if they do not fit."""
     try:
         _check_fits(weights, module, where)
     except CheckpointError as error:

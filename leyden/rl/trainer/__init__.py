@@ -2,8 +2,8 @@
 case.
 
 Nothing here knows an algorithm: policies learn, and the loop is that of `leyden.loop`. To train in
-another way, subclass `TrainingVesselBase`. The callbacks of `qlib.rl.trainer` can be imported from
-here too.
+another way, subclass `TrainingVesselBase`. The callbacks that Qlib has in `qlib.rl.trainer` can be
+imported from here too.
 """
 
 from leyden.extras import missing_extra

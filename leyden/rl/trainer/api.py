@@ -27,10 +27,10 @@ def train(
     vessel_kwargs: Mapping[str, Any] | None = None,
     trainer_kwargs: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    """Train `policy` on these initial states.
+    """Train a policy on initial states. Return the trainer, with the metrics of the last iteration.
 
-    Return the trainer, whose `metrics` are those of the last iteration.
-
+    simulator_fn: makes a simulator from an initial state.
+    reward: None: every reward is 0.
     vessel_kwargs: further arguments of `TrainingVessel`.
     trainer_kwargs: arguments of `Trainer`, at least `max_iters` or a callback that ends the run.
     """
@@ -59,9 +59,11 @@ def backtest(
     finite_env_type: FiniteEnvType = "subproc",
     concurrency: int = 2,
 ) -> Mapping[str, Any]:
-    """Run each initial state once with an unchanged `policy`, and write its rows to `logger`.
+    """Run a policy once on each initial state, without training it. Return the metrics.
 
-    Return the metrics.
+    simulator_fn: makes a simulator from an initial state.
+    logger: gets the rows of the episodes.
+    finite_env_type, concurrency: where the simulators run, and how many at once.
     """
     vessel = TrainingVessel(
         simulator_fn=simulator_fn,

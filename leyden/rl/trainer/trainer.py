@@ -1,10 +1,10 @@
 """`Trainer`: trains a vessel by iterations of "collect, update, sometimes validate".
 
-A trainer is a `leyden.loop.TrainLoop`, the loop that LLM agents are trained on. The loop owns the
-order of stages, hooks, counters, metrics and checkpoints. The trainer adds the environments, which
-are made when the first stage needs them, live as long as the run and get the seeds of each stage;
-and the metrics of episodes while they are collected. It knows no algorithm: the vessel decides what
-a stage does.
+A trainer is a `leyden.loop.TrainLoop`, as for LLM agents. The loop owns the order of stages, hooks,
+counters, metrics and checkpoints. The trainer adds the environments and the metrics of episodes
+while they are collected. The environments are made for the first stage, live as long as the run,
+and get the seeds of each stage. The trainer knows no algorithm: the vessel decides what a stage
+does.
 """
 
 from __future__ import annotations
@@ -51,17 +51,18 @@ from leyden.runs.recording import FolderRecorder
 
 
 class Trainer(TrainLoop):
-    """Train vessels; each `fit` is one run. Callbacks get the trainer and the vessel in every hook.
+    """Trains vessels; each `fit` is one run.
 
     max_iters: iterations in all, including those before a resume; None: until a callback stops the
         run.
-    val_every_n_iters: validate each time this many iterations are done; None: never.
+    val_every_n_iters: validate after every so many iterations; None: never.
     loggers: writers of metrics; each takes the rows of stages, episodes or steps.
-    callbacks: called between the stages.
-    finite_env_type: where the simulators run: "dummy" (here), "thread", "subproc", "shmem".
+    callbacks: called between the stages, with the trainer and the vessel.
+    finite_env_type: where the simulators run: "dummy" (in this thread), "thread" (in threads),
+        "subproc" (in processes) or "shmem" (in processes, with observations in shared memory).
     concurrency: the number of simulators that run at once.
-    fast_dev_run: every stage uses only this many initial states, to see that everything fits
-        together.
+    fast_dev_run: use only this many initial states in every stage, for a quick test that everything
+        fits together; None: all.
     env_options: further options of `vectorize_env`.
     run_dir: the folder in which a fit is recorded as a run, with `run.json`, `metrics.jsonl`,
         `failures.jsonl` and `run.log`; `leyden.runs.open_run` reads it. None: nothing is recorded.
@@ -91,14 +92,18 @@ class Trainer(TrainLoop):
         self.env_options = dict(env_options or {})
         self.run_dir = None if run_dir is None else Path(run_dir)
         self._recorded: tuple[FolderWriter, FolderCallback] | None = None
-        """The parts that record the newest fit."""
+        """The writer and the callback that record the newest fit."""
         self._interrupted = False
+        """Whether a signal has stopped the newest fit."""
         self.vessel: TrainingVesselBase[Any] | None = None
         """The vessel of the newest fit or test."""
         self._venv: FiniteVectorEnv | None = None
+        """The environments of the current run, from its first stage on."""
         self._worker_seeds: WorkerSeeds | None = None
         self._loaded: Mapping[str, Any] | None = None
+        """The state of `load_state_dict`, from which the next fit continues."""
         self._vessel_state: Any = None
+        """The vessel's part of a loaded state, until there is a vessel."""
         given: Any = () if loggers is None else loggers
         several = isinstance(given, Sequence) and not isinstance(given, str)
         super().__init__(
@@ -107,7 +112,7 @@ class Trainer(TrainLoop):
             callbacks=callbacks or (),
             writers=cast("Sequence[LogWriter]", given if several else (given,)),
         )
-        me = weakref.proxy(self)  # neither the buffer nor the vessel keeps the trainer alive
+        me = weakref.proxy(self)  # so that neither the buffer nor the vessel keeps the trainer alive
 
         def update_metrics(on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
             me._metrics_callback(on_episode, on_collect, log_buffer)
@@ -127,8 +132,9 @@ class Trainer(TrainLoop):
         self.current_episode = 0
         """Training episodes that have ended in this run."""
         self.total_steps = 0
-        """The environment steps of these episodes."""
+        """The environment steps of the training episodes that have ended."""
         self._has_record = False
+        """Whether the writers hold rows of this run, which a test continues."""
 
     @property
     def loggers(self) -> list[LogWriter]:
@@ -144,7 +150,7 @@ class Trainer(TrainLoop):
         return keyed(self.loggers)
 
     def _min_loglevel(self) -> LogLevel:
-        """Return the lowest level that any writer keeps: nothing below it leaves an environment."""
+        """Return the lowest level of all writers. Environments drop values below it."""
         return min((writer.loglevel for writer in self.loggers), default=LogLevel.PERIODIC)
 
     # ---- runs ------------------------------------------------------------------------------------
@@ -156,19 +162,18 @@ class Trainer(TrainLoop):
         *,
         resume: bool = False,
     ) -> None:
-        """Train `vessel` from the beginning, from a checkpoint, or from a state loaded since the
-        last fit.
+        """Train a vessel from the beginning, from a checkpoint, or from a state that was loaded.
 
-        ckpt_path: a checkpoint's directory, a directory of checkpoints (its newest intact one), a
-            `.pth` file of `Checkpoint`, or the value of `Checkpoint.latest()`; None: no checkpoint.
+        The first Ctrl-C ends the run after the current stage and keeps it.
+        ckpt_path: a checkpoint's directory, a directory of checkpoints (for its newest intact one),
+            a `.pth` file of `Checkpoint`, or the value of `Checkpoint.latest()`. None: begin anew,
+            or from the state of `load_state_dict`.
         resume: continue the run in `run_dir`, from `ckpt_path` or else from the newest checkpoint
-            in its `checkpoints/`, if there is one. Its recorded metrics are cut there. Another
-            policy class is refused, other differences are logged.
-
-        The first Ctrl-C ends the run after the stage under way and keeps it. Raise CheckpointError
-        for a checkpoint that is damaged or of another vessel, and ConfigError for a stage that the
-        vessel lacks, both before anything has begun. Raise ConfigError for a `run_dir` that holds
-        a run already, unless `resume` is true.
+            in its `checkpoints/`, if there is one. Recorded metrics after it are removed. Another
+            class of policy raises ConfigError; other differences are logged.
+        Raise CheckpointError for a checkpoint that is damaged or of another vessel, and ConfigError
+        for a stage that the vessel lacks, both before anything has begun. Raise ConfigError for a
+        `run_dir` that holds a run already, unless `resume` is true.
         """
         exit_if_starting()
         if self._started_at is not None:
@@ -177,7 +182,7 @@ class Trainer(TrainLoop):
             raise ConfigError("resume=True needs a run; give the trainer run_dir=, or give ckpt_path= without resume")
         if self.max_iters is None and not self.callbacks:
             raise ConfigError(
-                "max_iters is None and there is no callback that could end the run; give max_iters or EarlyStopping"
+                "max_iters is None and no callback could end the run; give max_iters, or a callback such as EarlyStopping"
             )
         if resume and ckpt_path is None:
             ckpt_path = self._newest_checkpoint()
@@ -201,7 +206,10 @@ class Trainer(TrainLoop):
                 folder.close("stopped", "interrupted")
 
     def _newest_checkpoint(self) -> Resumable | None:
-        """Return the newest checkpoint of the run in `run_dir`, or None if it had none yet."""
+        """Return the newest checkpoint of the run in `run_dir`; None if it has none yet.
+
+        Raise ConfigError if the folder holds no run.
+        """
         assert self.run_dir is not None
         found = Checkpoint(self.run_dir / "checkpoints").latest()
         if found is None and not (self.run_dir / MANIFEST).exists():
@@ -213,7 +221,10 @@ class Trainer(TrainLoop):
         self.stop()
 
     def _record(self, vessel: TrainingVesselBase[Any], *, resume: bool) -> FolderRecorder | None:
-        """Begin to record this fit, or return None."""
+        """Add the parts that record this fit, in place of those of the last one.
+
+        Return the recorder, which is not open yet; None without `run_dir`.
+        """
         if self._recorded is not None:
             self.writers.remove(self._recorded[0])
             self.callbacks.remove(self._recorded[1])
@@ -229,8 +240,8 @@ class Trainer(TrainLoop):
         return folder
 
     def _run_config(self, vessel: TrainingVesselBase[Any]) -> dict[str, Any]:
-        """Return what `run.json` says about a fit: algorithm with options, data, seed, concurrency,
-        program.
+        """Return the configuration of a fit for `run.json`: policy, options, data,
+        seed, program.
         """
         states = {name: getattr(vessel, f"{name}_initial_states", None) for name in ("train", "val")}
         options = {
@@ -251,11 +262,12 @@ class Trainer(TrainLoop):
         }
 
     def test(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, MetricValue]:
-        """Run every initial state of the test once. Return the metrics.
+        """Run every initial state of the test once. Return the metrics, by names without a prefix.
 
-        They are also in `metrics`, without a prefix. The writers continue the record of this
-        trainer's fit, if there was one. A hook of a fit may call it too; then `metrics` and
+        The writers continue the record of this trainer's fit, if there was one. `metrics` then has
+        the metrics of the test. A hook of a fit may call this method too; then `metrics` and
         `current_stage` are those of the fit again afterwards.
+        Raise ConfigError if the vessel has no test.
         """
         exit_if_starting()
         vessel.require_stage("test")
@@ -266,13 +278,13 @@ class Trainer(TrainLoop):
         self.initialize_iter()
         recorded, self._has_record = self._has_record, True
         if recorded:
-            for writer in self.writers:
+            for writer in self.writers:  # so that opening them again continues their files
                 writer.load_state_dict(writer.state_dict())
         self._drive(self._closing(self._recording(cast(Any, vessel), self._test(vessel))))
         return dict(self.metrics)
 
     def _test_within(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, MetricValue]:
-        """Test from a hook of a run, whose writers are open."""
+        """Run a test from a hook of a fit, whose writers are open, and put the fit's state back."""
         run = {name: getattr(self, name) for name in ("vessel", "metrics", "current_stage", "last_row", "_venv")}
         try:
             self.metrics, self._venv = {}, None
@@ -291,6 +303,10 @@ class Trainer(TrainLoop):
         yield from self._call("on_test_end", vessel)
 
     def _assign(self, vessel: TrainingVesselBase[Any]) -> None:
+        """Make this the trainer's vessel, with the state that was loaded for it, if any.
+
+        Raise ConfigError if its policy does not fit its interpreters.
+        """
         vessel.require_policy_of_these_spaces()
         self.vessel = vessel
         vessel.assign_trainer(self)
@@ -305,9 +321,9 @@ class Trainer(TrainLoop):
     # ---- stages ----------------------------------------------------------------------------------
 
     def venv_from_iterator(self, iterator: SeedsLike) -> FiniteVectorEnv:
-        """Make environments of this trainer's vessel over these initial states.
+        """Return environments of this trainer's vessel that run these initial states.
 
-        Close them, or use them in `with`.
+        The caller must close them, or use them in `with`. Raise ConfigError without a vessel.
         """
         vessel = self.vessel
         if vessel is None:
@@ -329,10 +345,10 @@ class Trainer(TrainLoop):
         )
 
     def _draw_worker_seeds(self) -> None:
-        """Draw the seeds of the workers' generators before a checkpoint's random states are
-        restored.
+        """Draw the seeds of the workers' generators, unless `env_options` has a seed.
 
-        The restore then ends with exactly the saved states.
+        The draw changes NumPy's global state, so it comes before a checkpoint's states are
+        restored.
         """
         if "seed" not in self.env_options and accepts(env_kind(self.finite_env_type), "seed"):
             self._worker_seeds = WorkerSeeds.draw()
@@ -341,6 +357,7 @@ class Trainer(TrainLoop):
         return self._closing(super()._flow(vessel, resume))
 
     def _closing(self, flow: Flow) -> Flow:
+        """Run a flow, and close the environments at its end."""
         try:
             yield from flow
         finally:
@@ -361,9 +378,10 @@ class Trainer(TrainLoop):
         make_seeds: Callable[[], Seeds],
         run: Callable[[FiniteVectorEnv], object],
     ) -> Mapping[str, MetricValue]:
-        """Run one stage.
+        """Run one stage over its seeds. Return the metrics of its episodes and of the vessel, and
+        the run's totals.
 
-        Return its metrics: of its episodes, of the vessel, and the run's totals.
+        make_seeds: returns the initial states. run: the vessel's method.
         """
         vessel.iteration = self._iteration()
         self._buffer.clear()
@@ -376,7 +394,8 @@ class Trainer(TrainLoop):
             returned = run(self._venv)
         source = f"{type(self.vessel).__name__}, stage {stage!r},"
         metrics = {**self._buffer.collect_metrics(), **clean_metrics(returned, source=source)}
-        if stage == "test" or not metrics:  # a test is no part of the run; a row of totals alone says nothing
+        # a test is no part of the run, and a row of totals alone says nothing
+        if stage == "test" or not metrics:
             return metrics
         totals = {"total_episodes": self.current_episode, "total_steps": self.total_steps}
         if taken := sorted(totals.keys() & metrics.keys()):
@@ -386,10 +405,10 @@ class Trainer(TrainLoop):
         return {**metrics, **totals}
 
     def _metrics_callback(self, on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
-        """Update `metrics` and the counters. A `LogBuffer` calls this.
+        """Update `metrics` and the counters. The trainer's `LogBuffer` calls this method.
 
-        on_episode: an episode has ended, and `metrics` gets its values. Otherwise a collect has
-        ended (`on_collect`), and `metrics` gets the means of its episodes.
+        on_episode: an episode has ended, so `metrics` gets its values.
+        on_collect: a collect has ended, so `metrics` gets the means of its episodes.
         """
         metrics = log_buffer.episode_metrics() if on_episode else log_buffer.collect_metrics()
         if on_episode and self.current_stage == "train":
@@ -401,27 +420,26 @@ class Trainer(TrainLoop):
     # ---- state -----------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
-        """Return the state of the run without the vessel, as JSON."""
+        """Return the state of loop, callbacks, writers, counters and random generators, as JSON."""
         return {**super().run_state(), "current_episode": self.current_episode, "total_steps": self.total_steps}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore the counters of a run from its checkpoint."""
+        """Restore counters, metrics, callbacks and writers from a state of `run_state`."""
         super().load_run_state(state)
         self.current_episode, self.total_steps = state["current_episode"], state["total_steps"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a run: vessel, callbacks, loggers, counters, flags, metrics, random
-        states.
+        """Return the state of the run with the vessel's, for `load_state_dict`.
 
-        The weights that `EarlyStopping` keeps are in its checkpoints only.
+        The best weights that `EarlyStopping` keeps are in checkpoints only.
         """
         return {**self.run_state(), "vessel": {} if self.vessel is None else self.vessel.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a value of `state_dict`, in this trainer or a fresh one.
+        """Restore a state of `state_dict`, in this trainer or another one.
 
         The next `fit` without a checkpoint continues from it. A trainer that has no vessel yet
-        restores the vessel's state when it gets one. `should_stop` is restored for reading; a fit
+        restores the vessel's state when it gets one. `should_stop` is restored too, although a fit
         always begins with False.
         """
         self.load_run_state(dict(state))
@@ -435,12 +453,15 @@ class Trainer(TrainLoop):
 
     @staticmethod
     def get_policy_state_dict(ckpt_path: str | Path) -> dict[str, Any]:
-        """Return the policy's state in a checkpoint, for a policy that is used elsewhere."""
+        """Return the policy's state in a checkpoint, for `Policy.load_state_dict`.
+
+        ckpt_path: a checkpoint's directory, a directory of checkpoints, or a `.pth` file.
+        """
         return open_checkpoint(ckpt_path).vessel_state["policy"]
 
 
 def _describe_states(states: Any) -> dict[str, Any] | None:
-    """Return the length and the digest of initial states; None for states that have no length, such
+    """Return the length and a digest of initial states; None if they have no length,
     as a generator.
     """
     has_items = hasattr(states, "__len__") and hasattr(states, "__getitem__")
@@ -455,9 +476,8 @@ def _environment(
     aux_info: Any,
     min_loglevel: LogLevel,
 ) -> EnvWrapper[Any, Any, Any, Any, Any]:
-    """Make one environment.
-
-    Its interpreters and reward are copies, because each knows its environment.
+    """Return one environment. Its interpreters and reward are copies, because each refers to its
+    environment.
     """
     own = map(_copy, (state_interpreter, action_interpreter, reward, aux_info))
     state_interpreter, action_interpreter, reward, aux_info = own
@@ -467,6 +487,7 @@ def _environment(
 
 
 def _copy(part: Any) -> Any:
+    """Return a deep copy. Raise ConfigError if the part cannot be copied."""
     try:
         return copy.deepcopy(part)
     except Exception as error:

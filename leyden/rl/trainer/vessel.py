@@ -1,9 +1,9 @@
 """Vessels: a policy with its simulator, interpreters and reward, and how it is trained.
 
-`TrainingVesselBase` is the protocol. `TrainingVessel` serves most needs: it collects episodes, then
-updates the policy. A vessel knows neither processes, checkpoints nor the trainer: it gets an
-`Iteration` and a `FiniteVectorEnv` over its seeds, and returns its state. To train in another way,
-subclass `TrainingVesselBase` and write the seed iterators and `train`.
+`TrainingVesselBase` says which methods a trainer calls. `TrainingVessel` serves most needs: it
+collects episodes, then updates the policy. A vessel knows neither processes nor checkpoints: the
+trainer gives it an `Iteration` and a `FiniteVectorEnv` over its seeds, and saves its state. To
+train in another way, subclass `TrainingVesselBase` and write the seed iterators and `train`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _STAGES: Final[Mapping[Stage, tuple[str, str, str]]] = {
     "val": ("val_seed_iterator", "validate", "val_initial_states"),
     "test": ("test_seed_iterator", "test", "test_initial_states"),
 }
-"""The methods of each stage, and the argument of `TrainingVessel` that makes the stage possible."""
+"""For each stage, the method that returns its seeds, the method that runs it, and the argument of
+`TrainingVessel` with its initial states.
+"""
 
 Seeds: TypeAlias = "SeedsLike | AbstractContextManager[SeedsLike]"
 """The initial states of a stage: a `SeedPlan`, a `DataQueue` (entered while it is used), or any
@@ -63,27 +65,28 @@ def _report_nothing(done: int, total: int, **counts: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The iteration under way, as a vessel needs to know it.
-
-    Its defaults serve a vessel that is used without a trainer.
+    """What a vessel knows of the current iteration. The defaults serve a vessel
+    without a trainer.
     """
 
     number: int = 0
-    """The iterations that have been completed."""
+    """The number of finished iterations."""
     fast_dev_run: int | None = None
     """The number of initial states that each stage uses; None: all."""
     progress: Callable[..., None] = _report_nothing
-    """Reports `(done, total, **counts)` of the stage; see `TrainLoop.progress`."""
+    """Called with `(done, total, **counts)` to report the progress of the stage."""
 
 
 class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
     """A policy with everything that it needs to act and to learn.
 
-    simulator_fn: makes a simulator of an initial state. reward: None: every reward is 0.
+    simulator_fn: makes a simulator from an initial state.
+    reward: None: every reward is 0.
+    aux_info_collector: reads further values of the simulator's state; None: none.
     """
 
     iteration: Iteration = Iteration()
-    """The iteration under way, which the trainer sets before each stage."""
+    """The current iteration, which the trainer sets before each stage."""
 
     def __init__(
         self,
@@ -105,23 +108,26 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of this vessel, for users' code; Leyden itself reads `iteration`.
+        """The trainer of this vessel, for subclasses of users. Leyden itself reads `iteration`.
 
-        Raise ConfigError before `assign_trainer`.
+        Raises ConfigError before `assign_trainer`, and after the trainer is gone.
         """
         trainer = self._trainer()
         if trainer is None:
-            raise ConfigError(f"{type(self).__name__} has no trainer; Trainer.fit and Trainer.test assign themselves")
+            raise ConfigError(
+                f"{type(self).__name__} has no trainer yet; Trainer.fit and Trainer.test assign it, so read it after they began"
+            )
         return trainer
 
     def assign_trainer(self, trainer: Trainer) -> None:
-        """Keep a weak reference to the trainer, which holds the vessel."""
+        """Keep a reference to the trainer. It is weak, because the trainer refers to the vessel."""
         self._trainer = weakref.ref(trainer)
 
     def require_stage(self, stage: Stage) -> None:
         """Raise ConfigError unless the vessel can run this stage. Called before anything has begun.
 
-        The error is a SeedIteratorNotAvailable if the vessel has no initial states for the stage.
+        Raise SeedIteratorNotAvailable, which is a ConfigError, if the vessel has no initial states
+        for the stage.
         """
         seeds, run, _ = _STAGES[stage]
         if _is_method_of(TrainingVesselBase, self, seeds):
@@ -145,19 +151,28 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
                 )
 
     def train_seed_iterator(self) -> Seeds:
-        """Return the initial states of one training stage. The base class has none."""
+        """Return the initial states of one training stage.
+
+        The base class raises SeedIteratorNotAvailable.
+        """
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to train on")
 
     def val_seed_iterator(self) -> Seeds:
-        """Return the initial states of one validation."""
+        """Return the initial states of one validation.
+
+        The base class raises SeedIteratorNotAvailable.
+        """
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to validate on")
 
     def test_seed_iterator(self) -> Seeds:
-        """Return the initial states of a test."""
+        """Return the initial states of a test. The base class raises SeedIteratorNotAvailable."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to test on")
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
-        """Run one training stage: collect, then update. Return its metrics."""
+        """Run one training stage, in which the policy learns. Return its metrics.
+
+        vector_env: environments over the seeds of the stage.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say how it is trained; write `train`")
 
     def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
@@ -169,7 +184,7 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
         raise NotImplementedError(f"{type(self).__name__} does not say how it is tested; write `test`")
 
     def log(self, name: str, value: Any) -> None:
-        """Write a value of this iteration, or the mean of an array, to the log (INFO)."""
+        """Log a value of this iteration, or the mean of an array, at level INFO."""
         if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str):
             value = float(np.mean(cast("Sequence[float]", value)))
         logger.info("[Iter %d] %s = %s", self.iteration.number, name, value)
@@ -180,20 +195,20 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
             self.log(name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next stage depends on, in types that `leyden.loop.state_files`
-        can save.
+        """Return all state that the next stage depends on: containers, numbers, texts, arrays and
+        tensors.
+
+        A subclass with more state extends this method and `load_state_dict`.
         """
         return {"policy": self.policy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Extend both in a subclass that has more state."""
+        """Restore a state of `state_dict`."""
         self.policy.load_state_dict(state["policy"])
 
 
 def _is_method_of(cls: type, vessel: TrainingVesselBase[Any], name: str) -> bool:
-    """Return whether the vessel's method is the one that `cls` defines, and so was not
-    overridden.
-    """
+    """Return whether the vessel's method is that of `cls`, and not overridden."""
     return getattr(getattr(vessel, name), "__func__", None) is getattr(cls, name)
 
 
@@ -203,11 +218,12 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     Each training stage collects `episode_per_iter` episodes and updates the policy once. Validation
     and test run each of their initial states once.
 
-    train_initial_states, val_initial_states, test_initial_states: sequences with length and index;
-        None: that stage is not available. Training states are shuffled anew in each pass, and each
-        stage continues after the previous one. The others are taken in order.
-    buffer_size: the steps that the policy's buffer holds; None: PPO's grows with the collect, DQN's
-        holds 20,000.
+    train_initial_states, val_initial_states, test_initial_states: data sets with a length and items
+        by index; None: the stage is not available. Training states are shuffled anew in each pass,
+        and each training stage continues where the last one ended. The others are taken in order.
+    buffer_size: the transitions that the policy's buffer holds; None: PPO's grows with the collect,
+        DQN's holds 20,000.
+    episode_per_iter: the episodes of each training stage.
     update_kwargs: arguments of `policy.update`.
     seed: the seed of the shuffling.
     """
@@ -262,19 +278,22 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         self.update_kwargs = dict(update_kwargs or {})
         self.seed = seed
         self._plan: SeedPlan[InitialStateType] | None = None
+        """The order of the training states."""
         self._plan_of: int | None = None
+        """The `fast_dev_run` for which the plan was made."""
         self._buffer: Buffer | None = None
         self._to_load: Mapping[str, Any] | None = None
+        """The saved position of a plan that is not made yet."""
 
     def require_stage(self, stage: Stage) -> None:
-        """Raise ConfigError unless the vessel can run this stage."""
+        """Raise ConfigError unless the vessel can run this stage, and name the missing argument."""
         seeds, run, argument = _STAGES[stage]
         if _is_method_of(TrainingVessel, self, seeds) and getattr(self, argument) is None:
             raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to {run} on; give {argument}")
         super().require_stage(stage)
 
     def train_seed_iterator(self) -> Seeds:
-        """Return the one plan of all training stages. A pass over it may take several stages."""
+        """Return the plan of the training states, in which each stage continues after the last."""
         if self.train_initial_states is None:
             return super().train_seed_iterator()
         if self._plan is None or self._plan_of != self.iteration.fast_dev_run:
@@ -287,19 +306,22 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return self._plan
 
     def val_seed_iterator(self) -> Seeds:
-        """Return each initial state once, in order."""
+        """Return a plan with each initial state of the validation once, in order."""
         if self.val_initial_states is None:
             return super().val_seed_iterator()
         return SeedPlan(self._few("val_initial_states", self.val_initial_states))
 
     def test_seed_iterator(self) -> Seeds:
-        """Return each initial state once, in order."""
+        """Return a plan with each initial state of the test once, in order."""
         if self.test_initial_states is None:
             return super().test_seed_iterator()
         return SeedPlan(self._few("test_initial_states", self.test_initial_states))
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Collect, then update. Return the metrics of both."""
+        """Collect `episode_per_iter` episodes, then update the policy. Return the metrics of both.
+
+        Raise ConfigError if both have a metric of one name.
+        """
         self.policy.train()
         if isinstance(self._buffer, ReplayBuffer):
             self._buffer.set_num_envs(vector_env.num_envs)
@@ -326,6 +348,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return self._evaluate(vector_env, self.test_initial_states)
 
     def _evaluate(self, vector_env: FiniteVectorEnv, states: Items[Any] | None) -> Mapping[str, Any]:
+        """Run each seed of the environments once, without exploring. Return the metrics."""
         self.policy.eval()
         total = 0 if states is None else len(states)
         metrics = self._collect(
@@ -339,8 +362,8 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     ) -> CollectResult:
         """Collect episodes with the policy, report the progress, and return the result.
 
-        n_episode: episodes to collect; None: until the seeds end. total: the episodes that the
-        progress display counts up to.
+        n_episode: episodes to collect; None: until the seeds end.
+        total: the number of episodes in all, for the progress bar.
         """
         report = self.iteration.progress
 
@@ -361,9 +384,9 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return [states[int(index)] for index in chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the policy, the seeds and a replay buffer.
+        """Return the states of the policy, the training seeds and a replay buffer, if there is one.
 
-        A rollout buffer is used up within its stage.
+        A rollout buffer is left out, because nothing of it is used after its stage.
         """
         kept = self._buffer if isinstance(self._buffer, ReplayBuffer) else None
         return {
@@ -373,12 +396,15 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. A state with only a policy is enough."""
+        """Restore a state of `state_dict`. A state may hold the policy alone.
+
+        Raise CheckpointError if it does not fit the policy, the initial states or the buffer.
+        """
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
         self._plan = self._buffer = None
         if self._to_load is not None and "iteration" in vars(self) and self.train_initial_states is not None:
-            self.train_seed_iterator()  # a trainer is about to begin: other initial states are refused now, not later
+            self.train_seed_iterator()  # a trainer is about to begin: refuse other initial states now
         if (kept := state.get("buffer")) is not None:
             self._buffer = self.policy.make_buffer(self.buffer_size, kept["num_envs"])
             if not isinstance(self._buffer, ReplayBuffer):

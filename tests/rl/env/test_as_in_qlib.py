@@ -43,6 +43,11 @@ def test_environments_with_iterators_of_their_own_are_refused(kind: Any) -> None
         vectorize_env([wrapped([1, 2]), wrapped([1, 2])], kind)
 
 
+def test_a_queue_that_only_some_environments_have_is_refused_as_such(kind: Any) -> None:
+    with DataQueue([1]) as queue, pytest.raises(ConfigError, match=r"seed iterators.*vectorize_env\(seeds=\.\.\.\)"):
+        vectorize_env([wrapped(queue), wrapped(None)], kind)
+
+
 def test_seeds_in_two_places_are_refused() -> None:
     with DataQueue([1]) as queue, pytest.raises(ConfigError, match="leave `seed_iterator` out"):
         vectorize_env(wrapped(queue), "dummy", 1, seeds=[1, 2])

@@ -76,7 +76,7 @@ def test_a_factory_that_raises_says_so_with_its_traceback() -> None:
 
 def test_a_factory_that_cannot_travel_is_refused() -> None:
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="cannot go to a worker"):
+    with pytest.raises(ConfigError, match="cannot be sent to a worker"):
         vectorize_env(lambda: lock, "shmem", 2)  # type: ignore[arg-type, return-value]
 
 

@@ -139,7 +139,7 @@ def test_parts_of_a_combination_have_the_environment_too() -> None:
 
 
 def test_a_reward_that_logs_outside_an_environment_says_so() -> None:
-    with pytest.raises(ConfigError, match="outside an environment"):
+    with pytest.raises(ConfigError, match="called outside an environment"):
         RewardCombination({"position": (Position(), 1.0)})(np.zeros(4))
 
 

@@ -284,7 +284,7 @@ def test_actions_may_be_any_array_of_rows(form: Any) -> None:
 def test_actions_that_are_no_rows_are_refused(form: Any) -> None:
     vessel = vessel_of()
     vessel.policy = Own(form)
-    with pytest.raises(ConfigError, match=r"Own\.act gave actions of shape"):
+    with pytest.raises(ConfigError, match=r"Own\.act returned actions of shape"):
         trainer_of().fit(vessel)
 
 
