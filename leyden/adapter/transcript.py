@@ -150,8 +150,7 @@ def _message_text(message: Json) -> str:
 
 
 def _excerpt(stacktrace: str) -> str:
-    """Return the last lines of a stack trace, and before them the last frame of the user's own
-    code.
+    """Return the last lines of a stack trace, after the last frame of the user's own code.
 
     Many errors are raised deep in a library; the line that the user can change stands far above.
     """

@@ -118,6 +118,9 @@ def load_tasks(path: Path) -> list[Any]:
 
 
 def _read_jsonl(path: Path) -> list[Any]:
+    """Return the JSON value of each line; empty lines are skipped. Raise ConfigError for a wrong
+    one.
+    """
     tasks: list[Any] = []
     # Not splitlines(), which also breaks at characters that a JSON string may hold, such as U+2028.
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):

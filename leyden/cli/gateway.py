@@ -92,9 +92,7 @@ def gateway(
 
 
 def _model_entry(given: str) -> dict[str, Any]:
-    """Return the name and endpoint of one `--model NAME=URL`. Raise ConfigError for
-    another form.
-    """
+    """Return name and endpoint of one `--model NAME=URL`. Raise ConfigError for another form."""
     name, equals, url = given.partition("=")
     if not (name and equals and url):
         raise ConfigError(f"--model is {given!r}; it must be NAME=URL, such as policy=http://127.0.0.1:8000/v1")

@@ -110,6 +110,9 @@ class Recorded:
         return "\n".join([*lines, *(_change(hard_coded, folder) if hard_coded else [])])
 
     def _shown_prompt(self, prompt: ExtractedPrompt) -> Iterator[str]:
+        """Yield the lines that show a prompt: where it is used, its template and its
+        placeholders.
+        """
         count = f"{len(prompt.rollouts):,} of {len(self.conversations):,} rollouts"
         yield f"--- {prompt.name}: {prompt.role} message from call {prompt.call + 1} on, in {count}"
         yield prompt.template.template

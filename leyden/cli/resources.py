@@ -200,6 +200,7 @@ def promote(
     from leyden.types import LabelMove
 
     async def move(opened: LightningStore) -> None:
+        """Move both labels, unless another process moves one first."""
         labels = await _labels(opened)
         now = labels.get(label)
         if now == (resources_id, version):
@@ -287,9 +288,7 @@ def freeze(
 
 
 async def _moved(moving: Awaitable[None]) -> None:
-    """Await a move of labels. If another process has moved one of them first, say where to
-    see it.
-    """
+    """Await a move of labels. If another process was faster, say how to see what it moved."""
     try:
         await moving
     except LabelMoved as error:

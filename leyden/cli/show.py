@@ -225,6 +225,7 @@ def _step(iteration: int | None) -> str:
 
 
 async def _show_rollout(run: RecordedRun, part_of_id: str, *, full: bool, as_json: bool) -> None:
+    """Print the rollout with this id, or with this part of its id."""
     from leyden.runs.rollouts import find_rollout
 
     async with run.open_store() as store:

@@ -220,6 +220,7 @@ async def imitate(
 def _span(
     rollout: AttemptedRollout, name: str, attributes: Attributes | None = None, tokens: TokenRecord | None = None
 ) -> Span:
+    """Return a span of a rollout's attempt. The store numbers it."""
     return Span(
         rollout_id=rollout.rollout_id,
         attempt_id=rollout.attempt.attempt_id,

@@ -201,6 +201,7 @@ def read_metrics(directory: Path, stage: str) -> list[dict[str, float]]:
 
 
 def _result(directory: Path) -> DemoResult:
+    """Return the result of the run in a directory, computed from its metrics."""
     measured, steps = read_metrics(directory, "val"), read_metrics(directory, "train")
     return DemoResult(
         success_before=measured[0]["reward"],

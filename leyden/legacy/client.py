@@ -43,6 +43,7 @@ class AgentLightningClient(NamedOptions):
         self._set_up(endpoint, poll_interval, timeout)
 
     def _set_up(self, endpoint: str, poll_interval: float, timeout: float) -> None:
+        """Check and set the options, without the DeprecationWarning of `__init__`."""
         if not endpoint.startswith(("http://", "https://", _LOCAL)):
             raise ConfigError(f"endpoint is {endpoint!r}; give the server's URL, such as http://127.0.0.1:8000")
         check_number("poll_interval", poll_interval, above=0)
@@ -118,6 +119,7 @@ class AgentLightningClient(NamedOptions):
         return update
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any] | None:
+        """Return the reply to a GET, or with a body to a POST; None if the request failed."""
         request = urllib.request.Request(self.endpoint + path, data=body, headers=_HEADERS)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as reply:
@@ -126,6 +128,7 @@ class AgentLightningClient(NamedOptions):
             return self._failed(path, error)
 
     async def _send_async(self, path: str, body: bytes | None = None) -> dict[str, Any] | None:
+        """Return the reply to a GET, or with a body to a POST; None if the request failed."""
         timeout = aiohttp.ClientTimeout(total=self.timeout)
         try:
             async with (

@@ -45,8 +45,7 @@ class AgentLightningServer(NamedOptions):
         """Check the options; `start` opens the port.
 
         port: 0 chooses a free one.
-        task_timeout_seconds: a task is queued again if no report has come this long after its
-        claim.
+        task_timeout_seconds: a task is queued again if no report has come so long after its claim.
         store: where tasks, resources and reports are kept; the server does not close it. None: a
             new one in memory.
         insecure: allow other machines, without a token, because the protocol has none.
@@ -132,8 +131,9 @@ class AgentLightningServer(NamedOptions):
         return await self._tasks.publish(resources)
 
     async def get_completed_rollout(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return the report on a task, once; None if there is none, or if it was
-        returned before.
+        """Return the report on a task, once.
+
+        Return None if there is no report yet, or if it was returned before.
         """
         return await self._tasks.take(rollout_id)
 

@@ -187,6 +187,7 @@ class TaskQueue:
         return [report for report in reports if report is not None]
 
     async def _take(self, rollout: Rollout) -> RolloutLegacy | None:
+        """Return the report on a finished rollout, once; None if it was returned before."""
         if rollout.rollout_id in self._read:
             return None
         self._read.add(rollout.rollout_id)

@@ -378,6 +378,9 @@ class MetricsWriter(Callback):
         self._close()
 
     def _warn_of_missing(self, row: MetricsRow) -> None:
+        """Log a warning if the row has no metrics, or lacks metrics of earlier rows
+        of its stage.
+        """
         seen = self._seen.setdefault(row.stage, set())
         place = f"stage {row.stage!r} of iteration {row.iteration}"
         if not row.metrics:

@@ -368,6 +368,7 @@ def _verify_file(directory: Path, name: str, expected: Any) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raise _DamagedError if it holds none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -220,6 +220,7 @@ class Checkpoint(Callback):
         return newer
 
     def _supersede(self, steps: Sequence[int], loop: TrainLoop) -> None:
+        """Move the checkpoints of these iterations, with their `.pth` files, into `superseded/`."""
         for step in steps:
             file = self._file_of(self.store.load(step).state, step)
             moved = self.store.supersede(step, [] if file is None else [file])
@@ -384,9 +385,7 @@ class Checkpoint(Callback):
             )
 
     async def _written(self) -> None:
-        """Wait until the checkpoint that is being written is complete, or has logged
-        its failure.
-        """
+        """Wait until a checkpoint that is being written is complete, or its failure is logged."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await _to_the_end(writing)
@@ -492,6 +491,10 @@ class _Filename(string.Formatter):
 
 
 def _filled_in(filename: str, iteration: int, metrics: Mapping[str, Any], *, strict: bool) -> str:
+    """Return the filename with iteration, time and metrics filled in.
+
+    strict: raise CheckpointError for a missing metric, which is `nan` otherwise.
+    """
     values = {**metrics, "iter": iteration, "time": time.strftime("%Y%m%d%H%M%S")}
     try:
         name = _Filename(strict=strict).vformat(filename, (), values)

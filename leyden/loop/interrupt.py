@@ -29,6 +29,7 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
     on_stop: runs in the main thread, between two instructions of any code, so it should only set a
         flag or an event. It may set an `asyncio.Event` of this thread's event loop, which is woken.
     notice: printed on standard error after the signal's name.
+
     The earlier signal handlers are restored at the end. Python lets only the main thread handle
     signals; in any other thread the block runs with signals as they are.
     """

@@ -326,6 +326,7 @@ class _Terminal:
         self._stack.close()
 
     def _draw(self) -> Group:
+        """Return the lines to show now. rich calls this for each redraw."""
         state, width = self._state, self._console.width
         lines: list[Text] = []
         if state.in_iterations:
@@ -336,6 +337,7 @@ class _Terminal:
         return Group(*lines)
 
     def _drawn(self, line: Line, fraction: float | None) -> Text:
+        """Return a line with its bar. fraction: the part of the bar that is full; None: no bar."""
         text = Text(line.label, no_wrap=True, overflow="crop")
         if fraction is not None and line.bar:
             full = round(line.bar * min(1.0, max(0.0, fraction)))

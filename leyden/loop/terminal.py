@@ -34,6 +34,7 @@ class _Above(io.TextIOBase):
         """The unfinished line of each thread, by the thread's id."""
 
     def write(self, text: str) -> int:
+        """Print the lines that the text completes, and keep the rest until its line is complete."""
         if self.is_over:
             return self.stream.write(text)
         with self._lock:

@@ -1,8 +1,8 @@
 """`TrainLoop`: the order of stages, hooks and counters, for every vessel, synchronous or not.
 
-The loop does no I/O itself. Its order is written once, as a generator that yields whatever may
-have to be awaited. `run` and `arun` are two thin drivers of it (the pattern of httpx's `_auth.py`).
-A `Vessel` is what is trained; callbacks and writers save, print and plot.
+The loop trains a `Vessel` and does no I/O itself; callbacks and writers save, print and plot. Its
+order is written once, as a generator that yields each result of a hook or of the vessel. `run` and
+`arun` drive this generator; `arun` awaits results that are awaitable (as httpx does in `_auth.py`).
 
     on_fit_start
       [on_validate_start .. on_validate_end]   validate_first, or a validation that a stop left due
@@ -13,9 +13,9 @@ A `Vessel` is what is trained; callbacks and writers save, print and plot.
       on_iter_end                              Checkpoint saves here, after all others
     on_fit_end                                 on_exception instead, when anything raised
 
-A step is *finished* when its checkpoint exists. Resuming from a checkpoint undoes whatever happened
-after it (a step, rows, a validation): counters, callbacks, writers and random states go back to it
-together.
+A step is *finished* when its checkpoint exists. Resuming from a checkpoint undoes everything that
+happened after the checkpoint (a step, rows, a validation): counters, callbacks, writers and random
+states go back together.
 """
 
 from __future__ import annotations

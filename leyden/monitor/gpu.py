@@ -17,10 +17,14 @@ _CHIP_SENSOR = 0
 
 
 class _Utilization(ctypes.Structure):
+    """NVML's nvmlUtilization_t: percentages."""
+
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
 class _Memory(ctypes.Structure):
+    """NVML's nvmlMemory_t: bytes."""
+
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
@@ -45,6 +49,7 @@ def gpu_metrics() -> Mapping[str, float]:
 
 
 def _device_metrics(device: ctypes.c_void_p) -> Iterator[tuple[str, float]]:
+    """Yield name and value of each metric that a GPU reports."""
     utilization, memory, celsius = _Utilization(), _Memory(), ctypes.c_uint()
     if _call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(utilization)):
         yield "percent", float(utilization.gpu)

@@ -386,7 +386,7 @@ class Watch:
 def _checked_parts(name: str, given: Any, wanted: str, is_one: Callable[[Any], bool]) -> tuple[Any, ...]:
     """Return an option that is a list as a tuple. Raise ConfigError for a part of another kind.
 
-    wanted: the kind of parts, for the message. is_one: tells whether a part is of that kind.
+    wanted: the kind of parts, for the message. is_one: returns whether a part is of that kind.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"{name} is {given!r:.200}; give a list of {wanted}")

@@ -101,6 +101,7 @@ def _of_statistics(statistics: StoreStatistics) -> Iterator[Metric]:
 
 
 def _of_health(workers: Iterable[Worker], now: float) -> Metric:
+    """Return the number of workers of each health."""
     count: dict[str, int] = dict.fromkeys(get_args(WorkerHealth), 0)
     for worker in workers:
         count[health_of(worker, now)] += 1
@@ -160,6 +161,7 @@ def _by_subject(
 
 
 def _of_alerts(samples: Iterable[Sample]) -> Metric:
+    """Return whether each alert of the last minute is raised, 1 or 0."""
     latest = {
         (sample.name.removeprefix(ALERT_PREFIX), sample.worker_id or ""): sample.value
         for sample in samples

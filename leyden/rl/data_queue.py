@@ -692,7 +692,7 @@ _GONE: Final = "the process that made the data queue has left its `with`, or has
 def _sign_off(connection: Connection, pid: int) -> None:
     """Report that this process has finished its item, and close the connection.
 
-    pid: the process that opened the connection; a fork of it does nothing.
+    pid: the process that opened the connection; a forked copy does nothing.
     """
     if pid == os.getpid():
         with contextlib.suppress(EOFError, OSError):

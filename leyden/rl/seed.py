@@ -139,6 +139,7 @@ class SeedPlan(Generic[T]):
         return self._returned[0] if self._returned else (self._taken, self._index())
 
     def _advance(self, number: int, index: int) -> None:
+        """Mark the seed that `_next` returned as taken."""
         if self._returned:
             heapq.heappop(self._returned)
         else:

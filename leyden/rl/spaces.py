@@ -85,6 +85,8 @@ def conformer(space: AnySpace) -> Conformer:
 
 
 class _NumberConformer(Conformer):
+    """The lenient check of a space of numbers: Box, Discrete, MultiDiscrete or MultiBinary."""
+
     def __init__(self, space: AnySpace) -> None:
         super().__init__(space)
         self._dtype: np.dtype[Any] = np.dtype(cast(Any, space.dtype))
@@ -140,6 +142,8 @@ class _NumberConformer(Conformer):
 
 
 class _DictConformer(Conformer):
+    """The lenient check of a Dict, part by part."""
+
     def __init__(self, space: AnySpace) -> None:
         super().__init__(space)
         self._parts = {name: conformer(part) for name, part in cast(spaces.Dict, space).spaces.items()}
@@ -151,6 +155,8 @@ class _DictConformer(Conformer):
 
 
 class _TupleConformer(Conformer):
+    """The lenient check of a Tuple, part by part. A list counts as a tuple."""
+
     def __init__(self, space: AnySpace) -> None:
         super().__init__(space)
         self._parts = [conformer(part) for part in cast("spaces.Tuple[Any]", space).spaces]
@@ -271,6 +277,9 @@ def _multi_discrete(space: AnySpace) -> Check:
 
 
 def _multi_binary(space: AnySpace) -> Check:
+    """Return the check of a MultiBinary, quick for arrays of int8, which its own
+    `sample` returns.
+    """
     shape, ask = space.shape, _contained(space)
 
     def check(x: Any) -> None:

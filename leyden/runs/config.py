@@ -293,6 +293,7 @@ def git_is_dirty() -> bool | None:
 
 
 def _git(*arguments: str) -> str | None:
+    """Return the output of a git command in the current folder; None if it fails."""
     try:
         # Without locks: a git command that the user runs meanwhile would find the index locked.
         done = subprocess.run(

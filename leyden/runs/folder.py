@@ -86,6 +86,7 @@ class Manifest:
         return "running" if silent < _SILENCE_SECONDS else "crashed"
 
     def _process_lives(self) -> bool:
+        """Return whether the run's process runs on this machine."""
         if self.pid is None:
             return False
         try:

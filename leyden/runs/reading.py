@@ -130,6 +130,7 @@ class _FolderRun(RecordedRun):
         return read_failures(self.directory / FAILURES)
 
     def open_store(self) -> LightningStore:
+        """Return the store in the run's folder, else the store that `run.json` names."""
         recorded = self.record.config.get("store")
         path = store_path(self.directory)
         if path.exists():

@@ -112,9 +112,7 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _from_stats(handle: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
-        """Return a `log_episode` that calls `handle(self, length, rewards,
-        contents)`, Qlib's form.
-        """
+        """Return a `log_episode` for `handle`, which has Qlib's form `(length, rewards, contents)`."""
 
         @functools.wraps(handle)
         def log_episode(self: LogWriter, episode: EpisodeStats) -> None:
@@ -242,6 +240,7 @@ class LogWriter(NamedOptions):
         return running
 
     def _count(self, episode: EpisodeStats) -> None:
+        """Count an episode that has ended, and its steps."""
         self._ended_episode = self._find_ended(episode.env_id)
         self._handled = episode
         self.episode_count += 1

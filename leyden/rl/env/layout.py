@@ -218,6 +218,8 @@ class _CompoundLayout(Layout):
 
 
 class _DictLayout(_CompoundLayout):
+    """A dict of the batches of the parts."""
+
     def __init__(self, space: AnySpace, parts: Mapping[str, Layout]) -> None:
         super().__init__(space, list(parts.values()))
         self._parts = parts
@@ -245,6 +247,8 @@ class _DictLayout(_CompoundLayout):
 
 
 class _TupleLayout(_CompoundLayout):
+    """A tuple of the batches of the parts."""
+
     def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
         return tuple(self._allocate_members(n, memory, offset))
 

@@ -264,8 +264,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
     def step(self, actions: Any, ids: Sequence[int] | None = None) -> VectorStep:
         """Step environments that are alive. Afterwards `alive` is False where an episode ended.
 
-        actions: a row for each of the N environments; those of environments that are not stepped
-        are
+        actions: a row for each of the N environments; rows of others than the stepped ones are
             ignored.
         ids: the environments; None: all.
         Raise SimulatorError if an episode is lost, unless `on_worker_error` allows that; the other

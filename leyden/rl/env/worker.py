@@ -135,8 +135,9 @@ def run_worker(
 ) -> None:
     """Make and step a group of environments. This function runs in a worker process.
 
-    number: of this worker. part: the numbers of its environments among all. packed: their
-    factories.
+    number: of this worker.
+    part: the numbers of its environments among all.
+    packed: the factories of its environments.
     """
     end_with_parent(parent.pid)
     channel = Channel(parent.connection)

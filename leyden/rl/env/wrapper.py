@@ -84,8 +84,8 @@ class EnvWrapper(
         simulator_fn: makes a simulator from a seed's item; without seeds it is called without an
             argument.
         seed_iterator: the items for an environment that is used alone. For a vectorised
-        environment,
-            give the seeds to `vectorize_env` instead, or one DataQueue to all environments.
+            environment, give the seeds to `vectorize_env` instead, or one DataQueue to all
+            environments.
         reward_fn: None: every reward is 0.
         logger: collects the values that the parts log; None: a new one.
         """
@@ -247,6 +247,7 @@ class EnvWrapper(
 
 
 def _fresh_status(item: Any) -> EnvWrapperStatus[Any, Any, Any]:
+    """Return the record of an episode that begins with this item."""
     return {
         "cur_step": 0,
         "done": False,

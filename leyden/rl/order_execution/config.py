@@ -136,7 +136,7 @@ class EnvSection(_Section):
     concurrency: int = 1
     """The number of simulators that run at once."""
     parallel_mode: Annotated[str, AfterValidator(_check_env_kind)] = "dummy"
-    """Where the simulators run: a name in `ENV_KINDS`, or the import path of a class."""
+    """The kind of vectorised environment: a name in `ENV_KINDS`, or the import path of a class."""
     extra_module_paths: list[str] = []
     """Folders in which modules are looked for too."""
 
@@ -310,7 +310,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping",
     "string_type": "a string",
 }
-"""What a value must be, by the type of pydantic's error."""
+"""The kind of value that is wanted, by the type of pydantic's error."""
 
 
 def _parse(kind: type[SectionType], content: Any, place: str) -> SectionType:

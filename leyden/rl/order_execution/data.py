@@ -183,6 +183,7 @@ def _times_of_rows(
         )
 
     def times(stock: str, row: int) -> tuple[np.datetime64, np.datetime64]:
+        """Return start and end of an order from the bars of its day."""
         bars = load_bars(data_dir, stock)
         day = as_time(dates[row], "date")
         ticks = bars.times[bars.days(day, day + np.timedelta64(1, "us"))][start_index:end_index]

@@ -40,7 +40,8 @@ class TrainResult:
 
     iterations: int
     finished: bool
-    """Whether it made all its iterations, or the validation stopped it early; False after a signal.
+    """Whether the run made all its iterations, or its validation stopped it early; False after a
+    signal.
     """
     metrics: dict[str, Any]
     """The metrics of the last iteration."""

@@ -76,8 +76,8 @@ class DQN(TorchPolicy):
         is_double: the network chooses the next action, and the target network values it. Without a
             target network this makes no difference.
         clip_loss_grad: use Huber's loss, whose gradient is at most 1, instead of the squared error.
-        weight_file: a file of `torch.save` with a module, a policy or a trainer; None: fresh
-        weights.
+        weight_file: a file of `torch.save` with the weights of a module, a policy or a trainer;
+            None: fresh weights.
         exploration: the probability of a random action while exploring: a constant, or (first,
             last, number of actions over which it changes linearly from first to last).
         max_grad_norm: longer gradients are scaled to this norm; None: never.

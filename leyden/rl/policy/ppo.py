@@ -87,8 +87,8 @@ class PPO(TorchPolicy):
         gae_lambda: lambda of the generalised advantage estimator.
         max_batch_size: the most observations whose values are computed at once.
         deterministic_eval: take the likeliest action when not exploring.
-        weight_file: a file of `torch.save` with a module, a policy or a trainer; None: fresh
-        weights.
+        weight_file: a file of `torch.save` with the weights of a module, a policy or a trainer;
+            None: fresh weights.
         advantage_normalization: normalise the advantages of each minibatch.
         seed: the seed of the default network's weights and of all draws.
         num_threads: torch's threads in `act` and `update`; None: torch's own setting. More than 1
@@ -319,6 +319,7 @@ class _Categorical:
         self._start = int(space.start)
 
     def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return action numbers (n,) and their log-probabilities. `log_std` is not used."""
         logp = outputs.log_softmax(-1)
         if generator is None:
             sample = logp.argmax(-1)

@@ -65,8 +65,9 @@ def _report_nothing(done: int, total: int, **counts: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What a vessel knows of the current iteration. The defaults serve a vessel
-    without a trainer.
+    """The facts about the current iteration that a vessel needs.
+
+    The defaults are for a vessel without a trainer.
     """
 
     number: int = 0
@@ -386,7 +387,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the policy, the training seeds and a replay buffer, if there is one.
 
-        A rollout buffer is left out, because nothing of it is used after its stage.
+        A rollout buffer is left out, because it is not used after its stage.
         """
         kept = self._buffer if isinstance(self._buffer, ReplayBuffer) else None
         return {
