@@ -112,7 +112,7 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _from_stats(handle: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
-        """Return a `log_episode` for `handle`, which has Qlib's form `(length, rewards, contents)`."""
+        """Return a `log_episode` for `handle` of Qlib's form, `(length, rewards, contents)`."""
 
         @functools.wraps(handle)
         def log_episode(self: LogWriter, episode: EpisodeStats) -> None:
