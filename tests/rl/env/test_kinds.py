@@ -462,7 +462,7 @@ def test_such_environments_begin_with_a_seed_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", ["CartPoll-v1", "no_such_module:CartPole-v1"])
 def test_an_id_that_gymnasium_does_not_know_is_refused(kind: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"no environment {name!r}"):
+    with pytest.raises(ConfigError, match=f"cannot make the environment {name!r}"):
         vectorize_env(name, kind, seeds=[1])
 
 
