@@ -47,7 +47,7 @@ def token_lines(spans: Sequence[Span]) -> list[str]:
 
 def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000) -> list[str]:
     """Return the lines of a transcript: the steps of an attempt with their durations, errors and
-    rewards, each message once, and the tokens to train on.
+    rewards, each message once, and the tokens recorded.
 
     A model call is followed by the messages that no earlier call had, and by the answer.
     max_characters: longer texts are cut; None shows all of each.
