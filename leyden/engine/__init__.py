@@ -1,9 +1,12 @@
 """Backends that sample and train a policy.
 
-Lives here: the `PolicyBackend` protocol, a `Learner` and a `Sampler` (`base`); the embedded backend
-(`embedded`), a Hugging Face model decoded and trained in one process, with an OpenAI-compatible
-endpoint; the embedded backend in a child process (`isolated`); and a vLLM server beside a learner
-(`vllm`). It knows token ids, advantages and weights; not rollouts, rewards or the store. Importing
+- `base`: the protocol `PolicyBackend`, which is a `Learner` and a `Sampler`;
+- `embedded`: a Hugging Face model, decoded and trained in this process, with an OpenAI-compatible
+  endpoint;
+- `isolated`: the embedded backend in a child process;
+- `vllm`: a vLLM server beside a learner.
+
+The package knows token ids, advantages and weights; not rollouts, rewards or the store. Importing
 it loads neither torch nor transformers. To add a backend, implement the protocol in one module,
 pass `tests/contracts/engine.py`, and add it to `EngineRegistry`.
 """
@@ -64,8 +67,9 @@ EngineRegistry: Final[dict[str, Component]] = {
 
 
 def policy_backend(model: Any, *, isolate: bool = False, **options: Any) -> PolicyBackend:
-    """Return a backend for `model`, in this process or, with `isolate`, in a process of its own.
+    """Return a backend for `model`, in this process or, with `isolate`, in a process of its own. It
+    is not started.
 
-    options: see `EmbeddedBackend`.
+    options: options of `EmbeddedBackend`.
     """
     return IsolatedBackend(model, **options) if isolate else EmbeddedBackend(model, **options)

@@ -1,8 +1,8 @@
-"""Responses in OpenAI's wire format, whole and in chunks.
+"""Write responses in OpenAI's wire format, whole and in chunks.
 
-Pure functions; they know no model and no server. Conventions beyond OpenAI's are vLLM's:
-`return_token_ids` puts `prompt_token_ids` at the top and `token_ids` in each choice. Leyden's own:
-`policy_versions` in each choice, one for each token.
+Pure functions; they know no model and no server. As in vLLM, `return_token_ids` adds
+`prompt_token_ids` at the top and `token_ids` in each choice. Leyden adds `policy_versions` in each
+choice, one for each token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from leyden.engine.wire import CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer, or the part of it in one chunk of a stream."""
+    """One of the responses to a request, or the part of it in one chunk of a stream."""
 
     index: int
+    """The index among the responses to the request."""
     text: str
     token_ids: list[int]
     logprobs: list[float]
+    """The log-probability of each token."""
     policy_versions: list[int]
+    """The policy's version when each token was sampled."""
     finish_reason: str | None
     calls: Sequence[Json] = ()
     """Tool calls, as the wire format has them."""
@@ -35,12 +38,13 @@ class Choice:
 
 
 Pieces = Callable[[int], tuple[str, list[int]]]
+"""A function that returns a token's text and its UTF-8 bytes (`Text.piece`)."""
 
 
 def response(
     request: CompletionRequest, response_id: str, prompt_ids: list[int], choices: list[Choice], pieces: Pieces
 ) -> bytes:
-    """Return the body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed, with all choices."""
     body = _head(request, response_id, request.kind)
     if request.return_token_ids:
         body["prompt_token_ids"] = prompt_ids
@@ -58,10 +62,11 @@ def chunk(
     prompt_ids: list[int] | None = None,
     counted: Json | None = None,
 ) -> bytes:
-    """Return one server-sent event.
+    """Return one server-sent event with a part of one choice.
 
-    prompt_ids: given for the first event of an answer.
-    counted: the usage, for an event without a choice.
+    choice: None for the last event, which has only the usage.
+    prompt_ids: the prompt's ids, for the first event of an answer; None for the others.
+    counted: the usage, for the last event.
     """
     body = _head(request, response_id, f"{request.kind}.chunk" if request.kind == "chat.completion" else request.kind)
     if prompt_ids is not None and request.return_token_ids:
@@ -77,8 +82,8 @@ def _head(request: CompletionRequest, response_id: str, kind: str) -> Json:
 
 
 def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunked: bool) -> Json:
-    """Return one choice of a response in the form of the chat or the text-completions API. It has
-    token ids and policy versions if the request asks for them.
+    """Return one choice in the form of the chat or the text-completions API, with token ids and
+    policy versions if the request has `return_token_ids`.
 
     chunked: whether the choice is part of a stream, where its message is called `delta`.
     """

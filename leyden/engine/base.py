@@ -1,8 +1,8 @@
-"""`PolicyBackend`: a policy that can be sampled and trained, whatever runs it.
+"""`PolicyBackend`: the protocol of a policy that can be sampled and trained.
 
 An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A
-backend knows nothing of rollouts, rewards or the store. To add one, implement the protocol and pass
-`tests/contracts/engine.py`.
+backend knows nothing of rollouts, rewards or the store. To add a backend, implement the protocol
+and pass `tests/contracts/engine.py`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from leyden.utils.arguments import KeepsArguments
 @named_options
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters. Refuses values that no backend can honour (ConfigError)."""
+    """Sampling parameters. Raise ConfigError for values out of their range."""
 
     max_tokens: int = 16
-    """At most this many response tokens, the end-of-turn token included."""
+    """The most response tokens, the end-of-turn token included."""
     temperature: float = 1.0
     """The sampling temperature, 0 or above. 0 takes the most likely token."""
     top_p: float = 1.0
+    """Sample among the fewest most likely tokens whose probabilities sum to this, in (0, 1]."""
     stop_token_ids: tuple[int, ...] = ()
-    """End the response after one of these, besides the model's own end-of-turn tokens; it is part
+    """Tokens that end the response, besides the model's own end-of-turn tokens. The token is part
     of the response."""
     seed: int | None = None
     """Seed of the response. In a deterministic backend, equal prompts, weights and seeds give equal
@@ -50,7 +51,7 @@ class SampledResponse:
     """One sampled response of R tokens."""
 
     token_ids: list[int]
-    """Shape (R,); ends with the end-of-turn token when that was sampled."""
+    """Shape (R,). The last one is the end-of-turn token if that was sampled."""
     logprobs: list[float]
     """Shape (R,): log-probability of each token under the distribution it was drawn from at
     temperature 1 and top_p 1; for any other setting, under the tempered (not truncated)
@@ -58,6 +59,7 @@ class SampledResponse:
     policy_versions: list[int]
     """Shape (R,): the policy's version when the token was drawn."""
     finish_reason: Literal["stop", "length"]
+    """"stop": a token ended the response. "length": `max_tokens` or the context was reached."""
 
 
 @named_options
@@ -69,7 +71,8 @@ class OptimParams:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm; that of a value head apart from the policy's."""
+    """The gradient is scaled down to this norm. The gradient of a value head has a norm of its
+    own."""
     value_learning_rate: float | None = None
     """Learning rate of the value head's own parameters; None takes `learning_rate`."""
 
@@ -85,13 +88,14 @@ class OptimParams:
 @named_options
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """Train low-rank adapters and freeze the weights (LoRA, arXiv:2106.09685): W + alpha / rank * B
-    A.
+    """Options to train low-rank adapters with frozen weights: `W + alpha / rank * B @ A` (LoRA,
+    arXiv:2106.09685).
     """
 
     rank: int = 16
     """Rows of A and columns of B; at least 1."""
     alpha: float = 32.0
+    """The scale of the adapters, above 0."""
     target_modules: str | Sequence[str] = "all-linear"
     """Names of the linear layers that get an adapter, such as ("q_proj", "v_proj"), or
     "all-linear": all but the output head."""
@@ -112,12 +116,13 @@ class ForwardBackwardResult:
     """The loss and the counts of one call of `forward_backward`."""
 
     loss: float
+    """The weighted sum of the loss over the trained tokens."""
     n_sequences: int
     n_tokens: int
-    """Tokens of the sequences up to the last trained one; a prefix that several
-    share counts for each."""
+    """The number of tokens of the sequences up to the last trained one. A prefix that several
+    sequences share counts for each."""
     n_trained: int
-    """Tokens with a weight other than 0."""
+    """The number of tokens with a weight other than 0."""
     metrics: dict[str, float]
     """Means and maxima over trained tokens by name: `entropy`, the policy's mean entropy in nats,
     and the metrics of the loss (of `ppo`: `clip_fraction`, `kl` and `max_logprob_difference`)."""
@@ -125,18 +130,17 @@ class ForwardBackwardResult:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """Values of each token of several sequences, under the current weights.
-
-    Lists of shape (T,), one for each sequence.
+    """Numbers of each token of several sequences, under the current weights: one list for each
+    sequence, with one number for each token.
     """
 
     logprobs: list[list[float]]
-    """Log-probability of each token with a weight other than 0; 0.0 for the others."""
+    """The log-probability of each token with a weight other than 0; 0.0 for the others."""
     entropies: list[list[float]]
-    """Entropy, in nats, of the distribution that each such token was drawn from;
-    0.0 for the others."""
+    """The entropy, in nats, of the distribution that each such token was drawn from; 0.0 for the
+    others."""
     values: list[list[float]] | None = None
-    """Estimates of a value head for each such token; None if they were not asked for."""
+    """The value head's estimate for each such token; None if they were not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +148,9 @@ class OptimStepResult:
     """The result of an optimizer step."""
 
     policy_version: int
-    """The version of the weights that the step made."""
+    """The version of the weights after the step."""
     grad_norm: float
-    """The norm before clipping, without the value head's own parameters."""
+    """The gradient's norm before clipping, without the value head's own parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +161,19 @@ class EngineStatistics:
     prompt_tokens: int = 0
     response_tokens: int = 0
     decode_steps: int = 0
+    """Forward passes that have sampled tokens, each for a batch."""
     decode_seconds: float = 0.0
+    """Seconds that these took."""
     extra: dict[str, float] = field(default_factory=dict[str, float])
+    """Further numbers of a kind of backend, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """Optional abilities of a backend: its losses, a value head, shared weights."""
+    """Optional abilities of a backend."""
 
     losses: frozenset[str]
-    """Names of the losses that `forward_backward` takes."""
+    """The names of the losses that `forward_backward` takes."""
     values: bool = False
     """Whether there is a value head, whose estimates `forward(values=True)` returns."""
     adapter: bool = False
@@ -175,28 +182,29 @@ class EngineCapabilities:
     """Whether the sampler reads the learner's own weights, so that an optimizer step is
     published at once."""
     reports_versions: bool = False
-    """Whether the endpoint reports the version of each token. Otherwise the gateway notes the
+    """Whether the endpoint reports the version of each token. Otherwise the gateway records the
     version of each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """The location of weights in memory, for another process that samples with them."""
+    """The location of weights in memory, for another process that samples with them. Each list has
+    one item for each weight.
+    """
 
     names: list[str]
+    """The names of the model's parameters."""
     dtypes: list[str]
     """Types as torch names them, such as "bfloat16"."""
     shapes: list[list[int]]
     handles: str
-    """A pickle in Base64: for each weight, the arguments of torch's function that maps it, by the
-    UUID of its GPU, or by "cpu".
-    """
+    """A pickled list in Base64, with one dict for each weight: the arguments of torch's function
+    that maps the weight, by the UUID of its GPU, or by "cpu"."""
 
 
 class Learner(ABC):
-    """The part of a backend that computes gradients and steps weights.
-
-    One training call at a time.
+    """The part of a backend that computes gradients and updates weights. Make one training call at
+    a time.
     """
 
     @abstractmethod
@@ -205,35 +213,34 @@ class Learner(ABC):
     ) -> ForwardResult:
         """Return log-probabilities and entropies of the tokens with a weight, without a gradient.
 
-        temperature: that of sampling, by which the logits are divided.
-        values: return estimates of the value head as well.
-        Raise ConfigError for what `forward_backward` refuses, and for `values`
-        without a value head.
+        temperature: the sampling temperature, by which the logits are divided.
+        values: return the value head's estimates as well.
+        Raise ConfigError for sequences that `forward_backward` refuses, and for `values` without a
+        value head.
         """
 
     @abstractmethod
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
     ) -> ForwardBackwardResult:
-        """Add the gradient of `loss` over `sequences`.
+        """Add the gradient of `loss` over `sequences` to the gradient so far.
 
         The order of `sequences` fixes the order of summation.
 
-        loss: constants of a registered loss (`leyden.maths.losses`), which choose the loss.
-        temperature: that of sampling, by which the logits are divided.
+        loss: the constants of a registered loss (`leyden.maths.losses`), whose type names the loss.
+        temperature: the sampling temperature, by which the logits are divided.
         Raise ConfigError for a loss that the backend lacks, a column that the loss needs and a
-        sequence lacks, lists of unequal length, an empty batch and ids outside the vocabulary;
-        EngineError for a loss that is not finite, and the gradient is cleared then.
+        sequence lacks, lists of unequal length, an empty batch and ids outside the vocabulary.
+        Raise EngineError for a loss that is not finite; the gradient is cleared then.
         """
 
     @abstractmethod
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
         """Apply the gradient to the learner's weights, and clear it.
 
-        Sampling has them after `publish_weights`.
-
-        Raise EngineError if no gradient was added since the last step, or its norm is not finite
-        (it is cleared, the weights stay).
+        Sampling uses the new weights after `publish_weights`. Raise EngineError if no gradient was
+        added since the last step, or if its norm is not finite: it is then cleared, and the weights
+        are unchanged.
         """
 
     @abstractmethod
@@ -243,18 +250,17 @@ class Learner(ABC):
         """
 
     async def snapshot_state(self, path: Path) -> bool:
-        """Copy what `save_state` writes, and write it while training continues.
+        """Copy the state, and write it into `path`, as `save_state` does, while training continues.
 
-        Return whether the files are still being written: await `state_written(path)` then, which
-        raises what went wrong. A backend that cannot copy writes at once.
+        Return whether the files are still being written; then await `state_written(path)`, which
+        raises the error if writing fails. A backend that cannot copy writes before it returns.
         """
         await self.save_state(path)
         return False
 
     async def state_written(self, path: Path) -> None:
-        """Wait until the state that `snapshot_state` copied is in the files of `path`.
-
-        Raise OSError or EngineError.
+        """Wait until the state that `snapshot_state` copied is in the files of `path`. Raise
+        OSError or EngineError if writing failed.
         """
 
     @abstractmethod
@@ -284,9 +290,8 @@ class Learner(ABC):
     async def share_weights(self) -> SharedWeights:
         """Return handles by which another process of this machine maps the weights.
 
-        On a GPU nothing is copied. The handles are of the weights as they are now: call again after
-        a step.
-        Raise ConfigError if the backend cannot share them.
+        On a GPU nothing is copied. The handles are valid until the next optimizer step: call again
+        after it. Raise ConfigError if the backend cannot share its weights.
         """
         raise ConfigError(f"{type(self).__name__} shares no weights; call save_pretrained")
 
@@ -299,8 +304,8 @@ class Sampler(ABC):
     @property
     @abstractmethod
     def policy_version(self) -> int:
-        """The version of the weights that sampling uses: 0 at first, one more for each optimizer
-        step.
+        """The version of the weights that sampling uses: 0 at first, and one more for each
+        optimizer step.
         """
 
     @abstractmethod
@@ -309,7 +314,11 @@ class Sampler(ABC):
 
     @abstractmethod
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
-        """Return one response for each prompt of token ids, with the published weights."""
+        """Return one response for each prompt of token ids, in order, sampled with the published
+        weights.
+
+        Raise ConfigError for a prompt that is empty, too long, or has an unknown token id.
+        """
 
     @abstractmethod
     async def publish_weights(self) -> int:
@@ -321,9 +330,10 @@ class Sampler(ABC):
 
 
 class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
-    """A policy that is sampled and trained: a learner, a sampler, and their life.
+    """A policy that is sampled and trained.
 
-    `start` before use, `stop` after (or `async with`). Methods may be called from any event loop.
+    Call `start` before use and `stop` after it, or use `async with`. Methods may be called from any
+    event loop.
     """
 
     model_name: str
@@ -332,7 +342,7 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
     @property
     @abstractmethod
     def capabilities(self) -> EngineCapabilities:
-        """Return the optional abilities of this backend. Known before `start`."""
+        """The optional abilities of this backend, which are known before `start`."""
 
     @property
     def learner(self) -> PolicyBackend:
@@ -355,10 +365,10 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
 
     @abstractmethod
     async def statistics(self) -> EngineStatistics:
-        """Return counters since start."""
+        """Return the engine's counters since it started."""
 
     def check_loss(self, loss: Loss) -> None:
-        """Raise ConfigError, naming the loss, unless this backend takes it."""
+        """Raise ConfigError, which names the loss, unless this backend can compute it."""
         name = find_loss(loss).name
         if loss.uses_values and not self.capabilities.values:
             raise ConfigError(

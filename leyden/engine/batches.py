@@ -1,7 +1,7 @@
-"""Prepare sequences for a gradient: check them, cut them after the last trained token, and
-batch them by memory.
+"""Prepare sequences for a gradient: check them, cut them after the last trained token, and batch
+them by memory.
 
-It knows token ids, weights and columns; no model and no loss.
+The module knows token ids, weights and columns; no model and no loss.
 
 Shapes: N trained tokens of a micro-batch.
 """
@@ -20,7 +20,7 @@ from leyden.errors import ConfigError
 from leyden.types import TrainingSequence
 
 _ATTENTION_SHARE: Final = 4
-"""Attention holds about a quarter of the numbers that a layer holds for a token."""
+"""One over the share of a layer's activations that are the attention's, about a quarter."""
 
 
 def check_sequences(
@@ -30,10 +30,12 @@ def check_sequences(
     loss: str = "",
     columns: Sequence[str] = (),
 ) -> None:
-    """Raise ConfigError, naming the sequence, if no gradient of the loss can be computed from a
-    sequence.
+    """Raise ConfigError, which names the sequence, if a sequence is invalid: it lacks a column, has
+    lists of unequal length, an unknown token id or too many tokens, or a weight on its first token.
+    Raise it, too, if no token of any sequence has a weight.
 
-    loss: the name of the loss. columns: the columns that the loss needs; a forward pass needs none.
+    loss: the name of the loss, for messages. columns: the columns that the loss needs; a forward
+        pass needs none.
     """
     for index, sequence in enumerate(sequences):
         n = len(sequence.token_ids)
@@ -49,17 +51,23 @@ def check_sequences(
                 )
         if n and not 0 <= min(sequence.token_ids) <= max(sequence.token_ids) < n_vocabulary:
             bad = next(token for token in sequence.token_ids if not 0 <= token < n_vocabulary)
-            raise ConfigError(f"sequence {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
+            raise ConfigError(
+                f"sequence {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens, so encode with this model's "
+                "tokenizer"
+            )
         if n > max_length:
-            raise ConfigError(f"sequence {index} has {n} tokens; the engine's max_length is {max_length}")
+            raise ConfigError(
+                f"sequence {index} has {n} tokens; the engine's max_length is {max_length}, so shorten the sequence or give the "
+                "engine a larger max_length"
+            )
         if n and sequence.weights[0]:
             raise ConfigError(
-                f"sequence {index} gives its first token the weight {sequence.weights[0]}; "
-                "nothing comes before it that could predict it"
+                f"sequence {index} gives its first token the weight {sequence.weights[0]}; it must be 0, because no token "
+                "comes before that could predict it"
             )
     if not any(any(sequence.weights) for sequence in sequences):
         raise ConfigError(
-            f"none of the {len(sequences)} sequences has a token with a weight; there is nothing to train on"
+            f"none of the {len(sequences)} sequences has a token with a weight other than 0; there is nothing to train on"
         )
 
 
@@ -72,20 +80,23 @@ class TrainedPart:
     positions: list[int]
     """The positions of the tokens before each trained token."""
     targets: list[int]
+    """The trained tokens."""
     weights: list[float]
+    """The weight of each trained token."""
     columns: list[list[float]]
-    """The loss's columns at the trained tokens, in its order."""
+    """The columns that the loss needs, in its order, each with its values at the trained tokens."""
     index: int
     """The sequence's index in the argument of `forward_backward`."""
 
     @classmethod
     def of(cls, sequence: TrainingSequence, columns: Sequence[str], index: int) -> TrainedPart:
-        """Keep a sequence's inputs up to its last trained token. The logits at `positions` predict
+        """Return the part of a sequence that a gradient needs. The logits at `positions` predict
         `targets`.
 
-        The sequence has at least one weight that is not 0. index: its place in the call.
+        sequence: has at least one weight other than 0. columns: the names of the columns to keep.
+        index: its index in the call.
         """
-        at = [place for place, weight in enumerate(sequence.weights) if weight]
+        at = [place for place, weight in enumerate(sequence.weights) if weight]  # indices of the trained tokens
         return cls(
             inputs=list(sequence.token_ids[: at[-1]]),
             positions=[place - 1 for place in at],
@@ -99,13 +110,12 @@ class TrainedPart:
 def micro_batches(
     sequences: Sequence[TrainedPart], max_tokens: int, *, shares_prefixes: bool
 ) -> list[list[TrainedPart]]:
-    """Return batches that hold at most `max_tokens` each (`held_tokens`).
+    """Return batches that hold at most `max_tokens` each (`held_tokens`). A sequence that holds
+    more is a batch of its own.
 
-    A longer sequence gets one of its own.
-
-    Sequences that begin alike come together where their prefixes are shared, else those of similar
-    length, shortest first. Equal ones keep their order, so the order of summation follows from the
-    order of the input.
+    With shared prefixes, sequences that begin alike come into one batch; without, sequences of
+    similar length, the shortest first. Equal sequences keep their order, so the order of summation
+    depends only on the order of the input.
     """
     batches: list[list[TrainedPart]] = []
     held = 0
@@ -136,6 +146,9 @@ def held_tokens(batch: Sequence[TrainedPart], *, shares_prefixes: bool) -> int:
 
 
 def _new_tokens(part: TrainedPart, before: TrainedPart | None) -> int:
+    """Return how many tokens a part adds to a batch with shared prefixes: those that the part
+    before, in order, does not have, and a quarter of all for its attention.
+    """
     n_shared = 0 if before is None else shared_length(before.inputs, part.inputs)
     return len(part.inputs) - n_shared + len(part.inputs) // _ATTENTION_SHARE
 
@@ -147,7 +160,9 @@ class Targets:
     ids_N: Tensor
     weights_N: Tensor
     columns: dict[str, Tensor]
+    """The loss's columns by name."""
     sequence_N: Tensor
+    """The index in the micro-batch of each token's sequence."""
 
     @classmethod
     def of(cls, batch: Sequence[TrainedPart], columns: Sequence[str], device: torch.device) -> Targets:

@@ -1,8 +1,8 @@
-"""Conversations through a model's chat template: prompts with tools, responses with tool calls.
+"""Render conversations by a model's chat template: prompts with tools, responses with tool calls.
 
-`Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses, so
-that the next prompt continues their exact ids. `PartialReply` is one response while it grows. The
-module knows a tokenizer, and no model, no decoder and no HTTP.
+`Chat` renders a request to a prompt, chooses the parser of tool calls, and keeps responses, so that
+the next prompt continues their exact ids. `PartialReply` is one response while it grows. The module
+knows a tokenizer, and no model, no decoder and no HTTP.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from leyden.engine.wire import CompletionRequest
 Json = dict[str, Any]
 
 _REMEMBERED_PROMPTS = 4096
+"""The number of prompts that are cached."""
 _REMEMBERED_LENGTH = 8192
-"""Characters; longer prompts are seldom the same twice, and would fill the memory."""
+"""The most characters of a prompt that is cached. Longer prompts are seldom repeated, and would
+fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The beginning of a text, which the policy continues."""
+    """The tokens that the policy continues."""
 
     token_ids: list[int]
-    """Shape (P,); do not change it."""
+    """Shape (P,). Do not change the list, because the prompt may be cached."""
     text: str = ""
-    """The call's text as the chat template wrote it; empty for a text completion."""
+    """The conversation as the chat template wrote it; empty for a text completion."""
 
 
 class Chat:
     """A tokenizer's chat template, with a cache of recent prompts, because agents repeat theirs."""
 
     def __init__(self, text: Text, *, model: str, eos_ids: frozenset[int], tool_parser: str | None) -> None:
-        """
-        model: the model's name, for errors.
+        """model: the model's name, for errors.
         eos_ids: the tokens that end a turn.
-        tool_parser: the name of a parser of tool calls; None takes the one that reads what the
-            template writes.
+        tool_parser: the name of a parser of tool calls; None takes the first that can read the
+            calls that the template writes.
         """
         self._text = text
         self._model = model
@@ -70,7 +71,7 @@ class Chat:
             return prompt
         try:
             text = self._render(request.messages, request.tools)
-        except Exception as error:  # a template raises whatever it likes about messages that it does not take
+        except Exception as error:  # a template may raise any error for messages that it does not accept
             raise bad_request(f"the chat template refuses the messages: {error}", param="messages") from error
         if keys:
             return self._continued(text, keys, request.schemas)
@@ -82,13 +83,18 @@ class Chat:
         return prompt
 
     def reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> PartialReply:
-        """Return the reader of one response. index: which of the request's choices it is."""
+        """Return the reader of one response. index: the response's index among the request's
+        choices.
+        """
         parser = self.parser if request.may_call else None
         if parser is None:
             return PartialReply(StreamedText(self._text, request.stops), None, _no_id)
         kept = self._kept
 
         def new_id(said: str) -> str:
+            """Return a new id for a tool call: a random one or, with a seed, one that is derived
+            from the request and the response's calls so far.
+            """
             length = parser.call_id_length
             if request.seed is None:
                 digits = secrets.token_hex(12)
@@ -102,11 +108,11 @@ class Chat:
     def ended(
         self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: PartialReply
     ) -> None:
-        """Store the ids of a response, so that a later prompt that contains its text continues
-        them.
+        """Keep the ids of a response that has ended, so that a later prompt that contains its text
+        continues them.
 
-        Do nothing if the response ended at something that the client did not get, such as a stop
-        string.
+        Do nothing for a text completion, or if the response may have ended at a text that the
+        client did not receive, such as a stop string.
         """
         end = self._ends.get(response_ids[-1], "")
         if not prompt.text or not (end or not (request.stops or request.stop_token_ids)):
@@ -120,17 +126,21 @@ class Chat:
         self._turns.add(key, prompt.text, prompt.token_ids, response_ids, said, end, before=before)
 
     def has_call(self, ids: Sequence[int], schemas: Schemas) -> bool:
-        """Return whether the last of `ids` completes a tool call."""
+        """Return whether the last of `ids`, a response so far, completes a tool call."""
         parser = self.parser
         assert parser is not None, "the request was checked"
-        tail = ids[-(len(parser.end) + 4) :]  # a token holds at least one byte, but for an unfinished character
+        # Only the end is decoded at first. Each token holds at least one byte, and up to four
+        # tokens may make one character.
+        tail = ids[-(len(parser.end) + 4) :]
         if parser.end not in self._text.decode(tail, self._kept):
             return False
         return bool(parse(self._text.decode(ids, self._kept), parser, schemas)[1])
 
     def _continued(self, text: str, keys: list[TurnKey], schemas: Schemas) -> Prompt:
-        """Return the prompt, its beginning with the ids that were sampled if they are proven to be
-        its text.
+        """Return the prompt for a text. Its beginning gets the ids of an earlier turn that were
+        sampled, if they are proven to be that text.
+
+        keys: the keys of earlier responses that are kept.
         """
         parser = self.parser
 
@@ -148,8 +158,8 @@ class Chat:
 
     @cached_property
     def parser(self) -> ToolParser | None:
-        """The parser of tool calls: the named one, or the first that reads the template's own
-        calls.
+        """The parser of tool calls: the named one, or the first that can read the calls that the
+        template writes; None if none can.
         """
         if self._tool_parser is not None:
             return PARSERS[self._tool_parser]
@@ -160,14 +170,19 @@ class Chat:
 
     @cached_property
     def _kept(self) -> frozenset[int]:
+        """The special tokens that must stay in a response's text, because tool calls consist of
+        them.
+        """
         return frozenset() if self.parser is None else self._text.special_ids(self.parser.tokens)
 
     @cached_property
     def _shows_tools(self) -> bool:
+        """Whether the template writes the request's tools into the prompt."""
         return _PROBE.name in self._attempt([_QUESTION], add_generation_prompt=True)
 
     @cached_property
     def _shows_calls(self) -> bool:
+        """Whether the template writes earlier tool calls and their results into the prompt."""
         return bool(self._probed_turn)
 
     @cached_property
@@ -184,10 +199,12 @@ class Chat:
         return turn[: min((at for end in self._ends.values() if (at := turn.find(end)) >= 0), default=len(turn))]
 
     def _attempt(self, messages: list[Json], **options: Any) -> str:
-        """Return the template's text; empty if the template refuses the messages."""
+        """Return the template's text of messages, with a tool; empty if the template refuses
+        them.
+        """
         try:
             return self._render(messages, [_PROBE_TOOL], **options)
-        except Exception:  # noqa: BLE001 -- a template raises whatever it likes about messages that it does not take
+        except Exception:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
             return ""
 
     def _check(self, request: CompletionRequest) -> None:
@@ -234,19 +251,24 @@ class PartialReply:
     """One response while it grows: its content, and the tools that it calls."""
 
     def __init__(self, text: StreamedText, reader: Reader | None, new_id: Callable[[str], str]) -> None:
-        """new_id: makes the id of a call from what the response says up to it."""
+        """text: decodes the response. reader: finds tool calls in the text; None: it may call no
+        tool. new_id: returns an id for a call, given all calls so far as JSON.
+        """
         self._text = text
         self._reader = reader
         self._new_id = new_id
         self.content = ""
+        """The content so far, without the tool calls."""
         self.calls: list[ToolCall] = []
         self.call_ids: list[str] = []
+        """The id of each of `calls`."""
 
     def advance(self, ids: Sequence[int], *, final: bool) -> tuple[str, list[Json]]:
-        """Return the new and certain content, and the new calls in OpenAI's wire format.
+        """Return the content and the calls, in OpenAI's wire format, that are new since the last
+        call and that no later token can change.
 
         ids: all ids of the response so far.
-        final: no more ids will come.
+        final: whether the response has ended.
         """
         piece = self._text.advance(ids, final=final)
         if self._reader is None:
@@ -264,7 +286,7 @@ class PartialReply:
 
 
 def _no_id(_: str) -> str:
-    raise AssertionError("a response without tools calls none")
+    raise AssertionError("a response without tools has no calls")
 
 
 _PROBE = ToolCall("leyden_probe", {"word": "sesame"})
@@ -279,7 +301,7 @@ _PROBE_TOOL: Json = {
     "function": {"name": _PROBE.name, "description": "A probe.", "parameters": _PROBE_PARAMETERS},
 }
 _PROBE_ID = "leyden000"
-"""Nine letters and digits, which Mistral's template demands."""
+"""Nine letters and digits, which Mistral's template requires."""
 _QUESTION: Json = {"role": "user", "content": "Which tools are there?"}
 _PROBE_CALL: Json = {
     "role": "assistant",

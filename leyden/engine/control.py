@@ -1,8 +1,9 @@
-"""`PolicyBackend` over HTTP: how its calls are written, both ways.
+"""The calls of a `PolicyBackend` over HTTP: encode and decode their arguments and results.
 
 A call is `POST /control/<method>` with a JSON object; the answer is `{"ok": ...}` or `{"error":
-{"kind", "message"}}`. Long lists travel as packed 32-bit arrays in base64. Paths are names on a
-file system that both sides share. To add a method, write it in `_METHODS` and in `IsolatedBackend`.
+{"kind", "message"}}`. Long lists are sent as packed 32-bit arrays in base64. Paths name files of a
+file system that both processes share. To add a method, add it to `_METHODS` and to
+`IsolatedBackend`.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ N = TypeVar("N", int, float)
 
 
 def control_handlers(backend: PolicyBackend) -> dict[str, Handler]:
-    """Return a handler, by path, for every method of `backend` that a caller in another process
-    needs.
-    """
+    """Return the handlers of all control calls to `backend`, by path."""
     return {PREFIX + name: functools.partial(_serve, backend, method) for name, method in _METHODS.items()}
 
 
 def read_answer(body: bytes | str) -> Any:
-    """Return the result of a call. Raise the error that it ended with, as the same class."""
+    """Return the result of a call, given the body of its answer. Raise the error that the call
+    ended with, as the same class.
+    """
     answer = json.loads(body)
     if "error" not in answer:
         return answer["ok"]
@@ -48,9 +49,8 @@ def read_answer(body: bytes | str) -> Any:
 
 
 def describe_error(error: Exception) -> Json:
-    """Return an error in the form that `read_answer` reads.
-
-    An error that is not a LeydenError becomes an EngineError with its class in the message.
+    """Return an error as the JSON that `read_answer` reads. An error that is not a LeydenError
+    becomes an EngineError with the error's class in its message.
     """
     if isinstance(error, LeydenError):
         return {"error": {"kind": type(error).__name__, "message": str(error)}}
@@ -58,12 +58,12 @@ def describe_error(error: Exception) -> Json:
 
 
 def write_prompts(prompts: Sequence[Sequence[int]]) -> Json:
-    """Return prompts of token ids in packed form."""
+    """Return prompts of token ids as JSON, in packed form."""
     return _pack(prompts, pack_ints)
 
 
 def write_sequences(sequences: Sequence[TrainingSequence]) -> Json:
-    """Return training sequences as a JSON body: one flat array per field, with the sequences'
+    """Return training sequences as JSON: one packed array for each field, with the sequences'
     lengths.
 
     Raise ConfigError unless all sequences have the same columns.
@@ -83,7 +83,7 @@ def write_sequences(sequences: Sequence[TrainingSequence]) -> Json:
 
 
 def read_samples(data: Json) -> list[SampledResponse]:
-    """Return the samples that the other process has packed."""
+    """Return the responses that the other process has packed."""
     columns = (
         _unpack(data["token_ids"], unpack_ints),
         _unpack(data["logprobs"], unpack_floats),
@@ -113,21 +113,22 @@ def _read_sequences(data: Json) -> list[TrainingSequence]:
 
 
 def write_loss(loss: Loss) -> Json:
-    """Write a loss as its name, its constants and the module that registers it."""
+    """Return a loss as JSON: its name, its constants and the module that registers it."""
     return {"name": find_loss(loss).name, "constants": asdict(loss), "module": type(loss).__module__}
 
 
 def _pack(lists: Sequence[Sequence[N]], pack: Callable[[list[N]], bytes]) -> Json:
+    """Return lists as one packed array in base64, and their lengths."""
     try:
         values = pack([value for values in lists for value in values])
     except (OverflowError, TypeError) as error:
-        raise ConfigError(f"a list holds a value that is no 32-bit number: {error}") from error
+        raise ConfigError(f"a list holds a value that is not a 32-bit number: {error}") from error
     lengths = pack_ints([len(values) for values in lists])
     return {"lengths": base64.b64encode(lengths).decode(), "values": base64.b64encode(values).decode()}
 
 
 def _unpack(data: Json, unpack: Callable[[bytes], list[N]]) -> list[list[N]]:
-    """Invert `_pack`: cut the values into lists of the given lengths."""
+    """Return the lists that `_pack` has packed."""
     values = unpack(base64.b64decode(data["values"]))
     lists: list[list[N]] = []
     start = 0
@@ -138,12 +139,13 @@ def _unpack(data: Json, unpack: Callable[[bytes], list[N]]) -> list[list[N]]:
 
 
 Method = Callable[[PolicyBackend, Json], Awaitable[Any]]
+"""A call to a backend, given its arguments as JSON. It returns the result as JSON."""
 
 
 async def _serve(backend: PolicyBackend, method: Method, body: bytes, headers: RequestHeaders) -> HttpReply:
     try:
         answer = {"ok": await method(backend, json.loads(body))}
-    except Exception as error:  # the caller is in another process: it gets the error as an answer
+    except Exception as error:  # sent as the answer, because the caller is in another process
         if not isinstance(error, LeydenError):
             logger.exception("a control call failed")
         answer = describe_error(error)
@@ -163,13 +165,13 @@ async def _forward(backend: PolicyBackend, data: Json) -> Json:
 
 
 def read_forward(data: Json) -> ForwardResult:
-    """Read the other side's reply to `forward`."""
+    """Return the result of a call of `forward`, given its JSON."""
     values = None if data["values"] is None else _unpack(data["values"], unpack_floats)
     return ForwardResult(_unpack(data["logprobs"], unpack_floats), _unpack(data["entropies"], unpack_floats), values)
 
 
 async def _forward_backward(backend: PolicyBackend, data: Json) -> Json:
-    if data["loss"]["name"] not in LOSSES:
+    if data["loss"]["name"] not in LOSSES:  # a loss of the user's, which its module registers
         importlib.import_module(data["loss"]["module"])
     loss = make_loss(data["loss"]["name"], data["loss"]["constants"])
     sequences = _read_sequences(data["sequences"])

@@ -1,4 +1,4 @@
-"""Messages and tools of a chat request, checked and brought into the form that chat templates take.
+"""Check the messages and tools of a chat request, and bring them into the form of chat templates.
 
 Pure functions. Chat templates of Hugging Face want the arguments of a call as an object where
 OpenAI's wire format has JSON text, one string of content where it allows parts, and no fields that
@@ -17,14 +17,14 @@ from leyden.host.http import Refusal
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _OF_FUNCTIONS = ("name", "description", "parameters")
+"""The fields of a function, in the order in which templates get them."""
 _NOT_FOR_TEMPLATES = ("strict",)
-"""Fields of a function that speak to the server, not to the model."""
+"""Fields of a function that are options for the server, and are not shown to the model."""
 
 
 def read_messages(given: list[Any]) -> list[Json]:
-    """Return the messages as chat templates take them.
-
-    Raise Refusal, which names the message and its field.
+    """Return the messages in the form of chat templates. Raise Refusal, which names the message and
+    its field, for an invalid one.
     """
     if not given:
         raise bad_request("'messages' must be a list of at least one message, got []", param="messages")
@@ -41,8 +41,8 @@ def read_messages(given: list[Any]) -> list[Json]:
 
 
 def _message(item: Any, where: str) -> Json:
-    """Return a validated message as chat templates take it: `developer` becomes `system`, content
-    one text. Raise Refusal for what this engine cannot read.
+    """Return a validated message in the form of chat templates: `developer` becomes `system`, and
+    the content one text. Raise Refusal for a message that this engine cannot read.
 
     where: the message's place in the request, for error messages.
     """
@@ -82,7 +82,7 @@ def _content(value: Any, where: str) -> str:
     for number, item in enumerate(cast(list[Any], value)):
         text = _object(item, f"{where}[{number}]").get("text")
         if not isinstance(text, str):
-            raise _wrong(f"{where}[{number}]", "a text part (this engine reads text alone)", item)
+            raise _wrong(f"{where}[{number}]", "a text part (this engine reads only text)", item)
         texts.append(text)
     return "".join(texts)
 
@@ -119,9 +119,8 @@ def _arguments(value: Any, where: str) -> Json:
 
 
 def read_tools(given: list[Any]) -> list[Json]:
-    """Return the tools as chat templates take them.
-
-    Raise Refusal, which names the tool and its field.
+    """Return the tools in the form of chat templates. Raise Refusal, which names the tool and its
+    field, for an invalid one.
     """
     tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(given)]
     names = [tool["function"]["name"] for tool in tools]
@@ -152,9 +151,9 @@ def _tool(item: Any, where: str) -> Json:
 
 
 def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "auto", "required"], tuple[str, ...]]:
-    """Return whether tools may or must be called, and which.
+    """Return whether tools may or must be called, and the names of the tools that may be called.
 
-    Raise Refusal for a choice that is not known.
+    Raise Refusal for an unknown choice, or one of a tool that the request does not have.
     """
     names = tuple(tool["function"]["name"] for tool in tools)
     match given:
@@ -177,7 +176,9 @@ def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "au
 
 
 def read_response_format(given: Json) -> Json | None:
-    """Return the JSON schema that the content must follow; None if it is free. Raise Refusal."""
+    """Return the JSON schema that the content must follow; None if the content is free. Raise
+    Refusal for an unknown type or a missing schema.
+    """
     match given.get("type"):
         case "text":
             return None

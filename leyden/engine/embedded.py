@@ -1,9 +1,9 @@
-"""A policy in this process: a Hugging Face model trained by torch, decoded by a batched loop over
-the same parameters.
+"""`EmbeddedBackend`: a Hugging Face model in this process, trained by torch and sampled by a
+batched decoding loop over the same parameters.
 
-Three threads share one model: the decoder's (samples, and swaps weights between two steps), a
-training thread (gradients), and the HTTP server's. torch and transformers are imported when the
-backend starts, not before. The same code runs on a CPU and on one GPU.
+Three threads share the model: the decoder's thread samples, and swaps weights between two steps; a
+training thread computes gradients; a third one serves HTTP. torch and transformers are imported
+when the backend starts, not before. The same code runs on a CPU and on one GPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ logger = logging.getLogger("leyden.engine")
 
 
 def embedded_capabilities(*, value_head: bool, adapter: bool) -> EngineCapabilities:
-    """Return what an embedded engine can do, in this process or in a child of its own."""
+    """Return the capabilities of an embedded engine, in this process or in a child process."""
     return EngineCapabilities(
         losses=frozenset(LOSSES), values=value_head, adapter=adapter, shared_weights=True, reports_versions=True
     )
@@ -92,46 +92,49 @@ class EmbeddedBackend(PolicyBackend):
         control_key: str | None = None,
         companion: Companion | None = None,
     ) -> None:
-        """
-        model: a folder, a hub name, or a model object (a PEFT model too), which the backend then
-            owns.
-        tokenizer: the same for the tokenizer; None takes the one beside the model. A model object
-            without one is sampled by token ids.
-        device: "cpu" or "cuda"; None takes CUDA where there is one.
-        dtype: type of the weights, "float32" or "bfloat16"; None is float32, or the model object's
-            own. The optimizer's weights are float32.
+        """model: a folder, a hub name, or a model object (also a PEFT model), which the backend
+            then owns.
+        tokenizer: a folder, a hub name, or a tokenizer object; None takes the tokenizer beside the
+            model. A model object without a tokenizer is sampled by token ids.
+        model_name: the name under which the endpoint serves the policy.
+        device: "cpu" or "cuda"; None takes CUDA if there is a GPU.
+        dtype: the type of the weights, "float32" or "bfloat16"; None is float32, or the model
+            object's own type. The optimizer's weights are float32.
         max_batch_rows: how many requests are decoded at once; others wait.
-        max_length: the longest sequence; None is the model's context, at most 4,096 (the cache
-            grows to what is used).
-        max_tokens_per_microbatch: tokens that a gradient, or the prompts that join a decode step,
-            may hold in memory at once; padding counts, a prefix that sequences share counts once. A
-            gradient that runs out of memory halves it.
-        lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its
-            fields as a dict. `save_pretrained` merges them into the weights, `save_adapter`
-            writes them alone.
-        value_head: add a linear head on the last hidden state that estimates returns, for losses
-            that use values (a critic). It is trained and saved in the state with the policy; a
-            Hugging Face folder that is exported does not have it.
+        max_length: the longest sequence; None: the model's context, at most 4,096. The cache's
+            memory grows only as far as it is used.
+        max_tokens_per_microbatch: the most tokens that a gradient, or the prompts that join a
+            decode step, may hold in memory at once. Padding counts; a prefix that sequences share
+            counts once. A gradient that runs out of memory halves it.
+        lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its fields as
+            a dict. `save_pretrained` merges them into the weights, `save_adapter` writes only them.
+            None: train all weights.
+        value_head: add a linear head on the last hidden state that estimates returns (a critic),
+            for losses that use values. It is trained with the policy and saved in its state, but is
+            not part of an exported Hugging Face folder.
         gradient_checkpointing: keep only the input of each layer for the gradient and compute the
-            rest again: a third more time, for memory that hardly grows with the number of layers.
-        offload: let the optimizer's moments, and its float32 copies of narrower weights, wait in
-            the CPU's memory between two steps. The weights stay, because sampling reads them. It
-            does nothing on a CPU.
-        deterministic: a response depends on weights, prompt and seed alone. Requests are decoded
-            one by one, each must have a seed. Without it a seed is honoured up to rounding: other
-            rows in the batch change the last bits of a probability.
-        seed: seed of the sampler, for requests that have none.
+            rest again. This takes a third more time, and memory that hardly grows with the number
+            of layers.
+        offload: keep the optimizer's moments, and its float32 copies of narrower weights, in the
+            CPU's memory between two steps. The weights stay, because sampling reads them. It does
+            nothing on a CPU.
+        deterministic: make a response depend only on weights, prompt and seed. Requests are then
+            decoded one by one, and each must have a seed. Without it, other rows in the batch
+            change the last bits of a probability, so a seed gives equal responses only up to
+        rounding. seed: the seed of the sampler, for requests without a seed.
         threads: torch's threads, for decoding and for training each. "auto" takes one for a model
-            of less than 16 million parameters, else the machine's cores, all but one from four on;
-            None leaves torch's default. `statistics().extra["threads"]` says how many.
+            of less than 16 million parameters, else all cores, or all but one if there are at least
+            four. None leaves torch's default. `statistics().extra["threads"]` has the number.
         tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the
-            one that reads what the chat template writes.
-        host, port: address of the endpoint; port 0 takes a free one. Any address but loopback needs
+            first that can read the calls that the chat template writes.
+        host, port: the endpoint's address; port 0 takes a free one. Any address but loopback needs
             `api_key`.
+        api_key: the key that clients must send; None: none.
         control_key: also serve training, to clients with this key. `IsolatedBackend` drives its
             child process with it.
-        companion: a server that runs in the endpoint's event loop and asks the endpoint without
+        companion: a server that runs in the endpoint's event loop and calls the endpoint without
             HTTP, such as a gateway in the engine's process.
+        Raise ConfigError for an option out of its range.
         """
         check_token("api_key", api_key, host=host)
         check_number("max_batch_rows", max_batch_rows, at_least=1, whole=True)
@@ -197,7 +200,9 @@ class EmbeddedBackend(PolicyBackend):
         return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
 
     def stop_serving(self) -> None:
-        """Close the endpoint, and end the companion in good order. Everything else continues."""
+        """Close the endpoint, and end the companion in good order. The decoder and the learner
+        continue.
+        """
         if self._running is not None:
             self._running.server.stop()
 
@@ -320,13 +325,15 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.host.http import SiteGuard
 
         if self._deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA's matrix products ask for it
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for deterministic products on CUDA
             self._was_deterministic = torch.are_deterministic_algorithms_enabled()
             torch.use_deterministic_algorithms(True)
         policy, threads = self._load()
         max_length = self._max_length or min(policy.context, 4096)
         if max_length > policy.context:
-            raise ConfigError(f"max_length is {max_length}, but the model has a context of {policy.context} tokens")
+            raise ConfigError(
+                f"max_length is {max_length}, but the model has a context of {policy.context} tokens; give at most that"
+            )
         slots = Decoder.n_slots(self._max_batch_rows, self._deterministic)
         use_faster_products(policy.model)
         forward = choose_forward(policy.model, max_rows=slots, max_length=max_length)
@@ -372,8 +379,8 @@ class EmbeddedBackend(PolicyBackend):
         )
 
     def _load(self) -> tuple[LoadedPolicy, int | None]:
-        """Return the model, with adapters if there are any, and how many threads torch has been
-        given.
+        """Load the model, with adapters if `lora` is set, and set torch's threads. Return the model
+        and the number of threads; None if torch's default was left.
         """
         import torch
 
@@ -420,7 +427,9 @@ class EmbeddedBackend(PolicyBackend):
 
 
 def _lora(given: object) -> LoRA | None:
-    """Return the adapters' constants; another process sends them as a dict."""
+    """Return the adapters' options, which may be given as a dict. Raise ConfigError for anything
+    else.
+    """
     if given is None or isinstance(given, LoRA):
         return given
     if isinstance(given, Mapping):

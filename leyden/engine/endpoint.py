@@ -1,9 +1,8 @@
 """The engine's OpenAI-compatible endpoint: an ASGI application over a decoder.
 
 It serves `/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models` and
-`/health`. A request costs parsing, one future and one reply. A client that leaves frees its rows of
-the batch. It knows the decoder's queue and the wire format; no gradients, no rollouts. To serve
-more paths, give `Endpoint` handlers.
+`/health`. If a client disconnects, its responses leave the batch. The module knows the decoder's
+queue and the wire format; no gradients, no rollouts. To serve more paths, give `Endpoint` handlers.
 """
 
 from __future__ import annotations
@@ -51,18 +50,22 @@ logger = logging.getLogger("leyden.engine")
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """The model that an endpoint serves, and the keys that it demands."""
+    """The model that an endpoint serves, and the keys that clients must send."""
 
     model_name: str
     max_length: int
+    """The most tokens of a prompt and its response together."""
     n_vocabulary: int
     eos_ids: frozenset[int]
+    """The tokens that end a response."""
     deterministic: bool
+    """Whether each request must have a seed."""
     api_key: str | None
+    """The key that clients must send; None: none."""
     tool_parser: str | None = None
     """The name of a parser of tool calls; None chooses by the chat template's format."""
     control_key: str | None = None
-    """The key for the handlers' paths."""
+    """The key that callers of the handlers' paths must send; None: none."""
 
 
 class Endpoint:
@@ -79,8 +82,9 @@ class Endpoint:
     ) -> None:
         """Set up the application. It serves while the decoder runs.
 
-        text: the tokenizer; None serves token ids only.
-        handlers: handlers of further paths, for POST requests with the control key.
+        text: the tokenizer; None serves only prompts of token ids.
+        handlers: handlers of further paths, by path, for POST requests with the control key.
+        guard: checks where a request comes from.
         """
         self._decoder = decoder
         self._text = text
@@ -127,7 +131,8 @@ class Endpoint:
             model = {"id": self._options.model_name, "object": "model", "created": 0, "owned_by": "leyden"}
             await send_reply(send, json.dumps({"object": "list", "data": [model]}).encode())
         else:
-            raise bad_request(f"there is nothing at {scope['method']} {path}", status=404)
+            possible = ", ".join(("/health", "/v1/models", *_COMPLETIONS))
+            raise bad_request(f"there is nothing at {scope['method']} {path}; possible: {possible}", status=404)
 
     async def _complete(self, body: bytes, kind: Kind, receive: Receive, send: Send) -> None:
         """Generate the `n` responses to a completion request and send them, whole or as a stream.
@@ -181,9 +186,10 @@ class Endpoint:
         streams: list[_ChoiceStream],
         send: Send,
     ) -> None:
-        """Send one chunk for each token as it is sampled.
+        """Send a chunk with the new tokens of each choice whenever there are some.
 
-        The text may lag behind its tokens until it is certain.
+        The text may lag behind its tokens, until no later token can change it. An error after the
+        first chunk is sent as an event.
         """
         response_id = _response_id(request)
         first: list[int] | None = prompt.token_ids
@@ -212,9 +218,8 @@ class Endpoint:
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     def _take(self, request: CompletionRequest, stream: _ChoiceStream, prompt: Prompt) -> Choice | None:
-        """Return the new part of a stream.
-
-        Its end is recorded before the client can continue the conversation.
+        """Return the new part of a choice; None if there is none. When the choice has ended, keep
+        its ids for the next turn, before the client can continue the conversation.
         """
         choice = stream.take()
         if stream.ended and choice is not None and self._chat is not None and stream.reply is not None:
@@ -289,7 +294,8 @@ class Endpoint:
                 temperature=request.temperature,
                 top_p=request.top_p,
                 stop_ids=options.eos_ids.union(request.stop_token_ids),
-                # The responses to one seed differ from each other, and each is the same every time.
+                # The responses to a request with a seed differ from each other, but not from those
+                # to an equal request.
                 seed=None if request.seed is None else request.seed + index,
                 loop=loop,
                 notify=_ignore,
@@ -301,8 +307,9 @@ class Endpoint:
         ]
 
     def _ends_text(self, request: CompletionRequest) -> Callable[[Sequence[int]], bool] | None:
-        """Return a check that ends a response by its text: a stop string, or the first call where
-        parallel calls are off.
+        """Return a function of a response's ids so far that tells whether its text ends the
+        response: by a stop string, or by its first tool call if parallel calls are off. None if
+            neither applies.
         """
         stops, text, chat = request.stops, self._text, self._chat
         if text is None or chat is None:
@@ -319,7 +326,7 @@ class Endpoint:
 
 
 class _PendingResponse:
-    """The generations of one request, and the wait for them."""
+    """The generations of one request, and one waiter for news of any of them."""
 
     def __init__(self, generations: list[Generation]) -> None:
         self.generations = generations
@@ -328,6 +335,7 @@ class _PendingResponse:
         self._news = False
 
     def bind(self) -> None:
+        """Let the generations notify this object of their tokens."""
         for generation in self.generations:
             generation.notify = self._notified
 
@@ -337,7 +345,7 @@ class _PendingResponse:
             self._waiter.set_result(None)
 
     def cancel(self) -> None:
-        """Take unfinished rows out of the batch."""
+        """Let the decoder take unfinished generations out of the batch, and wake the waiter."""
         self._cancelled = True
         for generation in self.generations:
             generation.cancelled = True
@@ -370,16 +378,19 @@ class _ChoiceStream:
     """The part of one generation that has been sent."""
 
     def __init__(self, index: int, generation: Generation, reply: PartialReply | None) -> None:
-        """index: the index of the choice. reply: None if there is no tokenizer."""
+        """index: the index of the choice. reply: reads the text; None if there is no tokenizer."""
         self._index = index
         self.generation = generation
         self.reply = reply
         self._n_sent = 0
+        """The number of tokens that have been sent."""
         self._n_calls = 0
+        """The number of tool calls that have been sent."""
         self.ended = False
+        """Whether the end of the choice has been sent."""
 
     def take(self) -> Choice | None:
-        """Return the part since the last call, or None if there is none."""
+        """Return the part of the choice that is new since the last call; None if there is none."""
         generation = self.generation
         finish_reason: str | None = generation.finish_reason  # read first: when it is set, the tokens are complete
         n = len(generation.logprobs)
@@ -408,12 +419,12 @@ class _ChoiceStream:
 
 _COMPLETIONS: Mapping[str, Kind] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
 _CONTROL_BYTES = 8 * 2**30
-"""The limit of one training call, whose caller has the control key."""
+"""The largest body of a request with the control key, such as a training call."""
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 def _ignore() -> None:
-    """Do nothing: no request waits yet."""
+    """Do nothing. A generation has this function until `_PendingResponse.bind` replaces it."""
 
 
 def _check_key(scope: Scope, wanted: str | None) -> None:

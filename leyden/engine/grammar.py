@@ -1,7 +1,7 @@
-"""Responses that must have a form: tool calls that are required, JSON by a schema.
+"""Constrain responses to a form: required tool calls, or JSON by a schema.
 
-A grammar says which tokens may come next; the decoder samples among those. llguidance, an optional
-package, follows the grammar. The grammars are written in its dialect of Lark.
+A grammar determines which tokens may come next; the decoder samples among those. llguidance, an
+optional package, follows the grammar, which is written in its dialect of Lark.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from leyden.extras import how_to_install
 Json = dict[str, Any]
 
 _REMEMBERED = 64
-"""Compiled grammars: agents ask with few schemas, again and again."""
+"""The number of compiled grammars that are cached, because agents use few schemas again and
+again."""
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as chat templates write it. A weak policy that may choose its white space can write it
-without end."""
+"""The white space of JSON as chat templates write it. A weak policy that may choose its white space
+can write it without end."""
 _VALUES = ("const", "default", "enum", "examples")
 """Keywords of a JSON schema that hold values, and no schemas."""
 
 
 class GrammarConstraint:
-    """A grammar on its way through one response."""
+    """The state of a grammar within one response."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -42,7 +43,10 @@ class GrammarConstraint:
         """
         mask: bytes = self._matcher.compute_logit_bias()
         if self._matcher.is_error():
-            raise EngineError(f"the response's grammar cannot be followed: {self._matcher.get_error()}")
+            raise EngineError(
+                f"the response's grammar cannot be followed: {self._matcher.get_error()}; simplify the JSON schema or the tools' "
+                "parameters"
+            )
         return mask
 
     def accept(self, token: int) -> None:
@@ -51,9 +55,8 @@ class GrammarConstraint:
 
 
 class Grammars:
-    """Compiles and caches grammars for one tokenizer.
-
-    `constraints` may be called from several threads.
+    """Compiles and caches grammars for one tokenizer. `constraints` may be called from several
+    threads.
     """
 
     def __init__(self, tokenizer: Any, *, n_vocabulary: int, eos_ids: frozenset[int]) -> None:
@@ -69,7 +72,8 @@ class Grammars:
     def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[GrammarConstraint]:
         """Return a constraint for each choice of a request that is `constrained`.
 
-        Raise Refusal if a schema cannot be enforced. The first call can take a second, a new
+        parser: the form of the model's tool calls; None if it has none.
+        Raise Refusal if a schema cannot be enforced. The first call can take a second, and each new
         grammar some milliseconds.
         """
         grammar = self._grammar(request, parser)
@@ -114,8 +118,8 @@ class Grammars:
         return rules
 
     def _literal(self, text: str) -> str:
-        """Write a text in a grammar: as a token if the tokenizer has one for it, because text does
-        not match a token.
+        """Return a text as a literal of the grammar: as a token if the tokenizer has a special
+        token for it, because the grammar's text does not match special tokens.
         """
         number = self._special.get(text)
         return json.dumps(text) if number is None else f"<[{number}]>"
@@ -148,14 +152,15 @@ class Grammars:
 
 
 def _rule(schema: Json) -> str:
+    """Return the grammar's rule for a JSON value that follows the schema."""
     return f"%json {json.dumps({**_closed(schema), 'x-guidance': _ONE_FORM})}"
 
 
 def _closed(schema: Any) -> Any:
-    """Return the schema with objects that have no properties but the named ones, unless it
-    describes others.
+    """Return the schema with `additionalProperties` false for each object that names its properties
+    and does not mention others.
 
-    JSON Schema allows any others. A weak policy would invent them without end.
+    JSON Schema allows other properties by default. A weak policy would invent them without end.
     """
     if isinstance(schema, list):
         return [_closed(item) for item in cast(list[Any], schema)]

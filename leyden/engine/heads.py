@@ -1,9 +1,9 @@
-"""Compute what a loss reads from hidden states: log-probabilities, entropies and values.
+"""Compute the inputs of a loss from hidden states: log-probabilities, entropies and values.
 
-A large vocabulary is worked on in chunks of tokens, so that memory does not grow with tokens
-times vocabulary: the logits of one chunk exist at a time, and are computed again for the
-gradient. A small one takes the direct path, whose operations and their order are fixed. It knows
-no sequences and no losses.
+A large vocabulary is processed in chunks of tokens, so that memory does not grow with tokens times
+vocabulary: only the logits of one chunk exist at a time, and they are computed again for the
+gradient. A small vocabulary takes the direct path, whose operations and their order are fixed. The
+module knows no losses.
 
 Shapes: N tokens, E width of a hidden state, V vocabulary, C tokens of a chunk.
 """
@@ -23,12 +23,14 @@ from leyden.engine.forward.recompute import recomputed
 from leyden.errors import ConfigError
 
 SMALLEST_CHUNKED_VOCABULARY: Final = 4096
-"""Below this the logits of a micro-batch are small, and the direct path is as fast."""
+"""The smallest vocabulary that is processed in chunks. Below it the logits of a micro-batch are
+small, and the direct path is as fast."""
 _CHUNK_ELEMENTS: Final = 2**24
-"""Logits of a chunk, 64 MiB in float32: large enough for fast matrix products, and two such
+"""The number of logits of a chunk, 64 MiB in float32: enough for fast matrix products. Two such
 tensors exist at a time."""
 
 Head = Callable[[Tensor], Tensor]
+"""A model's output head, from hidden states to logits."""
 
 
 class TokenOutputs(NamedTuple):
@@ -59,8 +61,9 @@ class TokenReader:
         entropy_gradient: bool = False,
         values: bool = False,
     ) -> TokenOutputs:
-        """Return the outputs at the N `positions` (see `ModelForward.logits_at`).
+        """Return the outputs at N positions of the sequences.
 
+        positions: the indices in each sequence, N in all. Causal models see only earlier tokens.
         next_ids_N: the token after each position, whose log-probability is returned.
         temperature: divides the logits.
         entropy_gradient: whether gradients flow through the entropies as well.
@@ -82,9 +85,9 @@ class TokenReader:
 
 
 def make_value_head(forward: ModelForward, device: torch.device) -> torch.nn.Linear:
-    """Return a head that estimates the return of a state from its hidden state, in float32.
+    """Return a linear head, in float32, that estimates the return from a token's hidden state.
 
-    It begins at zero, so that its first estimates are 0 and equal seeds need no random numbers.
+    Its weights are 0 at first, so that its first estimates are 0 and it draws no random numbers.
     Raise ConfigError for a model whose hidden states cannot be read apart from its logits.
     """
     if forward.head is None:
@@ -103,11 +106,11 @@ def make_value_head(forward: ModelForward, device: torch.device) -> torch.nn.Lin
 def chunked_logprobs(
     hidden_NE: Tensor, head: Head, ids_N: Tensor, temperature: float, *, chunk_elements: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each token of `ids_N` and the entropy of its distribution,
-    both (N,) in float32.
+    """Return the log-probability of each token of `ids_N` and the entropy of its distribution, both
+    (N,) in float32.
 
-    Equal to `log_softmax(head(hidden_NE).float() / temperature)` up to rounding, without a tensor
-    of shape (N, V): memory is that of `chunk_elements` logits, forwards and backwards.
+    They equal those of `log_softmax(head(hidden_NE).float() / temperature)` up to rounding, without
+    a tensor of shape (N, V): only `chunk_elements` logits are in memory, forwards and backwards.
     """
     if type(head) is torch.nn.Linear:
         linear = cast(torch.nn.Linear, head)
@@ -129,6 +132,11 @@ def _of_chunk(hidden_CE: Tensor, head: Head, ids_C: Tensor, temperature: float) 
 
 
 def _direct(logits_NV: Tensor, ids_N: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each token and the entropy of its distribution, from the
+    logits.
+
+    An entropy's terms 0 * log 0, of tokens that a mask forbids, count as 0.
+    """
     logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
     if not entropy_gradient:
@@ -141,11 +149,11 @@ def _chunks(n: int, size: int) -> Iterator[slice]:
 
 
 class _ChunkedLinear(torch.autograd.Function):
-    """Log-probabilities and entropies after a linear head; the logits are computed again for the
+    """Log-probabilities and entropies after a linear head. The logits are computed again for the
     gradient.
 
-    With z the logits over the temperature, p = softmax(z) and H the entropy: d logp_i / d z_j = [i
-    = j] - p_j and d H / d z_j = - p_j (log p_j + H).
+    With z the logits over the temperature, p = softmax(z) and H the entropy:
+    d log p_i / d z_j = [i = j] - p_j, and d H / d z_j = - p_j (log p_j + H).
     """
 
     @staticmethod
@@ -160,8 +168,8 @@ class _ChunkedLinear(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of `ids_N` and the entropies, each (N,) in float32.
 
-        size: rows of logits that are in memory at one time. Only the softmax's log-normaliser and
-            the entropy of each token are kept; `backward` computes the logits again.
+        size: the number of tokens in a chunk. Only the softmax's log-normaliser and the entropy of
+            each token are kept for `backward`.
         """
         logprobs_N, normaliser_N, entropies_N = (hidden_NE.new_empty(len(ids_N), dtype=torch.float32) for _ in range(3))
         for at in _chunks(len(ids_N), size):
@@ -190,7 +198,7 @@ class _ChunkedLinear(torch.autograd.Function):
             by_logprob_N = torch.zeros_like(normaliser_N)
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         by_hidden_NE = torch.empty_like(hidden_NE) if wants_hidden else None
-        # Sums of many chunks: in float32, whatever the weights are.
+        # In float32, whatever the weights' type, because they are sums of many chunks.
         by_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32) if wants_weight else None
         by_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
         for at in _chunks(len(ids_N), ctx.size):

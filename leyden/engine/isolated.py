@@ -1,9 +1,9 @@
-"""The embedded backend in a process of its own, so that its Python and its torch share nothing with
-the agents'.
+"""`IsolatedBackend`: the embedded backend in a child process, so that its Python and its torch do
+not compete with the agents for this process's interpreter.
 
 The parent starts `leyden.engine.serve`, drives it through `leyden.engine.control` over loopback
-HTTP, and reports when it dies. It needs no torch itself. State and model folders are paths on the
-file system that both share.
+HTTP, and reports when it dies. The parent needs no torch. State and model folders are paths on the
+file system that both processes share.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ _OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if na
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A server that is to run in the engine's process, beside the endpoint."""
+    """A server to run in the engine's process, beside the endpoint: there it is the backend's
+    companion.
+    """
 
     function: str
-    """`module:function` of an asynchronous context manager (`embedded.Companion`).
-
-    The process calls it with the argument, the descriptor, the endpoint and its base URL.
-    """
+    """`module:function` of an asynchronous context manager (`embedded.Companion`). The engine's
+    process calls it with the argument, the descriptor of the listening socket, the endpoint and the
+    endpoint's base URL."""
     argument: Any
     """Any value that can be pickled."""
     listener: socket.socket
@@ -82,15 +83,14 @@ class Visitor:
 
 
 class IsolatedBackend(PolicyBackend):
-    """An `EmbeddedBackend` in a child process.
-
-    The child ends when this process does, however that happens.
+    """An `EmbeddedBackend` in a child process. The child ends when this process does, also if this
+    process is killed.
     """
 
     def __init__(self, model: str | Path, *, model_name: str = "policy", **options: Any) -> None:
-        """
-        model: a folder or a hub name; an object cannot go to another process.
-        options: options of `EmbeddedBackend`, JSON values only.
+        """model: a folder or a hub name; an object cannot be sent to another process.
+        options: options of `EmbeddedBackend`, which must be JSON values.
+        Raise ConfigError for an option that `EmbeddedBackend` refuses.
         """
         for name, value in (("model", model), ("tokenizer", options.get("tokenizer"))):
             if not (isinstance(value, str | Path) or (value is None and name == "tokenizer")):
@@ -99,7 +99,7 @@ class IsolatedBackend(PolicyBackend):
                     f"save it to a folder and pass the path, or use EmbeddedBackend"
                 )
         check_names(type(self).__name__, options, _OPTIONS)
-        EmbeddedBackend(model, model_name=model_name, **options)  # wrong options are refused here, not by a child
+        EmbeddedBackend(model, model_name=model_name, **options)  # only to raise ConfigError here, not in the child
         self.model_name = model_name
         self._options: dict[str, Any] = {"model": _name(model), "model_name": model_name, **options}
         if options.get("tokenizer") is not None:
@@ -115,7 +115,7 @@ class IsolatedBackend(PolicyBackend):
         self._visitor: Visitor | None = None
 
     def host(self, visitor: Visitor | None) -> None:
-        """Run a server in the engine's process from the next `start` on; None: no other."""
+        """Run a server in the engine's process from the next `start` on; None: no server."""
         self._visitor = visitor
 
     @property
@@ -238,9 +238,8 @@ class _EngineProcess:
         )
 
     def start(self) -> None:
-        """Send the options, and wait until the process serves.
-
-        Raise the error that stopped it from starting.
+        """Send the options, and wait until the process serves. Raise the error that prevented its
+        start.
         """
         config: dict[str, Any] = {
             "parent": os.getpid(),
@@ -262,9 +261,9 @@ class _EngineProcess:
         self.port = read_answer(answer)["port"]
 
     def call(self, method: str, payload: dict[str, Any]) -> bytes:
-        """Make a control call, blocking.
+        """Make a control call, and return the body of the answer. Blocks the calling thread.
 
-        Raise EngineError, with the last lines of a process that has died.
+        Raise EngineError if the process has died, with its last lines of output.
         """
         host: str = self._options.get("host", "127.0.0.1")
         connection = http.client.HTTPConnection(host, self.port)
@@ -292,8 +291,10 @@ class _EngineProcess:
 
 
 def _environment(threads: Threads) -> dict[str, str]:
-    """Return the environment variables of the engine's process. threads: of its matrix products;
-    "auto" lets the process choose.
+    """Return the environment variables of the engine's process.
+
+    threads: the number of torch's threads; "auto": the process chooses it when it knows the model;
+        None: torch's default.
     """
     environment = dict(os.environ)
     root = str(Path(leyden.__file__).parent.parent)

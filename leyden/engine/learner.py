@@ -1,8 +1,8 @@
-"""Gradients of the clipped policy-gradient loss and AdamW steps on a model's own parameters.
+"""`TorchLearner`: gradients of a registered loss, and AdamW steps on a model's own parameters.
 
-It knows sequences of token ids with behaviour log-probabilities, advantages and weights; not where
-they came from, and nothing of sampling beyond the chore that swaps the weights. Dropout is off: the
-trained distribution is the sampled one.
+The module knows sequences of token ids with weights and columns (such as behaviour
+log-probabilities and advantages), and not where they came from. It knows nothing of sampling.
+Dropout is off, so that the trained distribution is the sampled one.
 
 Shapes: N trained tokens of a micro-batch, V vocabulary.
 """
@@ -34,11 +34,11 @@ logger = logging.getLogger("leyden.engine")
 
 _VALUE_HEAD: Final = "value_head"
 Owed = frozenset[str] | None
-"""Names of the parameters that a micro-batch has not added its gradient to; None: all."""
+"""The names of the parameters that a micro-batch has not yet added its gradient to; None: all."""
 
 
 class TorchLearner:
-    """Owns the gradient and the optimizer. Not thread-safe: one training call at a time."""
+    """Owns the gradient and the optimizer. Not thread-safe: make one training call at a time."""
 
     def __init__(
         self,
@@ -49,13 +49,16 @@ class TorchLearner:
         value_head: bool = False,
         offload: bool = False,
     ) -> None:
-        """forward: runs `model`, for sampling and for training. value_head: also train a critic.
-        max_tokens_per_microbatch, offload: see `EmbeddedBackend`.
+        """forward: runs `model`, for sampling and for training.
+        max_tokens_per_microbatch: the most tokens that a gradient may hold in memory at once.
+        value_head: whether to train a critic, too.
+        offload: whether optimizer state waits in the CPU's memory between two steps.
+        Raise ConfigError for a model without a parameter to train.
         """
         self._forward = forward
         self.max_tokens = max_tokens_per_microbatch
-        """Largest size of a micro-batch in tokens (`held_tokens`), lowered after
-        running out of memory."""
+        """The largest size of a micro-batch in tokens (`held_tokens`). It is lowered when memory
+        runs out."""
         embeddings = model.get_input_embeddings().weight
         self._n_vocabulary = int(embeddings.shape[0])
         self._device: torch.device = embeddings.device
@@ -76,8 +79,8 @@ class TorchLearner:
         ones."""
         policy = [master for name, master in self.masters.items() if name not in values]
         self._groups = [policy, [self.masters[name] for name in values]] if values else [policy]
-        """The policy, and the value head's own parameters: each with its learning rate
-        and gradient norm."""
+        """The parameters of the policy, and those of the value head if there is one. Each group has
+        its own learning rate and gradient norm."""
         first = OptimParams()
         self.optimizer = torch.optim.AdamW(
             [{"params": group} for group in self._groups],
@@ -90,9 +93,11 @@ class TorchLearner:
         own = [master for name, master in self.masters.items() if master is not self.parameters[name]]
         self._offloaded = OffloadedOptimizer(self.optimizer, own, self._device) if offload else None
         self._n_gradients = 0
+        """How many calls have added to the gradient since it was cleared."""
         self._lowered = False
+        """Whether the warning of too large micro-batches has been logged."""
         self._accumulated: set[str] = set()
-        """Names of the parameters that the micro-batch under way has added its gradient to."""
+        """The names of the parameters that the micro-batch under way has added its gradient to."""
         for name, parameter in self.parameters.items():
             self._note_accumulation(name, parameter)
         self.offload()
@@ -100,8 +105,11 @@ class TorchLearner:
     def forward(
         self, sequences: Sequence[TrainingSequence], temperature: float, *, values: bool = False
     ) -> ForwardResult:
-        """Return log-probabilities, entropies and, on request, values of the trained tokens,
-        without a gradient. See `Learner.forward`.
+        """Return log-probabilities, entropies and, on request, values of the tokens with a weight,
+        without a gradient.
+
+        temperature: divides the logits. values: whether to return the value head's estimates.
+        Raise ConfigError, which names the sequence, for invalid sequences.
         """
         check_sequences(sequences, self._n_vocabulary, self._forward.max_length)
         results = [[[0.0] * len(s.token_ids) for s in sequences] for _ in range(3 if values else 2)]
@@ -111,10 +119,10 @@ class TorchLearner:
             outputs = self._read(batch, Targets.of(batch, (), self._device), temperature, values=values)
             tensors = (outputs.logprobs_N, outputs.entropies_N, outputs.values_N)
             for lists, found_N in zip(results, (each for each in tensors if each is not None), strict=True):
-                found = iter(listed(found_N))
+                found = iter(listed(found_N))  # goes on over all sequences of the batch, so zip is not strict
                 for s in batch:
                     for position, value in zip(s.positions, found, strict=False):
-                        lists[s.index][position + 1] = value
+                        lists[s.index][position + 1] = value  # the logits at a position predict the next token
 
         with torch.no_grad():
             self._in_micro_batches(trained, run)
@@ -124,7 +132,11 @@ class TorchLearner:
         self, sequences: Sequence[TrainingSequence], loss: Loss, temperature: float
     ) -> ForwardBackwardResult:
         """Add the gradient of `loss` over the sequences to the parameters, and return the metrics.
-        See `Learner.forward_backward`.
+
+        temperature: divides the logits.
+        Raise ConfigError, which names the sequence, for invalid sequences, and EngineError for a
+        loss that is not finite, or a sequence that does not fit into memory; the gradient is then
+        cleared.
         """
         kind = find_loss(loss)
         columns = kind.columns_of(loss)
@@ -151,7 +163,7 @@ class TorchLearner:
                     "then lower the learning_rate or max_grad_norm of OptimParams"
                 )
             inputs = None if owed is None else [self.parameters[name] for name in owed]
-            if inputs is None or inputs:
+            if inputs is None or inputs:  # [] would mean all parameters to torch
                 untyped.backward(summed, inputs)
             total.add(seen, n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N))
 
@@ -162,11 +174,11 @@ class TorchLearner:
     def _in_micro_batches(
         self, trained: Sequence[TrainedPart], run: Callable[[Sequence[TrainedPart], Owed], None]
     ) -> None:
-        """Call `run` with micro-batches, and again with halves of one that did not fit into memory.
+        """Call `run` with each micro-batch. If one does not fit into memory, call it with halves.
 
         A backward pass that ran out of memory has added its gradient to some parameters already.
-        Its halves are run for the others only, so that the sum is that of the whole up to rounding.
-        Raise EngineError, and clear the gradient, if one sequence alone does not fit.
+        Its halves are run only for the others, so that the sum equals that of the whole up to
+        rounding. Raise EngineError, and clear the gradient, if one sequence alone does not fit.
         """
         waiting: deque[tuple[list[TrainedPart], Owed]] = deque((batch, None) for batch in self._micro_batches(trained))
         while waiting:
@@ -183,9 +195,10 @@ class TorchLearner:
                 waiting.appendleft((batch, names - self._accumulated))
 
     def _lower_max_tokens(self, batch: Sequence[TrainedPart], failure: str) -> None:
-        """Halve the size of this micro-batch and of later ones.
+        """Halve the largest size of a micro-batch, for this one and later ones, with one warning.
 
-        Raise EngineError if it is one sequence already.
+        failure: the message of the failed allocation. Raise EngineError, and clear the gradient, if
+        the micro-batch is a single sequence.
         """
         longest = max(len(part.inputs) for part in batch)
         if len(batch) == 1:
@@ -221,7 +234,7 @@ class TorchLearner:
         untyped.after_gradient(parameter, note)
 
     def offload(self) -> None:
-        """Let optimizer state wait in the CPU's memory, if the learner was made so."""
+        """Move optimizer state to the CPU's memory if the learner has the option `offload`."""
         if self._offloaded is not None:
             self._offloaded.store()
 
@@ -245,9 +258,9 @@ class TorchLearner:
         )
 
     def clip(self, params: OptimParams) -> float:
-        """Clip the gradient to `max_grad_norm` and return its norm before that.
+        """Clip the gradient to `max_grad_norm`, and return the policy's gradient norm before that.
 
-        Raise EngineError when there is none, or its norm is not finite (it is cleared then).
+        Raise EngineError if there is no gradient, or if its norm is not finite; it is then cleared.
         """
         if not self._n_gradients:
             raise EngineError("optim_step was called with no gradient; call forward_backward first")
@@ -257,23 +270,25 @@ class TorchLearner:
             master = self.masters[name]
             if master is not parameter and parameter.grad is not None:
                 master.grad = parameter.grad.float()
-        if all(master.grad is None for master in self.masters.values()):
+        if all(master.grad is None for master in self.masters.values()):  # no loss depended on a parameter
             return 0.0
         norms = [float(torch.nn.utils.clip_grad_norm_(group, params.max_grad_norm)) for group in self._groups]
         if not all(map(math.isfinite, norms)):
             self.clear_gradient()
             self.offload()
             raise EngineError(
-                f"the gradient's norm is {norms[0]}; it has been cleared and the weights are as they were"
+                f"the gradient's norm is {norms[0]}; it has been cleared and the weights are unchanged. Lower the learning_rate, "
+                "or look for extreme advantages or weights"
             )
         return norms[0]
 
     def apply(self, params: OptimParams) -> None:
         """Take one AdamW step with the clipped gradient, then clear the gradient.
 
-        Call it between decode steps.
+        Call it between two decode steps, because the decoder reads the same weights.
         """
         of_values = params.learning_rate if params.value_learning_rate is None else params.value_learning_rate
+        # Without a value head there is one group, so zip is not strict.
         for group, rate in zip(self.optimizer.param_groups, (params.learning_rate, of_values), strict=False):
             group.update(lr=rate, betas=params.betas, weight_decay=params.weight_decay)
         with torch.inference_mode(False):
@@ -283,7 +298,9 @@ class TorchLearner:
         self.offload()
 
     def publish(self) -> None:
-        """Copy the float32 master weights into parameters of a narrower type."""
+        """Copy the float32 master weights into the parameters of a narrower type, which are
+        sampled.
+        """
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if self.masters[name] is not parameter:
@@ -299,11 +316,13 @@ class TorchLearner:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Loss and metrics of one micro-batch."""
+    """The loss and the metrics of one micro-batch."""
 
     loss: float
     sums: dict[str, float]
+    """Sums over the trained tokens by name, of which the call reports means."""
     maxima: dict[str, float]
+    """Maxima over the trained tokens by name."""
 
 
 def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, loss: Loss) -> tuple[Tensor, _Seen]:
@@ -332,9 +351,10 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
 def _memory_failure(
     run: Callable[[Sequence[TrainedPart], Owed], None], batch: Sequence[TrainedPart], owed: Owed
 ) -> str | None:
-    """Run a function. Return the message of an allocation that failed; None if none failed.
+    """Call `run`. Return the message of an allocation that failed; None if none failed.
 
-    The error is not returned, because its traceback would keep the failed pass's tensors alive.
+    The error itself is not returned, because its traceback would keep the failed pass's tensors
+    alive.
     """
     try:
         run(batch, owed)

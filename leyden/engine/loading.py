@@ -1,6 +1,6 @@
-"""A model and its tokenizer from a folder, a hub name or objects, ready to sample and train.
+"""Load a model and its tokenizer from a folder, a hub name or objects, and write or share them.
 
-It knows transformers' loading conventions; nothing of decoding or gradients.
+The module knows transformers' loading conventions; nothing of decoding or gradients.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
 
 _loading = threading.Lock()
+"""Held while transformers loads or saves a model."""
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 
@@ -37,9 +38,11 @@ class LoadedPolicy:
     text: Text | None
     """The tokenizer; None if a model object was given without one."""
     eos_ids: frozenset[int]
+    """The tokens that end a turn."""
     context: int
-    """The number of positions of the model."""
+    """The most tokens of a sequence that the model is made for."""
     n_vocabulary: int
+    """The number of rows of the model's embeddings."""
 
     @property
     def n_parameters(self) -> int:
@@ -53,10 +56,12 @@ class LoadedPolicy:
 
 
 def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
-    """Load a model and its tokenizer.
+    """Load a model and its tokenizer, and return them on the device.
 
+    model, tokenizer: a folder, a hub name or an object. device, dtype: None: the default of
+        `EmbeddedBackend`.
     Raise EngineError, with the cause, if the model or the tokenizer cannot be loaded. Raise
-    ConfigError if the tokenizer has more tokens than the model's embeddings, because it
+    ConfigError if the tokenizer has more tokens than the model's embeddings, because it then
     belongs to another model.
     """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -76,6 +81,7 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
             f"the tokenizer has {n_tokens:,} tokens and the model knows {n_vocabulary:,}, so it belongs to another model; "
             "give the tokenizer that came with the model, or leave tokenizer= out"
         )
+    # The second name is GPT-2's. A model that has neither (a state-space model) has no fixed limit.
     context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
     return LoadedPolicy(
         model=loaded,
@@ -87,8 +93,8 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
 
 
 def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
-    """Write a Hugging Face folder; adapters are merged into a copy of the weights, so that any
-    library loads it.
+    """Write the model and its tokenizer as a Hugging Face folder. Adapters are merged into a copy
+    of the weights, so that any library loads the folder.
     """
     model = policy.model
     if hasattr(model, "merge_and_unload"):
@@ -100,7 +106,9 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 
 
 def share_weights(policy: LoadedPolicy) -> SharedWeights:
-    """Return handles of the policy's weights, a tied output head among them under its own name."""
+    """Return handles of the policy's weights. A tied output head is among them, under its own
+    name.
+    """
     reductions: Any = importlib.import_module("torch.multiprocessing.reductions")  # untyped
     weights: dict[str, Any] = {
         name: weight.detach() for name, weight in policy.model.named_parameters(remove_duplicate=False)
@@ -120,9 +128,9 @@ def share_weights(policy: LoadedPolicy) -> SharedWeights:
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
-    """Load with a class of transformers (`factory`) from a folder or a hub name.
+    """Return the object that a class of transformers (`factory`) loads from a folder or a hub name.
 
-    Raise EngineError, which names both, if that fails.
+    Raise EngineError, which names the class and the folder, if loading fails.
     """
     exists = Path(name).exists()
     if not exists and not (isinstance(name, str) and _HUB_NAME.fullmatch(name)):
@@ -135,7 +143,7 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
             # Code that comes with a model is never run, and transformers must not ask on a terminal
             # whether it should be.
             return factory.from_pretrained(str(name), trust_remote_code=False, **options)
-        except Exception as error:  # loading fails in as many ways as there are formats
+        except Exception as error:  # each format has errors of its own
             absent = "" if exists else f" (there is no folder {Path(name).absolute()}, so it was taken for a hub name)"
             raise EngineError(
                 f"{factory.__name__} cannot load {str(name)!r}{absent}: {type(error).__name__}: {error}"
@@ -144,14 +152,14 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Generator[None]:
-    """Load one model at a time, without a progress bar.
+    """Hold a lock during the block, and hide transformers' progress bars, which would garble the
+    caller's output.
 
-    Transformers patches torch while it loads. Two loads at once would leave it patched for the
-    whole process.
+    Transformers patches torch while it loads. Two loads at once would leave torch patched.
     """
     with _loading:
         shows_progress = transformers_logging.is_progress_bar_enabled()
-        transformers_logging.disable_progress_bar()  # a bar for a load of milliseconds garbles the caller's own output
+        transformers_logging.disable_progress_bar()
         try:
             yield
         finally:
@@ -169,9 +177,7 @@ def _dtype(name: str | None) -> torch.dtype | None:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every token that ends a turn, by the model's generation config and by its
-    tokenizer.
-    """
+    """Return the tokens that end a turn, by the model's generation config and by its tokenizer."""
     found: set[int] = set()
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     for value in (declared, getattr(tokenizer, "eos_token_id", None)):

@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685) around a model, by the package peft.
+"""Add low-rank adapters (LoRA, arXiv:2106.09685) to a model, with the package peft.
 
-The base weights are frozen and the adapters are float32, so only they are trained, stepped and
-saved in a state. It knows models and adapter folders; nothing of sampling or gradients.
+The base weights are frozen and the adapters are float32, so that only the adapters are trained and
+saved in a state. The module knows models and adapter folders; nothing of sampling or gradients.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
-    """Return `model` with adapters that begin as nothing, or as those in the folder `lora.adapter`.
+    """Return `model` with adapters: new ones, which do not change its outputs at first, or those in
+    the folder `lora.adapter`.
 
-    seed: seed of the random half of new adapters.
+    seed: the seed of the random half of new adapters.
     Raise ConfigError if the model has none of the target modules, or the folder belongs to another
     model; MissingExtra if peft is missing.
     """
@@ -35,8 +36,8 @@ def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
     made_for = config.base_model_name_or_path or "unnamed"
     random_state = torch.random.get_rng_state()
     with warnings.catch_warnings():
-        # peft reads a name of transformers' past, and warns of another base model, which is checked
-        # below.
+        # peft warns of a deprecated name in transformers, and of another base model, which
+        # `_load_weights` checks.
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)
         try:
@@ -61,6 +62,7 @@ def write_adapter(model: Any, path: Path) -> None:
 
 
 def _new_config(peft: Any, lora: LoRA) -> Any:
+    """Return peft's configuration of new adapters."""
     modules = lora.target_modules
     return peft.LoraConfig(
         r=lora.rank,
@@ -72,11 +74,13 @@ def _new_config(peft: Any, lora: LoRA) -> Any:
 
 
 def _config_in(peft: Any, folder: Path) -> Any:
-    """Return PEFT's configuration of the adapter in `folder`, set to train it. Raise ConfigError if
-    there is none.
+    """Return peft's configuration of the adapter in `folder`, set for training. Raise ConfigError
+    if there is no adapter, or if it cannot be read.
     """
     if not (folder / "adapter_config.json").is_file() or not (folder / _WEIGHTS).is_file():
-        raise ConfigError(f"{folder} holds no adapter: adapter_config.json or {_WEIGHTS} is missing")
+        raise ConfigError(
+            f"{folder} holds no adapter: adapter_config.json or {_WEIGHTS} is missing; give a folder that save_adapter wrote"
+        )
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError, OSError) as error:

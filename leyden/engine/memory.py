@@ -1,7 +1,7 @@
-"""Memory of training: errors that mean it ran out, and optimizer state kept out of the
-accelerator's.
+"""Save the accelerator's memory in training: recognise errors that mean that memory ran out, and
+keep optimizer state in the CPU's memory.
 
-It knows exceptions, tensors and optimizers; not what they are for.
+The module knows exceptions, tensors and optimizers.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ import torch
 from torch import Tensor
 
 _MESSAGES = ("can't allocate memory", "not enough memory", "out of memory")
+"""Parts of the messages of a RuntimeError, in lower case, by which torch reports a failed
+allocation."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, on an accelerator or on the CPU."""
+    """Return whether an error means that an allocation failed, on an accelerator or on the CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in _MESSAGES)
 
 
 def free_cached_memory() -> None:
-    """Return what torch holds back for later allocations to the accelerator."""
+    """Free the accelerator's memory that torch caches for later allocations."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 class OffloadedOptimizer:
-    """Keeps an optimizer's moments, and tensors that only it reads, in the CPU's memory
+    """Keeps an optimizer's moments, and tensors that only the optimizer reads, in the CPU's memory
     between two steps.
 
-    `load` before a step, `store` after it. Weights that sampling reads are not moved. On the
-    CPU both do nothing.
+    Call `load` before a step and `store` after it. On the CPU both do nothing.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], device: torch.device) -> None:
-        """
-        masters: tensors that nothing but the optimizer reads, such as float32 copies of weights.
-        device: the accelerator that steps are taken on.
+        """masters: tensors that only the optimizer reads, such as float32 copies of weights.
+        device: the accelerator on which steps are taken.
         """
         self._optimizer, self._masters, self._device = optimizer, masters, device
 

@@ -1,4 +1,4 @@
-"""Errors of requests that an engine cannot serve: of its endpoint, and of `sample`."""
+"""Errors for requests that an engine cannot serve, at its endpoint and in `sample`."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from leyden.host.http import Refusal
 
 
 def bad_request(message: str, *, status: int = 400, param: str | None = None, code: str = "") -> Refusal:
-    """Return the refusal of a request.
+    """Return a Refusal, to be raised.
 
-    param, code: the fields of OpenAI's error object; code "" leaves it null.
+    param, code: fields of OpenAI's error object: the request's field that is wrong, and a word for
+        programs; code "" leaves it null.
     """
     return Refusal(status, code, message, param=param)
 
 
 def shown(value: Any) -> str:
-    """Return a JSON value in the short form that an error message can hold."""
+    """Return a value as JSON for an error message, cut to 80 characters."""
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], n_vocabulary: int, max_length: int) -> None:
-    """Raise ConfigError, naming the prompt, for one that is empty, too long, or has an unknown
-    token id.
+    """Raise ConfigError, which names the prompt, for a prompt that is empty, too long, or has an
+    unknown token id.
     """
     for index, prompt in enumerate(prompts):
         if not prompt:
-            raise ConfigError(f"prompt {index} has no tokens")
+            raise ConfigError(f"prompt {index} has no tokens; give it at least one")
         if not 0 <= min(prompt) <= max(prompt) < n_vocabulary:
             bad = next(token for token in prompt if not 0 <= token < n_vocabulary)
-            raise ConfigError(f"prompt {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
+            raise ConfigError(
+                f"prompt {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens, so encode the prompt with "
+                "this model's tokenizer"
+            )
         if len(prompt) >= max_length:
             raise ConfigError(
-                f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}"
+                f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}, so "
+                "shorten the prompt, or give the engine a larger max_length"
             )

@@ -1,7 +1,7 @@
 """The parts of a started `EmbeddedBackend`, and the operations that need several of them at once.
 
-A step and a restored state change weights that the decoder reads, so both happen between two decode
-steps.
+An optimizer step and a restored state change weights that the decoder reads, so both are applied
+between two decode steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class RunningPolicy:
-    """The parts of a started backend."""
+    """The parts of a started backend. `train` runs the blocking methods on the training thread."""
 
     def __init__(
         self,
@@ -51,7 +51,10 @@ class RunningPolicy:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-state")
 
     async def train(self, work: Callable[[], T]) -> T:
-        """Run `work` on the training thread, after the work that runs there."""
+        """Run `work` on the training thread, after earlier work, and return its result.
+
+        Raise the error of `work`, or EngineError if the engine has been stopped.
+        """
         try:
             future: Future[T] = self.executor.submit(work)
         except RuntimeError as error:
@@ -62,10 +65,10 @@ class RunningPolicy:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise EngineError("the engine has been stopped") from None  # the work was taken out of the queue
+            raise EngineError("the engine has been stopped") from None  # `stop` has cancelled the waiting work
 
     def optim_step(self, params: OptimParams) -> OptimStepResult:
-        """Take an optimizer step between two decoding steps, and drop the cached keys and values of
+        """Take an optimizer step between two decode steps, and drop the cached keys and values of
         the old weights.
         """
         norm = self.learner.clip(params)
@@ -79,13 +82,14 @@ class RunningPolicy:
         return OptimStepResult(policy_version=self.decoder.between_steps(swap).result(), grad_norm=norm)
 
     def save_state(self, path: Path) -> None:
-        """Write the state. Sampling continues, because only this thread changes weights."""
+        """Write the state into `path`. Sampling continues meanwhile; the weights do not change,
+        because only this thread changes them.
+        """
         self._state_files().write(path)
 
     def snapshot(self, path: Path) -> None:
-        """Copy the state, and let a thread write it.
-
-        Writing and making durable even a small state takes longer than the pause between two steps.
+        """Copy the state, and let another thread write it into `path`, because writing even a small
+        state to disk takes longer than the pause between two training steps.
         """
         self.writing[path] = self._writer.submit(self._state_files().copied().write, path)
 
@@ -96,15 +100,18 @@ class RunningPolicy:
         ).result()
 
     def stop(self) -> None:
-        """End the threads. A state that is being written is finished first."""
+        """End the threads. Work that waits for the training thread is cancelled; a state that is
+        being written is finished.
+        """
         self.decoder.stop()
         self.server.stop()
         self.executor.shutdown(cancel_futures=True)
         self._writer.shutdown()
 
     def load_state(self, path: Path) -> None:
-        """Restore learner, policy version and random state from a checkpoint, between two decoding
-        steps.
+        """Restore learner, policy version and random state from `path`, between two decode steps.
+
+        Raise CheckpointError, and change nothing, if the state does not fit.
         """
         state = read_state(path, self.learner)
 

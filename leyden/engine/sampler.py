@@ -1,4 +1,4 @@
-"""Sampling by token ids: `PolicyBackend.sample` over a decoder."""
+"""Sample responses to prompts of token ids: `PolicyBackend.sample` by a decoder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ async def sample(
     params: SamplingParams,
     deterministic: bool,
 ) -> list[SampledResponse]:
-    """Return one response for each prompt. Raise ConfigError for a prompt that cannot be continued.
+    """Return one response for each prompt. Cancelling the call takes its responses out of the
+    batch.
 
-    With a seed, prompt i is sampled with `seed + i`.
+    With a seed, prompt i is sampled with `seed + i`. deterministic: whether a seed is required.
+    Raise ConfigError for a prompt that cannot be continued, EngineError if decoding fails.
     """
     if deterministic and params.seed is None:
         raise ConfigError("this engine runs in deterministic mode; give SamplingParams a seed")

@@ -1,8 +1,10 @@
-"""Tokens drawn from logits.
+"""Sample tokens from logits.
 
-One uniform number a row decides its token (inverse transform sampling), so a row with its own
-random generator draws the same token in any batch that gives it the same logits. It knows no
-requests and no cache.
+One uniform number for each row decides its token (inverse transform sampling). A row with its own
+random generator therefore draws the same token in any batch that gives it the same logits. The
+module knows no requests and no cache.
+
+Shapes: B rows, V vocabulary, K categories, S tokens of a block.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ from torch.nn import functional
 from leyden.engine.untyped import listed
 
 _BLOCK: Final = 128
-"""Tokens of a block, whose probabilities are summed before one of them is looked for."""
+"""The number of tokens in a block. The block is chosen first, by the sums of the blocks, then a
+token in it."""
 _SMALLEST_IN_BLOCKS: Final = 4096
-"""A smaller vocabulary is one block."""
+"""The smallest vocabulary that is divided into blocks."""
 _BELOW_1: Final = 1 - 2**-53
+"""The largest number below 1."""
 
 
 def draw(
     logits_BV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """Sample one token for each row, and return it with its log-probability.
+    """Sample one token for each row. Return the tokens and their log-probabilities.
 
-    The log-probability is at the row's temperature (at 1 for temperature 0), before top_p.
-    uniforms: numbers in [0, 1), one a row; unused where the temperature is 0.
+    A log-probability is at the row's temperature (at 1 for temperature 0), before top_p.
+    uniforms: one number in [0, 1) for each row; unused where the temperature is 0.
     """
     device = logits_BV.device
     logits_BV = logits_BV.float()
@@ -52,12 +56,12 @@ def draw(
 
 
 def _invert(chances_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """Return the first token of each row up to which the chances sum to more than the uniform
-    number, as a share of all, shape (B, 1).
+    """Return for each row the first token at which the cumulative share of the chances exceeds the
+    uniform number, shape (B, 1).
 
-    The chances need not sum to 1. Cumulative sums are in double precision: over a large vocabulary,
-    single-precision ones would shift probability between tokens. A large vocabulary is summed in
-    blocks first, because cumulative sums of all its tokens take longer than a softmax.
+    The chances need not sum to 1. Cumulative sums are in double precision, because over a large
+    vocabulary single-precision ones would shift probability between tokens. A large vocabulary is
+    summed in blocks first, because cumulative sums of all its tokens take longer than a softmax.
     """
     n_vocabulary = chances_BV.shape[-1]
     if n_vocabulary < _SMALLEST_IN_BLOCKS:
@@ -71,10 +75,10 @@ def _invert(chances_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
 
 
 def _find(chances_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample by inverting the cumulative distribution. Return the index, (B, 1), and how far into
-    that index's share the uniform number lies, in [0, 1).
+    """Sample an index for each row by inverting the cumulative distribution. Return the indices,
+    (B, 1), and how far into the index's share each uniform number lies, in [0, 1).
 
-    The rest is uniform again, so that a second draw can use it. chances_BK: need not sum to 1.
+    The second result is uniform again, so a second draw can use it. chances_BK: need not sum to 1.
     """
     cumulative_BK = chances_BK.cumsum(dim=-1, dtype=torch.float64)
     sought_B1 = uniforms_B1 * cumulative_BK[:, -1:]
@@ -85,8 +89,8 @@ def _find(chances_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Zero all but the smallest set of most likely tokens whose mass reaches top_p
-    (arXiv:1904.09751).
+    """Return the probabilities with 0 for all but the smallest set of most likely tokens whose mass
+    reaches top_p (nucleus sampling, arXiv:1904.09751). They are not scaled to sum to 1.
     """
     ordered, order = probabilities_BV.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered

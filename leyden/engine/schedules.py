@@ -1,7 +1,7 @@
-"""Learning rates over the steps of a run, as a pure function.
+"""`learning_rate_at`: the learning rate of each step of a run, as a pure function.
 
-It knows no optimizer and no loop: an algorithm asks for the rate of a step and passes it on in
-`OptimParams`. To add a kind, add its decay to `_DECAYS`.
+The module knows no optimizer and no loop: an algorithm gets the rate of a step and passes it on in
+`OptimParams`. To add a kind of schedule, add its decay to `_DECAYS`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _DECAYS: Final[Mapping[str, Callable[[float], float]]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
-"""How much of the decay is left, from 1 to 0, when a fraction of the steps after
-the warm-up is done."""
+"""A function of the fraction of the steps after the warm-up that are done, by kind. It returns the
+part of the decay that is left, from 1 to 0."""
 
 SCHEDULES: Final = tuple(_DECAYS)
 """The kinds of schedules."""
@@ -30,10 +30,11 @@ def learning_rate_at(
 ) -> float:
     """Return the learning rate of one step: a linear warm-up to `base`, then the decay of `kind`.
 
-    step: counted from 0. A step after the last one has the last one's rate.
-    total: steps of the whole run, those of the warm-up included; at least 1.
+    step: the number of the step, from 0. A step after the last one has the last one's rate.
+    total: the number of steps of the whole run, with the warm-up; at least 1.
     base: the rate after the warm-up.
-    warmup: step i of the warm-up has `base * (i + 1) / warmup`, so that no step has a rate of 0.
+    warmup: the number of steps of the warm-up. Step i of it has `base * (i + 1) / warmup`, so that
+        no step has a rate of 0.
     kind: "constant", "linear" or "cosine" (half a cosine wave, SGDR, arXiv:1608.03983, eq. 5).
     final_fraction: the rate of the last step as a fraction of `base`, 0 to 1.
         "constant" has no decay.

@@ -1,10 +1,12 @@
 """The child process of an `IsolatedBackend`: `python -m leyden.engine.serve`.
 
-It reads its options as one line of JSON from standard input, starts an `EmbeddedBackend`, and
-writes one line of JSON to standard output: the port, or why it could not start. It lives as long as
-its parent: it ends when standard input is closed, or when the parent has gone (another process may
-have inherited the other end of the pipe). Ctrl-C is the parent's to handle. A visitor
-(`isolated.Visitor`) runs beside the endpoint and ends in good order while the parent lives.
+The process reads its options as one line of JSON from standard input, starts an `EmbeddedBackend`,
+and writes one line of JSON to standard output: the port, or the error that prevented the start. It
+ends when standard input is closed, or when the parent has gone (another process may have inherited
+the other end of the pipe). Only the parent handles Ctrl-C.
+
+A companion (`isolated.Visitor` for the parent), such as the run's gateway, may run beside the
+endpoint in its event loop. It is closed in good order if the parent lives.
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from leyden.utils.logs import setup_relayed_logging
 
 
 def main() -> None:
-    """Serve until the parent process ends."""
+    """Serve until the parent process ends or closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup_relayed_logging()
     config = json.loads(sys.stdin.readline())
     serving: list[EmbeddedBackend] = []
 
     def end() -> None:
-        if os.getppid() == config["parent"]:  # a visitor reports to the parent
+        if os.getppid() == config["parent"]:  # else a companion could not write its records to the parent's store
             for backend in serving:
                 backend.stop_serving()
         os._exit(0)
 
     end_with_parent(config["parent"], also=sys.stdin.fileno(), end=end)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints belongs to the log
+    os.dup2(2, 1)  # the output of libraries goes to the log, because standard output carries the answer
     try:
         companion = _companion(*config["visitor"]) if "visitor" in config else None
         backend = EmbeddedBackend(**config["options"], control_key=config["control_key"], companion=companion)
@@ -62,6 +64,10 @@ def main() -> None:
 
 
 def _companion(function: str, argument: str, descriptor: int) -> Companion:
+    """Return the companion that a `Visitor` describes.
+
+    function: `module:function`. argument: a pickle in base64. descriptor: of the listening socket.
+    """
     module, name = function.split(":")
     return partial(getattr(import_module(module), name), pickle.loads(base64.b64decode(argument)), descriptor)
 

@@ -1,8 +1,9 @@
-"""Which cache row belongs to which request, and which finished rows a new request can continue.
+"""`SlotTable`: assigns the rows of the key-value cache to requests, and keeps finished rows for
+prompts that continue them.
 
-Bookkeeping only: it knows token ids and row numbers, no tensors and no model. A finished row stays
-behind until its place is needed or the weights change; a prompt that begins with exactly its tokens
-takes it over and computes only the rest.
+The module knows token ids and row numbers, no tensors and no model. A finished row is kept until it
+is needed or the weights change. A prompt that begins with exactly the row's tokens takes the row
+over, so that only the rest of the prompt is computed.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from collections.abc import Sequence
 
 
 class SlotTable:
-    """`n_rows` rows, each free, in use, or kept for its prefix.
-
-    Not thread-safe: the decoder's thread owns it.
+    """A table of `n_rows` rows, each free, in use, or kept for its tokens. Not thread-safe: the
+    decoder's thread owns it.
     """
 
     def __init__(self, n_rows: int, *, reuse: bool = True) -> None:
-        """reuse: False hands out rows without ever looking at earlier requests."""
+        """reuse: whether finished rows are kept for prompts that continue them."""
         self._free = list(range(n_rows - 1, -1, -1))
         self._reuse = reuse
         self._kept: OrderedDict[int, bytes] = OrderedDict()
-        """Row to the bytes of its tokens, the longest unused first."""
+        """The tokens of each kept row, as bytes; the longest unused first."""
         self._rows_of: dict[bytes, list[int]] = {}
+        """The kept rows by their tokens."""
         self._lengths: defaultdict[int, int] = defaultdict(int)
-        """The number of kept rows by their number of tokens."""
+        """The number of kept rows by the number of bytes of their tokens."""
         self.reused_tokens = 0
+        """How many tokens of prompts were found in kept rows."""
 
     def acquire(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """Return a row for `prompt`, and how many of its tokens the row's cache already holds.
+        """Return a row for `prompt`, and how many of the prompt's tokens its cache holds already;
+        None if every row is in use.
 
-        The number is always below the prompt's length, because the last token must run. None if
-        every row is in use.
+        The number is below the prompt's length, because the model must run on the last token to
+        predict the next one.
         """
         found = self._longest_prefix(prompt)
         if found is not None:
@@ -50,8 +53,8 @@ class SlotTable:
         return None
 
     def release(self, row: int, tokens: Sequence[int] = ()) -> None:
-        """Free `row`. Its cache holds `tokens`, and may be reused for them; none: drop the
-        cache.
+        """Free `row`. tokens: the tokens that its cache holds, for which it is kept; none: the
+        cache is dropped.
         """
         if not tokens or not self._reuse:
             self._free.append(row)
@@ -62,15 +65,15 @@ class SlotTable:
         self._lengths[len(key)] += 1
 
     def forget(self) -> None:
-        """Drop every kept row: the weights that made them are gone."""
+        """Free every kept row, because the weights that computed their caches have changed."""
         self._free.extend(self._kept)
         self._kept.clear()
         self._rows_of.clear()
         self._lengths.clear()
 
     def _longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """Take the kept row whose tokens are the longest prefix of the prompt. Return it with its
-        number of tokens; None if none fits.
+        """Remove the kept row whose tokens are the longest prefix of the prompt. Return the row and
+        its number of tokens; None if no row's tokens are a prefix.
         """
         if not self._kept:
             return None
@@ -83,7 +86,7 @@ class SlotTable:
         return None
 
     def _unkeep(self, row: int) -> None:
-        """Forget what a kept row holds, so that it can be used for another sequence."""
+        """Remove a row from the kept rows, so that it can be used for another sequence."""
         key = self._kept.pop(row)
         rows = self._rows_of[key]
         rows.remove(row)

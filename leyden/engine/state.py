@@ -1,8 +1,9 @@
-"""A learner's weights, optimizer and random state as files: safetensors and JSON, never pickle.
+"""Save and restore a learner's weights, optimizer and random state: as safetensors and JSON, never
+as a pickle.
 
-`engine.json` is written last and names the others, so a directory without it is not a state. It
-knows the learner and the decoder's random generator; when to save and where to keep it is the
-checkpoint store's business.
+`engine.json` is written last, so a directory without it is not a complete state. The module knows
+the learner and the decoder's random generator. The checkpoint store decides when and where a state
+is saved.
 """
 
 from __future__ import annotations
@@ -22,32 +23,39 @@ from leyden.engine.untyped import load_tensors, save_tensors
 from leyden.errors import CheckpointError
 
 _FORMAT = 1
+"""The version of the files' format."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+"""The names of AdamW's moments in torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """A state that has been read and fits the learner, not applied yet."""
+    """A state that has been read and fits the learner, and is not applied yet."""
 
     weights: dict[str, Tensor]
+    """The master weights by the parameter's name."""
     moments: dict[str, Tensor]
+    """The optimizer's moments, by the parameter's name, a dot and the moment's name."""
     steps: dict[str, float]
+    """The number of optimizer steps by the parameter's name; none for one without a step."""
     policy_version: int
     random_state: tuple[Any, ...]
+    """The state of the sampler's `random.Random`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """The contents of a state's files, ready to be written by any thread."""
+    """The contents of a state's files, which any thread can write."""
 
     tensors: dict[str, dict[str, Tensor]]
+    """The tensors by name, by file."""
     texts: dict[str, str]
-    """The text of each file. The last one is written when all others are, and marks the state as
+    """The text by file. The last file is written after all others, and marks the state as
     complete."""
 
     def copied(self) -> StateFiles:
-        """Return the files with copies of the tensors in the CPU's memory, which training does not
-        change.
+        """Return the files with copies of the tensors in the CPU's memory, which later training
+        steps do not change.
         """
         tensors = {
             file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -61,14 +69,16 @@ class StateFiles:
         for file, tensors in self.tensors.items():
             try:
                 save_tensors(tensors, path / file)
-            except SafetensorError as error:  # its way to say that the disk is full
+            except SafetensorError as error:  # raised, for example, if the disk is full
                 raise OSError(f"{path / file} could not be written: {error}") from error
         for file, text in self.texts.items():
             (path / file).write_text(text)
 
 
 def state_files(learner: TorchLearner, *, policy_version: int, rng: random.Random) -> StateFiles:
-    """Return weights, optimizer and random state; the tensors are the learner's own, not copies."""
+    """Return the files of a state: weights, optimizer state and random state. The tensors are the
+    learner's own, not copies.
+    """
     weights = {name: tensor.detach().contiguous() for name, tensor in learner.masters.items()}
     moments: dict[str, Tensor] = {}
     steps: dict[str, float] = {}
@@ -85,12 +95,14 @@ def state_files(learner: TorchLearner, *, policy_version: int, rng: random.Rando
 
 
 def read_state(path: Path, learner: TorchLearner) -> LoadedState:
-    """Read a state and check that it fits.
+    """Read a state and check that it fits the learner, which is not changed.
 
-    Raise CheckpointError and change nothing if it does not.
+    Raise CheckpointError if the state is missing, damaged or of another model.
     """
     if not (path / "engine.json").is_file():
-        raise CheckpointError(f"{path} holds no engine state: engine.json is missing")
+        raise CheckpointError(
+            f"{path} holds no engine state: engine.json is missing; give a directory that save_state wrote"
+        )
     try:
         about = json.loads((path / "engine.json").read_text())
         if about.get("format") != _FORMAT:
@@ -116,9 +128,10 @@ def read_state(path: Path, learner: TorchLearner) -> LoadedState:
 
 
 def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
-    """Put weights and optimizer state in place, to the bit; clear the gradient.
+    """Replace the learner's weights and optimizer state by a state's, to the bit, and clear the
+    gradient.
 
-    Run it between decode steps.
+    Call it between two decode steps, because the decoder reads the same weights.
     """
     with torch.inference_mode(False), torch.no_grad():
         learner.clear_gradient()
@@ -135,8 +148,8 @@ def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
 
 
 def _check_fits(path: Path, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError unless the state's tensors have the names and shapes that the model
-    wants.
+    """Raise CheckpointError unless the state's tensors have the names and shapes of the model's
+    (`wanted`).
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     if shapes == wanted:

@@ -1,6 +1,6 @@
-"""Between text and token ids: responses, single tokens, stop strings, text that arrives in pieces.
+"""Encode and decode text: responses, single tokens, stop strings, text that arrives in pieces.
 
-It knows a tokenizer of transformers and nothing else. Its methods may be called from several
+The module knows a tokenizer of transformers and nothing else. `Text` may be used by several
 threads.
 """
 
@@ -14,7 +14,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Text:
-    """Decodes token ids with a model's tokenizer."""
+    """Encodes text and decodes token ids with a model's tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -34,15 +34,15 @@ class Text:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the token ids of a text. special: add the tokens that the tokenizer puts around a
-        plain text.
+        """Return the token ids of a text. special: whether to add the tokens that the tokenizer
+        puts around a plain text, such as a begin-of-text token.
         """
         if self._backend is not None:
             return self._backend.encode(text, add_special_tokens=special).ids
         return self.tokenizer.encode(text, add_special_tokens=special)
 
     def decode(self, ids: Sequence[int], kept: AbstractSet[int] = frozenset()) -> str:
-        """Return the text without special tokens, but for those in `kept`."""
+        """Return the text of token ids without special tokens, except those in `kept`."""
         if kept.isdisjoint(ids):
             return self._decode(ids)
         parts: list[str] = []
@@ -54,7 +54,9 @@ class Text:
         return "".join([*parts, self._decode(ids[start:])])
 
     def special_ids(self, tokens: Iterable[str]) -> frozenset[int]:
-        """Return the ids of those `tokens` that `decode` leaves out."""
+        """Return the ids of the tokens among `tokens` that are special, so that `decode` leaves
+        them out.
+        """
         known: dict[int, Any] = self.tokenizer.added_tokens_decoder
         return frozenset(number for number, token in known.items() if token.special and token.content in tokens)
 
@@ -75,29 +77,32 @@ class Text:
         return piece
 
     def ends_with_stop(self, stops: Sequence[str], ids: Sequence[int]) -> bool:
-        """Return whether the last of `ids` completes one of `stops`.
+        """Return whether the last of `ids` completes one of the stop strings.
 
-        Only the tokens that `stops` can reach back to are decoded.
+        Only as many tokens are decoded as a stop string can consist of.
         """
+        # A character has at most four bytes, and so tokens. Four more: the text may begin within
+        # one.
         text = self.decode(ids[-(4 * max(map(len, stops)) + 4) :])
         return any(stop in text for stop in stops)
 
 
 class StreamedText:
-    """Decodes a growing list of ids, in pieces of text that no later id changes."""
+    """Decodes a growing list of ids, in pieces of text that no later id can change."""
 
     def __init__(self, text: Text, stops: Sequence[str], kept: AbstractSet[int] = frozenset()) -> None:
-        """kept: special tokens that are part of the text."""
+        """stops: strings at which the text ends. kept: special tokens that are part of the text."""
         self._text = text
         self._stops = stops
         self._kept = kept
         self._sent = 0
-        """Characters handed out."""
+        """The number of characters that have been returned."""
 
     def advance(self, ids: Sequence[int], *, final: bool) -> str:
-        """Return the text that can be sent now.
+        """Return the text that is new since the last call and certain: an unfinished character, and
+        text that may begin a stop string, are held back.
 
-        An unfinished character, and text that may begin a stop string, are held back.
+        ids: all ids so far. final: whether no more ids will come, so that nothing is held back.
         """
         whole = cut_at_stop(self._text.decode(ids, self._kept), self._stops)
         end = len(whole) if final else self._safe_end(whole)
@@ -106,8 +111,8 @@ class StreamedText:
         return piece
 
     def _safe_end(self, whole: str) -> int:
-        """Return how many characters may be sent now: without an incomplete character at the end,
-        and without the beginning of a stop text.
+        """Return the number of certain characters: without an incomplete character at the end, and
+        without the beginning of a stop string.
         """
         end = len(whole)
         while end and whole[end - 1] == _REPLACEMENT:
@@ -121,6 +126,6 @@ class StreamedText:
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """Return `text` up to the first of `stops`."""
+    """Return `text` up to the first stop string in it; all of it if there is none."""
     found = [at for stop in stops if (at := text.find(stop)) >= 0]
     return text[: min(found)] if found else text

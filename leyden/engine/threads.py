@@ -1,4 +1,4 @@
-"""The number of torch's threads, chosen by the model's size and the machine's cores."""
+"""Choose the number of torch's threads by the model's size and the machine's cores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from leyden.errors import ConfigError
 from leyden.options import check_number
 
 Threads = int | Literal["auto"] | None
+"""The option `threads`: a number, "auto", or None for torch's default."""
 
 SMALLEST_SHARED: Final = 16_000_000
-"""Parameters from which a matrix product is worth dividing between threads; a smaller model
-is fastest on one."""
+"""The number of parameters from which several threads are worth it. A smaller model is fastest with
+one."""
 
 
 def check_threads(threads: object) -> None:
@@ -24,10 +25,11 @@ def check_threads(threads: object) -> None:
 
 
 def threads_for(n_parameters: int, n_cores: int) -> int:
-    """Return the threads of decoding and of training each.
+    """Return the number of threads for "auto", for decoding and for training each.
 
-    A small model gets one. A larger one gets every core of a small machine, because agents wait for
-    it most of the time, and from four cores on all but one, which agents and the gateway keep.
+    A small model gets one thread. A larger one gets every core of a small machine, because agents
+    wait for the model most of the time. From four cores on it gets all but one, which is left to
+    agents and the gateway.
     """
     if n_parameters < SMALLEST_SHARED:
         return 1

@@ -1,21 +1,21 @@
-"""The exact token ids of recent responses, so that the next turn of their conversation continues
+"""Keep the exact token ids of recent responses, so that the next turn of a conversation continues
 them.
 
-A client sends a response back as text, and the chat template writes it anew. The tokenizer may cut
-the text otherwise than the policy sampled it, and a tool call comes back with other white space and
-another order of keys. A prompt with other tokens would be a new sequence to train on, and nothing
-that the prefix cache holds. `Turns` puts the sampled ids back where it can prove that they are the
-message. All of this must hold:
+A client sends a response back as text, and the chat template writes that text anew. The tokenizer
+may split it in another way than the policy sampled it, and a tool call comes back with other white
+space and another order of keys. With other tokens the prompt would be a new sequence to train on,
+and the prefix cache would not hold it. `Turns` puts the sampled ids back where it can prove that
+they are the message. All of this must hold:
 
 - The messages before the response, and the tools, are those of its request, and the template's text
   of them is the prompt that was answered.
 - A response that called tools has the ids of the calls, and the template's text of the turn holds
   the content and the calls that were sampled. White space within the content may differ.
-- The template's text of any other response is the text that the client was given, but for white
-  space at its ends, which some templates and agents trim.
+- The template's text of any other response is the text that was sent to the client, except for
+  white space at its ends, which some templates and agents trim.
 
-Anything else stays as the template writes it. Two responses to one prompt that have the same text
-and different ids look alike in the next request: the newer one is put back.
+Any other text is tokenized as the template writes it. Two responses to one prompt that have the
+same text and different ids look alike in the next request: the newer one is put back.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from typing import Any
 from leyden.engine.tools.base import ToolCall
 
 MAX_TOKENS = 2**23
-"""Ids that are remembered, four bytes each; of each conversation the last turn
-is forgotten last."""
+"""The most token ids that are kept, four bytes each. The last turn of each conversation is dropped
+last."""
 
 Json = dict[str, Any]
 Read = Callable[[str], tuple[str, list[ToolCall]]]
-
+"""A function that returns the content and the tool calls in the text of a response."""
 
 TurnKey = tuple[str, ...] | bytes
-"""The ids of a response's tool calls; of one without calls, a digest of the
-conversation up to its end."""
+"""The ids of a response's tool calls; of a response without calls, a digest of the conversation up
+to its end."""
 
 
 def turn_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[TurnKey]:
@@ -63,27 +63,26 @@ def turn_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[TurnKey]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt and the response to it. P + R tokens."""
+    """A prompt of P tokens and the response to it of R tokens."""
 
     prompt_length: int
-    """Characters of the prompt, as the chat template wrote it."""
+    """The number of characters of the prompt, as the chat template wrote it."""
     prompt_digest: bytes
+    """A digest of that text."""
     meaning: str
+    """The response's content and calls in a form that does not depend on how they are written."""
     token_ids: array[int]
     """Shape (P + R,)."""
     end: str
-    """The text of the end-of-turn token that was sampled; empty if the response ended without one.
-    """
+    """The text of the end-of-turn token that was sampled; empty if the response ended without
+    one."""
 
 
 class Turns:
-    """The newest turns. Used by one event loop."""
+    """A cache of recent turns. Use it in one event loop."""
 
     def __init__(self, ends: Sequence[str], max_tokens: int = MAX_TOKENS) -> None:
-        """Keep the turns of recent conversations.
-
-        ends: the texts of the tokens that end a turn.
-        """
+        """ends: the texts of the tokens that end a turn. max_tokens: the most token ids to keep."""
         self._ends = ends
         self._max_tokens = max_tokens
         self._turns: OrderedDict[TurnKey, Turn] = OrderedDict()
@@ -104,12 +103,13 @@ class Turns:
         before: TurnKey | None = None,
     ) -> None:
         """Keep the token ids of a prompt and its response, so that the next turn's prompt continues
-        them.
+        them. The oldest turns are dropped if there are more than `max_tokens` ids.
 
-        answer: content and calls of the response.
-        end: the text of the response's end-of-turn token, if it has one.
-        before: the previous turn of the conversation. It becomes the first to be forgotten, because
-        only a branch of the conversation can still use it.
+        key: the response's key (`turn_keys`). prompt: the prompt's text, as the template wrote it.
+        answer: the content and the calls of the response.
+        end: the text of the response's end-of-turn token; empty without one.
+        before: the key of the previous turn of the conversation. It becomes the first to be
+            dropped, because only a branch of the conversation can still use it.
         """
         if before in self._turns:
             self._turns.move_to_end(before, last=False)
@@ -123,12 +123,12 @@ class Turns:
             self._n_tokens -= len(self._turns.popitem(last=False)[1].token_ids)
 
     def longest(self, text: str, keys: Sequence[TurnKey], read: Read) -> tuple[array[int], int] | None:
-        """Find the longest beginning of a prompt whose exact ids are known; return them and where
-        in `text` they end.
+        """Return the ids of the longest beginning of a prompt whose exact ids are known, and the
+        index in `text` at which it ends; None if there is none.
 
         text: the prompt as the chat template writes it.
-        keys: keys of the assistant's messages, in order.
-        read: content and calls of the text of a response that called tools.
+        keys: the keys of the assistant's messages, in order.
+        read: reads the text of a response that called tools.
         """
         for key in reversed(keys):
             turn = self._turns.get(key)
@@ -139,10 +139,11 @@ class Turns:
         return None
 
     def _end_of(self, turn: Turn, key: TurnKey, text: str, read: Read) -> int | None:
-        """Return the place in the template's text at which the turn ends.
+        """Return the index in the template's text at which a turn ends; None if the text differs
+        from the sampled turn.
 
-        None if the text differs from the sampled turn. A template that shows the ids of calls adds
-        text that the model did not sample.
+        A template that writes the ids of calls adds text that the model did not sample, so its
+        turns always differ.
         """
         if turn.prompt_digest != _digest(text[: turn.prompt_length]):
             return None
@@ -167,7 +168,9 @@ def _digest(text: str) -> bytes:
 
 
 def _meaning(content: str, calls: Sequence[ToolCall]) -> str:
-    """Return the content and the calls in a form that two ways of writing them share."""
+    """Return the content and the calls in a form that does not depend on how they are written: on
+    white space, and on the order of a JSON object's keys.
+    """
     if not calls:
         return content.strip()
     described = [[call.name, call.arguments] for call in calls]

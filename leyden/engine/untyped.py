@@ -1,7 +1,7 @@
-"""Typed names for functions that torch and safetensors leave partly untyped.
+"""Typed wrappers of functions that torch and safetensors leave partly untyped.
 
-Each one only forwards its arguments, so that the modules of the engine need no type ignores. It
-knows nothing of models. Add a function here when the type checker cannot read one of torch's.
+Each one only forwards its arguments, so that the modules of the engine need no type ignores. Add a
+function here if the type checker cannot read one of torch's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _checkpoint: Any = torch.utils.checkpoint
 
 
 def listed(tensor: Tensor) -> list[Any]:
-    """Return the values of a tensor, nested as its shape is."""
+    """Return the values of a tensor as a list, nested like its shape."""
     return cast(Any, tensor).tolist()
 
 
@@ -30,7 +30,7 @@ def backward(loss: Tensor, inputs: list[Tensor] | None) -> None:
 
 
 def after_gradient(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Call `hook` with the parameter each time that a gradient has been added to it."""
+    """Call `hook` with the parameter each time a gradient has been added to it."""
     cast(Any, parameter).register_post_accumulate_grad_hook(hook)
 
 
@@ -40,7 +40,7 @@ def step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Return the outputs of an autograd function, which its `backward` differentiates."""
+    """Return the outputs of an autograd function."""
     return cast(Any, function).apply(*arguments)
 
 

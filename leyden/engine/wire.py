@@ -34,13 +34,15 @@ class CompletionRequest:
     """The tools in the form of chat templates."""
     tool_choice: Literal["none", "auto", "required"]
     callable_tools: tuple[str, ...]
-    """The names of the tools that may be called; one if the request named it."""
+    """The names of the tools that may be called: all, or the one that `tool_choice` names."""
     parallel_tool_calls: bool
+    """Whether a response may hold several calls."""
     json_schema: Json | None
     """The schema that the content must follow; None if the content is free."""
     prompt: str | list[int]
-    """Empty for a chat completion."""
+    """The prompt as text or token ids; empty for a chat completion."""
     max_tokens: int | None
+    """The most response tokens; None: as many as the context has room for."""
     temperature: float
     top_p: float
     stops: tuple[str, ...]
@@ -59,12 +61,12 @@ class CompletionRequest:
 
     @property
     def may_choose(self) -> bool:
-        """Whether the model chooses among the tools."""
+        """Whether the model may choose among all of the tools."""
         return len(self.callable_tools) == len(self.tools)
 
     @property
     def constrained(self) -> bool:
-        """Whether the response must have a form."""
+        """Whether the response must follow a grammar: tool calls or JSON."""
         return self.tool_choice == "required" or self.json_schema is not None
 
     @property
@@ -73,6 +75,7 @@ class CompletionRequest:
         return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
 
 
+# Types of fields. A description completes the message "FIELD must be ...".
 Text = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Count = Annotated[int | None, Field(ge=1, description="an integer of at least 1")]
@@ -82,6 +85,8 @@ No = Annotated[Literal[False], Field(description="false (nothing else is support
 
 
 class _StreamOptions(BaseModel):
+    """The object `stream_options`."""
+
     model_config = ConfigDict(extra="forbid")
 
     include_usage: Any = None
@@ -89,9 +94,10 @@ class _StreamOptions(BaseModel):
 
 
 class _Body(BaseModel):
-    """The fields that chat and text completions share. A description says what a field must be.
+    """The fields that chat and text completions share. A description completes the error message
+    "FIELD must be ...".
 
-    A field whose type is Any does not change the response, or is validated where it is read.
+    A field of the type Any does not change the response, or is validated where it is read.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -116,6 +122,8 @@ class _Body(BaseModel):
 
 
 class _ChatBody(_Body):
+    """The body of a chat completion."""
+
     messages: Annotated[list[Any], Field(description="a list")]
     max_completion_tokens: Count = None
     logprobs: Flag = False
@@ -132,6 +140,8 @@ class _ChatBody(_Body):
 
 
 class _TextBody(_Body):
+    """The body of a text completion."""
+
     prompt: Annotated[
         Text | Annotated[TokenIds, Field(min_length=1)], Field(description="a string or a list of token ids")
     ]
@@ -147,14 +157,16 @@ class _TextBody(_Body):
 
 
 def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
-    """Read a request's body. Raise Refusal, which names the field and its value."""
+    """Return a request's body as a `CompletionRequest`. Raise Refusal, which names the field and
+    its value, for an invalid one.
+    """
     try:
         data = json.loads(body)
-        if b"\\ud" in body.lower():  # perhaps half of a surrogate pair
+        if b"\\ud" in body.lower():  # an escape that may be half of a surrogate pair, which cannot be encoded
             json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise bad_request(
-            f"the request body has a text with {error.object[error.start]!r}, which is half a character: no tokenizer reads it"
+            f"the request body has a text with {error.object[error.start]!r}, which is half a character and cannot be tokenized"
         ) from error
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the request body is not JSON: {error}") from error
@@ -164,9 +176,8 @@ def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
 
 
 def _validated(given: Json, model: type[_ChatBody | _TextBody]) -> _ChatBody | _TextBody:
-    """Return the body as `model`; null stands for a field's default.
-
-    Raise Refusal for the first wrong field.
+    """Return the body as `model`. A field that is null gets its default. Raise Refusal, which names
+    the first wrong field of the body.
     """
     known = model.model_fields
     try:
@@ -190,6 +201,8 @@ def _request(body: _ChatBody | _TextBody) -> CompletionRequest:
     tools = read_tools((chat and chat.tools) or [])
     tool_choice, callable_tools = read_tool_choice(chat.tool_choice if chat else "auto", tools)
     response_format = chat and chat.response_format
+    if tool_choice == "required":  # the response consists of calls, and has no content that could follow a schema
+        response_format = None
     stop = body.stop or ()
     return CompletionRequest(
         kind="chat.completion" if chat else "text_completion",
@@ -199,9 +212,7 @@ def _request(body: _ChatBody | _TextBody) -> CompletionRequest:
         tool_choice=tool_choice,
         callable_tools=callable_tools,
         parallel_tool_calls=chat.parallel_tool_calls if chat else True,
-        json_schema=read_response_format(response_format)
-        if response_format is not None and tool_choice != "required"
-        else None,
+        json_schema=None if response_format is None else read_response_format(response_format),
         prompt=body.prompt if isinstance(body, _TextBody) else "",
         max_tokens=(chat and chat.max_completion_tokens) or body.max_tokens,
         temperature=body.temperature,

@@ -116,6 +116,9 @@ class Actor:
 
 
 async def _work(actor: Actor, worker_id: int, packed: bytes) -> None:
+    """Run the worker in the running loop, so that the actor's `cancel` ends it from another
+    thread.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 

@@ -97,6 +97,7 @@ class Residence:
                 logger.warning("%d tasks that agents left behind do not let themselves be cancelled", len(stubborn))
 
     def _settle(self) -> None:
+        """Let `wait` return, or raise the coroutine's error."""
         work = self._work
         assert work is not None
         if self._ended.done():

@@ -33,6 +33,7 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
     """The exceptions of other tasks that end the loop, such as SystemExit."""
 
     def settle() -> None:
+        """Set the outcome, in the caller's loop."""
         if strays:
             outcome.set_exception(strays[0])
         elif task.cancelled():
@@ -81,6 +82,8 @@ def on_this_loop(store: LightningStore) -> LightningStore:
 
 @LightningStore.register
 class _OnOneLoop:
+    """Passes every attribute of a store on; coroutine methods run on the store's loop."""
+
     def __init__(self, store: LightningStore, loop: asyncio.AbstractEventLoop) -> None:
         self._store, self._loop = store, loop
 

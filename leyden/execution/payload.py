@@ -55,6 +55,8 @@ def unpack(packed: bytes) -> Payload:
 
 
 class _Pickler(CloudPickler):
+    """Pickles decorated agents of the main script by value, unless the script can be imported."""
+
     def __init__(self, file: io.BytesIO, main_by_name: bool) -> None:
         super().__init__(file)
         self._main_by_name = main_by_name

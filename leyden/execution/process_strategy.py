@@ -130,6 +130,7 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
                 kill_marked(RUNNER_MARK, self._mark, all_below=True)
 
     def _environment(self, worker_id: int) -> ChildEnvironment:
+        """Return the environment of a runner's process: its variables, CPUs, GPUs and limits."""
         gpus = {} if self._gpus is None else {CUDA_DEVICES: self._gpus[worker_id]}
         return ChildEnvironment(
             variables={**os.environ, **gpus, RUNNER_MARK: self._mark_of(worker_id)},

@@ -29,8 +29,8 @@ from leyden.utils.latch import Latch
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a strategy needs to start the runners of a run: the store that they open, and a function
-    that launches a process.
+    """The place of a run's runners: the store that they open, and a function that launches their
+    processes.
     """
 
     store: Any
@@ -96,6 +96,9 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
         packed = pack(Payload(bundle, place.store), imports_main=place.imports_main)
 
         async def on_loss(worker_id: int, ending: Ending, at_most: int | None) -> int:
+            """End the attempts of a dead worker. Return how many are suspected, as
+            `WorkerSupervisor` wants it.
+            """
             place.end_family(worker_id)
             alone = 1 in (at_most, bundle.concurrency)
             return await end_attempts(

@@ -36,6 +36,7 @@ async def end_attempts(
         culprit = left[0].attempt.attempt_id
 
     async def end(rollout: AttemptedRollout) -> None:
+        """End one attempt, as `runner_died` if it is the culprit, else as `interrupted`."""
         kind = "runner_died" if rollout.attempt.attempt_id == culprit else "interrupted"
         # The store or another process may have ended the attempt meanwhile, or the store has undone
         # the claim, because its client is gone.

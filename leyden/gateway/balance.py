@@ -31,6 +31,8 @@ _Server = tuple[str, str]
 
 @dataclass(slots=True)
 class _Health:
+    """The load and the health of one server."""
+
     calls: int = 0
     """The number of calls under way."""
     attempts: int = 0

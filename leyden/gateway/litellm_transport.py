@@ -99,6 +99,8 @@ class LitellmTransport:
 
 
 class _Whole:
+    """A response in one piece, as an `UpstreamResponse`."""
+
     content_type = "application/json"
 
     def __init__(self, body: bytes, *, status: int = 200) -> None:
@@ -117,6 +119,8 @@ class _Whole:
 
 
 class _Streamed:
+    """A stream of LiteLLM's chunks, as an `UpstreamResponse`."""
+
     status = 200
     content_type = "text/event-stream"
 

@@ -24,6 +24,8 @@ LIMIT_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class _KeptResponse:
+    """A response and the conversation up to it."""
+
     items: list[Json]
     """The items of the conversation, from its first turn to this response."""
     response: Json

@@ -122,6 +122,8 @@ class HttpTransport:
 
 
 class _HttpResponse:
+    """An HTTP response of a server, as an `UpstreamResponse`."""
+
     def __init__(self, response: aiohttp.ClientResponse, model: UpstreamModel) -> None:
         self._response = response
         self._model = model
@@ -188,6 +190,10 @@ class AppTransport:
 
 
 class _AppResponse:
+    """The response of an application in this process, as an `UpstreamResponse`. The application
+    writes it by `send`.
+    """
+
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self.status = 0

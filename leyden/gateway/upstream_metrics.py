@@ -65,6 +65,8 @@ class UpstreamStatus:
 
 @dataclass(slots=True)
 class _Server:
+    """The counts and durations of one server's requests."""
+
     requests: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
     in_flight: int = 0

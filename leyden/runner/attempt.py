@@ -220,6 +220,9 @@ class AttemptRunner:
         return outcome
 
     async def _report(self, rollout: AttemptedRollout, outcome: Outcome) -> None:
+        """Report the end of the attempt to the store. An attempt that has ended there already stays
+        as it is.
+        """
         metadata = {} if outcome.reason_kind is None else {"reason_kind": outcome.reason_kind, "reason": outcome.reason}
         try:
             await self.store.update_attempt(

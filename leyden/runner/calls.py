@@ -82,6 +82,9 @@ async def call_async(
     pid = os.getpid()
 
     async def contained() -> Any:
+        """Run the agent. Wrap an error that would end the event loop, and end a process that the
+        agent has forked.
+        """
         try:
             return await agent()
         except (Exception, asyncio.CancelledError):
@@ -182,6 +185,7 @@ async def call_sync(
     context, pid = contextvars.copy_context(), os.getpid()
 
     def settle(result: Any, error: BaseException | None) -> None:
+        """Resolve the future, in the event loop. Wrap an error that a future cannot hold."""
         if future.done():
             return  # abandoned
         if error is None:
@@ -194,6 +198,7 @@ async def call_sync(
             future.set_exception(wrapped)
 
     def work() -> None:
+        """Run the agent, in its thread, and pass its result or error to the event loop."""
         result, failure = None, None
         try:
             result = context.run(agent)

@@ -1,10 +1,9 @@
-"""Tool calls in a model's text: what a parser is, and how it reads a response that arrives in
-pieces.
+"""`ToolParser`, the protocol of a parser of tool calls, and `Reader`, which applies a parser to a
+response that arrives in pieces.
 
 A parser knows the form in which one family of models writes a call. It is a pure function of text:
-no tokens, no templates, no requests. `Reader` does what all forms have in common: it finds where a
-call may begin, holds back text that may still become one, and returns text that is no call as
-content.
+no tokens, no templates, no requests. `Reader` does the work that all forms share: it finds where a
+call may begin, holds back text that may still become a call, and returns all other text as content.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ Schemas = Mapping[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool."""
+    """One call of a tool, with its arguments by name."""
 
     name: str
     arguments: Json
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as JSON text, as OpenAI's wire format has them."""
+        """The arguments as JSON text, for OpenAI's wire format."""
         text = json.dumps(self.arguments, ensure_ascii=False)
-        return text if _is_unicode(text) else json.dumps(self.arguments)
+        return text if _is_unicode(text) else json.dumps(self.arguments)  # escapes a lone surrogate
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Calls at the beginning of a text."""
+    """The calls that a parser has found at the beginning of a text."""
 
     calls: tuple[ToolCall, ...]
     length: int
@@ -44,7 +43,8 @@ class Found:
 
 
 Outcome = Found | Literal["unfinished", "not a call"]
-"""The reading of the text at a marker. "unfinished": more text decides."""
+"""The result of reading the text at a marker. "unfinished": later text decides whether it is a
+call."""
 
 
 class ToolParser(ABC):
@@ -53,44 +53,46 @@ class ToolParser(ABC):
     name: ClassVar[str]
     """The parser's name in the registry."""
     markers: ClassVar[tuple[str, ...]]
-    """Texts of which one begins a call."""
+    """The texts by which a call begins: each call begins with one of them."""
     tokens: ClassVar[tuple[str, ...]]
-    """Tokens of the form, which stay in the decoded text even if the tokenizer counts them as
-    special."""
+    """The tokens that the form uses. They stay in the decoded text even if the tokenizer counts
+    them as special."""
     end: ClassVar[str]
-    """A text that every call holds at or near its end: text without it has no complete call."""
+    """A text that every complete call contains, at or near its end."""
     call_id_length: ClassVar[int | None] = None
-    """The length that the form demands of a call's id; None if any will do."""
+    """The length that the form requires of a call's id; None: any."""
     at_start_only: ClassVar[bool] = False
-    """Whether a call can stand only at the beginning of a response."""
+    """Whether calls are possible only at the beginning of a response."""
 
     @abstractmethod
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read the calls that begin at the first character of `text`, where a marker stands.
+        """Read the calls at the beginning of `text`, which begins with a marker.
 
-        final: no text follows. An outcome other than "unfinished" must hold whatever follows.
+        schemas: the JSON schemas of the tools' arguments.
+        final: whether no text follows. If not, an outcome other than "unfinished" must be true
+            whatever follows.
         """
 
     def grammar(
         self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool
     ) -> dict[str, str] | None:
-        """Return Lark rules by name for a response that consists of calls alone, `calls` first.
+        """Return Lark rules by name for a response that consists only of calls; None if the form
+        has no grammar. The first rule is `calls`.
 
         arguments: the rule of each tool's arguments, by the tool's name.
-        literal: writes a text as a literal of the grammar.
-        many: whether several calls may be made, and not only one.
-        Returns None if the form has no grammar.
+        literal: returns a text as a literal of the grammar.
+        many: whether the response may hold several calls.
         """
         return None
 
 
 class Reader:
-    """Parses a response while it arrives: `feed` returns content and calls that later text cannot
-    change.
+    """Parses a response while it arrives: `feed` returns the content and the calls that later text
+    cannot change.
 
-    Content is the text around the calls, without the white space that separates it from them. Text
+    Content is the text around the calls, without the white space between content and calls. Text
     that looks like a call and is none is content. The result does not depend on how the response is
-    cut into pieces.
+    divided into pieces.
     """
 
     def __init__(self, parser: ToolParser, schemas: Schemas) -> None:
@@ -101,11 +103,12 @@ class Reader:
         self._space = ""
         """White space that belongs to the content only if content follows."""
         self._at_start = True
+        """Whether neither content nor a call has been found."""
         self.n_calls = 0
 
     def feed(self, piece: str, *, final: bool) -> tuple[str, list[ToolCall]]:
-        """Add text; return the content and the calls that are now certain. final: it is the last
-        piece.
+        """Add a piece of text, and return the content and the calls that are now certain. final:
+        whether it is the last piece.
         """
         self._rest += piece
         content, calls = "", list[ToolCall]()
@@ -120,7 +123,7 @@ class Reader:
                 self._at_start = False
                 calls += outcome.calls
                 self.n_calls += len(outcome.calls)
-            else:  # the marker is text like any other
+            else:  # no call begins here: the marker's first character is content, and the search goes on
                 content += self._take(at + 1)
         content += self._take(len(self._rest) if final else self._certain())
         if final and not self.n_calls:
@@ -128,7 +131,7 @@ class Reader:
         return content, calls
 
     def _marker(self) -> int | None:
-        """Return the place at which the next call may begin; None if there is none yet."""
+        """Return the index of the next marker in the rest; None if there is none."""
         if self._parser.at_start_only:
             start = len(self._rest) - len(self._rest.lstrip())
             found = self._at_start and self._rest.startswith(self._parser.markers, start)
@@ -137,7 +140,9 @@ class Reader:
         return min(places, default=None)
 
     def _certain(self) -> int:
-        """Return the length of the text before a possible beginning of a marker."""
+        """Return the length of the rest that is certainly content: without an end that may be the
+        beginning of a marker.
+        """
         if self._parser.at_start_only:
             text = self._rest.lstrip()
             may_begin = self._at_start and any(marker.startswith(text) for marker in self._parser.markers)
@@ -148,8 +153,8 @@ class Reader:
         return len(self._rest)
 
     def _take(self, length: int) -> str:
-        """Remove the next `length` characters, which are content; return them but for white space
-        at their end.
+        """Remove `length` characters of content from the rest, and return them without white space
+        at their end, which is kept until more content follows.
         """
         taken, self._rest = self._rest[:length], self._rest[length:]
         text = taken.rstrip()
@@ -168,9 +173,8 @@ def parse(text: str, parser: ToolParser, schemas: Schemas) -> tuple[str, list[To
 
 
 def decode_json(text: str, start: int) -> tuple[Any, int] | None:
-    """Return the JSON value that begins at `start`, after white space, and its end.
-
-    None if no complete value is there.
+    """Return the JSON value that begins at `start`, or after white space there, and the index of
+    its end; None if there is no complete value.
     """
     start += len(text[start:]) - len(text[start:].lstrip())
     try:
@@ -180,9 +184,8 @@ def decode_json(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def call_of(value: Any, *names: str) -> ToolCall | None:
-    """Return the call that a JSON value describes, or None if it describes none.
-
-    The value is an object with "name" and, under one of `names`, the object of arguments.
+    """Return the call that a JSON value describes; None unless the value is an object with a "name"
+    and, under one of `names`, an object of arguments.
     """
     if not isinstance(value, dict):
         return None

@@ -15,7 +15,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3Json(ToolParser):
-    """Reads Llama 3's tool calls: a response that consists of JSON objects alone."""
+    """Reads Llama 3's tool calls: a response that consists only of JSON objects."""
 
     name = "llama3_json"
     markers = (_PYTHON_TAG, "{")
@@ -24,8 +24,8 @@ class Llama3Json(ToolParser):
     at_start_only = True
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read all calls at the end of the response. If text follows them, they are content, not
-        calls.
+        """Read all calls, once the response has ended. If other text follows them, the whole
+        response is content.
         """
         if not final:
             return "unfinished"

@@ -2,8 +2,8 @@
 `[TOOL_CALLS]name[ARGS]{...}`.
 
 Models up to Mistral Nemo and Small 3 write a list after one marker, newer ones a marker for each
-call. The ids that a model writes are not read: each call gets a new one, of the nine letters and
-digits that Mistral's templates demand.
+call. The ids that a model writes are not read: each call gets a new id of nine letters and digits,
+which Mistral's templates require.
 """
 
 from __future__ import annotations

@@ -31,11 +31,10 @@ class Qwen3Coder(ToolParser):
     end = _FUNCTION_END
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read one call.
-
-        The outer tags may be missing, the closing one at the end of a response alone.
+        """Read one call. The tag <tool_call> may be missing; </tool_call> only at the end of a
+        response.
         """
-        if _FUNCTION_END not in text:  # a policy may write on without end, and this is asked after each token
+        if _FUNCTION_END not in text:  # a cheap test, because this is called after each token of a long response
             return "not a call" if final else "unfinished"
         is_bare = final or text.startswith(_FUNCTION)
         found = _WRAPPED.match(text) or (_BARE.match(text) if is_bare else None)
@@ -55,10 +54,8 @@ class Qwen3Coder(ToolParser):
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return the value of an argument.
-
-    It stays text if the schema asks for a string or for nothing, or if the text does not fit the
-    schema.
+    """Return the value of an argument, given its text and its schema. The text itself is the value
+    if the schema names no type or only strings, or if the text is not JSON.
     """
     types = _types(schema)
     if not types or types == {"string"}:
@@ -67,11 +64,11 @@ def _value(text: str, schema: Any) -> Any:
         value = _PYTHON[text] if text in _PYTHON else json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return text if "string" in types and value is not None else value
+    return text if "string" in types and value is not None else value  # of a string or null: `5` is a string
 
 
 def _types(schema: Any) -> set[str]:
-    """Return the types that a schema allows, as far as it names them."""
+    """Return the JSON types that a schema names, also within `anyOf` and `oneOf`."""
     if not isinstance(schema, dict):
         return set()
     described = cast(Json, schema)

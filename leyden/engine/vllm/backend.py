@@ -1,8 +1,8 @@
-"""`VLLMBackend`: our learner beside a vLLM server that samples.
+"""`VLLMBackend`: Leyden's learner beside a vLLM server that samples.
 
-The learner computes gradients in this process or in a child of its own. The server samples, for
-`sample()` and for agents. `publish_weights` is what joins the two: it pushes the learner's weights
-and compares the log-probabilities of fixed probes before any rollout uses them.
+The learner computes gradients in this process or in a child process. The server samples, for
+`sample()` and for agents. `publish_weights` loads the learner's weights into the server, and
+compares the log-probabilities of fixed probes before any rollout uses the weights.
 """
 
 from __future__ import annotations
@@ -58,11 +58,14 @@ _LEARNER_OPTIONS: Final = (
     "threads",
 )
 _TOLERANCES: Final = {"float64": 1e-3, "float32": 1e-3}
+"""The largest difference of the probes' log-probabilities, by the type of the weights."""
 _TOLERANCE_OF_NARROW_TYPES: Final = 0.25
 _INITIAL: Final = "initial"
+"""The name of the folder with the weights that a server is started with."""
 _SEVERAL_GPUS: Final = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp", "--data-parallel", "-dp")
+"""The beginnings of vLLM's arguments by which a server uses several GPUs."""
 _LOOK_SECONDS: Final = 20.0
-"""Time between two checks, while rollouts run, that the server still reports token ids."""
+"""Seconds between two checks, while rollouts run, that the server still reports token ids."""
 
 
 @dataclass(slots=True)
@@ -72,18 +75,25 @@ class _StartedBackend:
     server: Server
     client: VLLMClient
     exchange: Path
-    """The directory in which the server finds weights."""
+    """The directory through which weights reach the server."""
     n_vocabulary: int
     max_length: int
+    """The most tokens of a prompt and its response together."""
     stop_ids: list[int]
+    """The model's end-of-turn tokens."""
     probes: list[list[int]]
+    """The token ids that learner and server score after each push."""
     transfers: bool
-    """Whether weights pass by vLLM's own transfer, and not through `exchange`."""
+    """Whether weights reach the server by vLLM's own transfer, and not through `exchange`."""
     mark: str | None = None
-    """The name that the published weights have at the server; None if it keeps none."""
+    """The name that the server keeps in its memory for the published weights, by which a restart is
+    noticed; None if it keeps none."""
     n_pushes: int = 0
+    """How often weights were loaded into the server."""
     published: list[Path] = field(default_factory=list[Path])
+    """The folders of the last push, which are removed after the next one."""
     looked_at: float = field(default_factory=time.monotonic)
+    """When a probe was last scored, by the monotonic clock."""
 
 
 class VLLMBackend(PolicyBackend):
@@ -115,41 +125,42 @@ class VLLMBackend(PolicyBackend):
         environment: Mapping[str, str] | None = None,
         **learner: Any,
     ) -> None:
-        """
-        model: a folder or a hub name, for learner and server.
-        url: address of a running server, such as "http://127.0.0.1:8000". None starts one, which
-            ends with this process.
+        """model: a folder or a hub name, for learner and server.
+        url: the address of a running server, such as "http://127.0.0.1:8000". None starts a server,
+            which ends with this process.
         model_name: the name under which the server serves the policy.
         isolate: run the learner in a child process, so that training does not hold up the agents.
-        lora: train adapters, and push these alone. The server is started with the model itself.
-        dtype: type of the weights in learner and server; None is float32.
+        lora: train adapters, and load only these into the server, which is started with the model
+            itself. None: train all weights.
+        dtype: the type of the weights in learner and server; None is float32.
         max_length: the longest sequence; None is the model's context, at most 4,096.
         untie: give a model with tied embeddings an output head of its own at the server, which
             costs the memory of the embeddings. vLLM 0.32 on a CPU does not reload a tied head; the
-            probes show whether another does.
-        transfer: how full weights pass: "folder" through exchange_dir, "ipc" by vLLM's own transfer
-            within one GPU's memory, without a copy on a disk. None is "ipc" where the learner and a
-            server that is started share the first GPU, else "folder". Whoever reaches the routes of
-            a server with "ipc" can run code there.
+            probes show whether another version does.
+        transfer: how full weights reach the server: "folder" through exchange_dir, "ipc" by vLLM's
+            own transfer within one GPU's memory, without a copy on a disk. None is "ipc" if the
+            learner and a server that is started share the first GPU, else "folder". Any program
+            that reaches the routes of a server with "ipc" can run code there.
         tolerance: the largest difference between the server's and the learner's log-probabilities
             of the probes; None is 1e-3 for float32, and 0.25 for bfloat16, which rounds that much.
         exchange_dir: a directory that learner and server both read under this path; None makes a
             temporary one. A directory in memory ("/dev/shm/policy") saves writing to a disk.
-        max_requests: requests of `sample` that are at the server at once.
-        api_key: the key that the server demands, also a server that is started.
+        max_requests: the most requests of `sample` that are at the server at once.
+        api_key: the key that the server requires, also a server that is started; None: none.
         python: the interpreter that has vLLM; None is this one.
-        host, port: address of a server that is started; port 0 takes a free one. The server's
-            routes change its weights, so it listens on loopback unless there is an api_key.
-        kv_cache_gib: memory for keys and values of a server on the CPU; None leaves vLLM's
+        host, port: the address of a server that is started; port 0 takes a free one. The server's
+            routes change its weights, so any address but loopback needs an api_key.
+        kv_cache_gib: GiB of memory for keys and values of a server on the CPU; None leaves vLLM's
             default. A GPU ignores it.
-        gpu_memory_utilization: share of the GPU's memory for the server; None leaves vLLM's
+        gpu_memory_utilization: the share of the GPU's memory for the server; None leaves vLLM's
             default, which leaves no room for a learner on the same GPU.
-        start_timeout_seconds: how long the server may take to come up.
+        start_timeout_seconds: how long the server may take to start.
         extra_arguments: further arguments of vLLM's command line, such as
             ("--tensor-parallel-size", "2").
         environment: further environment variables of the server.
         learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch,
             value_head, gradient_checkpointing, offload, seed, threads.
+        Raise ConfigError for an option out of its range.
         """
         if not isinstance(model, str | Path):
             raise ConfigError(
@@ -252,8 +263,8 @@ class VLLMBackend(PolicyBackend):
             await self._undo.aclose()
 
     def _make_exchange(self) -> Path:
-        """Make the directory through which weights reach the server: a new one in `exchange_dir`,
-        or a temporary one.
+        """Create and return the directory through which weights reach the server: a new one in
+        `exchange_dir`, or a temporary one.
         """
         if self._exchange_dir is None:
             return Path(tempfile.mkdtemp(prefix="leyden-vllm-"))
@@ -261,12 +272,14 @@ class VLLMBackend(PolicyBackend):
         try:
             path.mkdir(parents=True)
         except OSError as error:
-            raise EngineError(f"exchange_dir={str(self._exchange_dir)!r} cannot be used: {error}") from error
+            raise EngineError(
+                f"exchange_dir={str(self._exchange_dir)!r} cannot be used: {error}; give a directory that can be written"
+            ) from error
         return path
 
     def _uses_transfer(self, device: str) -> bool:
-        """Return whether weights pass by vLLM's own transfer: as asked for, else where a learner on
-        `device` and a server that is started have the same GPU.
+        """Return whether weights reach the server by vLLM's own transfer: as the option `transfer`
+        says, or else if a learner on `device` and a server that is started use the same GPU.
         """
         if self._transfer is not None:
             return self._transfer == "ipc"
@@ -280,6 +293,9 @@ class VLLMBackend(PolicyBackend):
         return device == "cuda:0" and not on_several
 
     async def _new_server(self, initial: Path, max_length: int, *, transfers: bool) -> Server:
+        """Return the server at the URL, or start one: with the weights in `initial` or, for
+        adapters, with the model itself.
+        """
         if self._url is not None:
             return FoundServer(self._url.rstrip("/").removesuffix("/v1"))
         options = ServerOptions(max_length=max_length, transfers=transfers, **self._server_options)
@@ -288,16 +304,17 @@ class VLLMBackend(PolicyBackend):
         return await asyncio.to_thread(StartedServer, _reachable(self._model), f"{self.model_name}-base", options)
 
     async def _adopt(self, running: _StartedBackend, initial: Path) -> None:
-        """Bring a server that has come up to the learner's weights, and check it.
+        """Make sure that a server that is ready samples with the learner's weights.
 
-        A server that Leyden did not start, or one with an adapter, has other weights: it gets the
-        learner's. A server that was started with the learner's weights is only checked.
+        A server that Leyden did not start, or one that needs the adapter, gets the learner's
+        weights. A server that was started with them is only checked. Raise EngineError if the
+        server does not serve the policy, or samples with other weights.
         """
         if self._url is not None:
             models = await running.client.models()
             if not self._trains_adapter and self.model_name not in models:
                 raise EngineError(
-                    f"{running.server.url} serves {', '.join(map(repr, models))} and not {self.model_name!r}; "
+                    f"{running.server.url} serves {', '.join(map(repr, models)) or 'no model'} and not {self.model_name!r}; "
                     "start it with --served-model-name, or give model_name="
                 )
             contexts = [int(model.get("max_model_len") or running.max_length) for model in models.values()]
@@ -361,7 +378,10 @@ class VLLMBackend(PolicyBackend):
         return LLM(endpoint=f"{running.server.url}/v1", model=self.model_name, api_key=self._api_key)
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
-        """Sample a response to each prompt on the server. Raise ConfigError if top_p < 1."""
+        """Return one response for each prompt, sampled by the server with the published weights.
+
+        Raise ConfigError for an invalid prompt, and for a top_p below 1.
+        """
         running = self._started()
         if params.top_p < 1:
             raise ConfigError(
@@ -383,10 +403,10 @@ class VLLMBackend(PolicyBackend):
         return self._policy_version
 
     async def statistics(self) -> EngineStatistics:
-        """Return the server's counters. Every `_LOOK_SECONDS` score a probe too, because a proxy
-        may have begun to drop token ids.
+        """Return the server's counters, and check the server.
 
-        Raise EngineError if the server has died, was started again, or reports no token ids.
+        At most every 20 seconds a probe is scored, because a proxy may have begun to drop token
+        ids. Raise EngineError if the server has died, was restarted, or reports no token ids.
         """
         running = self._started()
         running.server.check()
@@ -437,13 +457,15 @@ class VLLMBackend(PolicyBackend):
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     async def _write(self, folder: Path) -> None:
-        """Write the learner's weights as the server loads them."""
+        """Write the learner's weights as a model folder that the server can load."""
         await self._learner.save_pretrained(folder)
         if self._untie:
             await asyncio.to_thread(untie_embeddings, folder)
 
     async def _load(self, running: _StartedBackend, folder: Path) -> None:
-        """Let the server load a folder between two requests."""
+        """Let the server load a folder of weights, or of an adapter, while no request is
+        running.
+        """
         async with self._paused(running):
             if self._trains_adapter:
                 await running.client.load_adapter(self.model_name, str(folder))
@@ -452,7 +474,9 @@ class VLLMBackend(PolicyBackend):
 
     @contextlib.asynccontextmanager
     async def _paused(self, running: _StartedBackend) -> AsyncGenerator[None]:
-        """Hold new requests back; those under way end first."""
+        """Hold new requests at the server during the block, which begins when the running ones have
+        ended.
+        """
         await running.client.pause()
         try:
             yield
@@ -464,7 +488,8 @@ class VLLMBackend(PolicyBackend):
         learner's by more than `tolerance`.
 
         Before raising, find the tensors that the server ignores: change one group at a time and
-        see whether its scores change. folder: the weights that were just published.
+        check whether its scores change.
+        folder: the folder of the weights that were just published.
         """
         wanted = await learner_scores(self._learner, running.probes)
         difference = largest_difference(await self._score(running, running.probes), wanted)
@@ -505,7 +530,9 @@ class VLLMBackend(PolicyBackend):
         return await running.client.score(self.model_name, probes)
 
     async def _mark(self, running: _StartedBackend) -> None:
-        """Name the loaded weights, so that a server that was started again is recognised."""
+        """Give the server's loaded weights a name, which it loses when it is restarted. A server
+        for adapters may have no such route.
+        """
         mark = f"leyden-{uuid.uuid4().hex}"
         try:
             await running.client.set_mark(mark)
@@ -516,8 +543,10 @@ class VLLMBackend(PolicyBackend):
         running.mark = mark
 
     async def _check_mark(self, running: _StartedBackend) -> None:
-        """Raise EngineError if the server's weights no longer have the name that the last
-        publication gave them. A publication during the query changes the name, which is no error.
+        """Raise EngineError if the server's weights no longer have the name that the last push gave
+        them.
+
+        A push during the query changes the name, which is no error.
         """
         mark = running.mark
         if mark is None:
@@ -536,7 +565,9 @@ class VLLMBackend(PolicyBackend):
 
     @contextlib.asynccontextmanager
     async def _explained(self, running: _StartedBackend) -> AsyncGenerator[None]:
-        """Add the server's last lines to an error of one of its calls."""
+        """Add the last lines of the server's log to an EngineError of the block, or the reason why
+        the server cannot be reached.
+        """
         try:
             yield
         except Unreachable as error:
@@ -546,9 +577,9 @@ class VLLMBackend(PolicyBackend):
 
 
 def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
-    """Return the end of an error message: which weights the server ignores, and what to change.
+    """Return the end of an error message: the weights that the server ignores, and a remedy.
 
-    stale: names of the tensors that the server ignored; empty if it took each of them.
+    stale: the names of the tensors that the server ignores; empty if it takes all of them.
     """
     if not stale:
         return (
@@ -564,7 +595,9 @@ def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
 
 
 def _reachable(model: str | Path) -> Path:
-    """Return a folder's absolute path, or a hub name unchanged."""
+    """Return the absolute path of a folder, because the server may run in another one; a hub name
+    is returned unchanged.
+    """
     path = Path(model)
     return path.absolute() if path.exists() else path
 
@@ -584,7 +617,7 @@ def _vocabulary(folder: Path) -> int:
 
 
 def _stop_ids(folder: Path) -> list[int]:
-    """Return the end-of-turn tokens of the model's generation config."""
+    """Return the end-of-turn tokens by the folder's generation config; none without one."""
     path = folder / "generation_config.json"
     declared: Any = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
     return [] if declared is None else [int(each) for each in ([declared] if isinstance(declared, int) else declared)]

@@ -1,7 +1,9 @@
-"""Client of a vLLM server: OpenAI's routes, with token ids, and the routes that change its weights.
+"""`VLLMClient`: calls a vLLM server by OpenAI's routes, with token ids, and by the routes that
+change the server's weights.
 
-It knows requests and answers, and returns an answer that lacks what was requested as an error. It
-knows no process: the caller explains why a server cannot be reached.
+The module knows requests and answers. An answer without the requested token ids or
+log-probabilities raises EngineError. It knows no process: the caller explains why a server cannot
+be reached.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
 _METRIC = re.compile(r"^vllm:(\w+)(?:\{[^\n]*\})? (\S+)$", re.MULTILINE)
 _ANSWER_CHARACTERS = 500
+"""The most characters of an answer in an error message."""
 _ROUTES_WITH_404 = ("/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes whose 404 means that a model or an adapter is missing, and not the route."""
 
 
 class Unreachable(Exception):
-    """The server refused or broke the connection."""
+    """Raised when the server refused or broke the connection."""
 
 
 class VLLMClient:
@@ -64,9 +67,11 @@ class VLLMClient:
         version: int,
         stop_ids: Sequence[int],
     ) -> list[SampledResponse]:
-        """Return one response for each prompt of token ids; prompt i is sampled with `seed + i`.
+        """Return one response for each prompt of token ids. With a seed, prompt i is sampled with
+        `seed + i`.
 
-        Raise EngineError if an answer has no token ids.
+        version: the version of the server's weights. stop_ids: all tokens that end a response.
+        Raise EngineError if an answer lacks token ids or log-probabilities.
         """
         room = asyncio.Semaphore(self._most_at_once)
 
@@ -107,9 +112,9 @@ class VLLMClient:
         return [task.result() for task in tasks]
 
     async def score(self, model: str, probes: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-probability of each token of each probe but its first.
+        """Return the log-probability of each token of each probe except the first.
 
-        Raise EngineError if an answer has no token ids, or no log-probabilities of the prompt.
+        Raise EngineError if an answer lacks token ids, or log-probabilities of the prompt.
         """
 
         async def one(probe: Sequence[int]) -> list[float]:
@@ -122,7 +127,7 @@ class VLLMClient:
             found: list[Mapping[str, Any] | None] = choice.get("prompt_logprobs") or []
             if len(found) != len(probe):
                 raise EngineError(
-                    f"{self.url} returns no log-probabilities of prompts; Leyden needs vLLM's `prompt_logprobs`"
+                    f"{self.url} returns no log-probabilities of prompts; it must honour vLLM's `prompt_logprobs`"
                 )
             return [
                 float((each or {})[str(token)]["logprob"]) for token, each in zip(probe[1:], found[1:], strict=True)
@@ -165,12 +170,14 @@ class VLLMClient:
         await self.post("/reset_prefix_cache", {})
 
     async def begin_transfers(self) -> None:
-        """Make vLLM's own transfer of weights ready, which needs `--weight-transfer-config`."""
+        """Prepare vLLM's own transfer of weights, for which the server needs
+        `--weight-transfer-config`.
+        """
         await self.post("/init_weight_transfer_engine", {"init_info": {"packed": False}})
 
     async def transfer(self, weights: SharedWeights) -> None:
         """Load weights that another process shares, and drop the prefix cache. The sharing process
-        keeps them until this returns.
+        must keep them until this returns.
         """
         update = {"names": weights.names, "dtype_names": weights.dtypes, "shapes": weights.shapes}
         await self.post("/start_weight_update", {})
@@ -181,9 +188,9 @@ class VLLMClient:
     async def load_adapter(self, name: str, folder: str) -> None:
         """Serve the adapter in a folder under a name, and drop the prefix cache.
 
-        An adapter that had the name is unloaded first; calls of the name fail meanwhile. The
-        request's `load_inplace` is not used: with it, vLLM 0.32 reads the folder anew at every step
-        of every request.
+        An earlier adapter of that name is unloaded first; calls of the name fail meanwhile. vLLM's
+        option `load_inplace` is not used, because with it vLLM 0.32 reads the folder again at every
+        step of every request.
         """
         if (await self.models()).get(name, {}).get("parent"):  # an adapter, and not the model itself
             await self._text("POST", "/v1/unload_lora_adapter", {"lora_name": name})
@@ -191,13 +198,13 @@ class VLLMClient:
         await self.post("/reset_prefix_cache", {})
 
     async def set_mark(self, mark: str) -> None:
-        """Give the loaded weights a name, which `mark` returns until the server is started
-        again.
-        """
+        """Give the loaded weights a name, which `mark` returns until the server is restarted."""
         await self.post("/update_weight_version", {"new_version": mark})
 
     async def mark(self) -> str | None:
-        """Return the name of the loaded weights."""
+        """Return the name that `set_mark` gave the loaded weights; another name, or None, if the
+        server was restarted since.
+        """
         return (await self.get("/weight_info")).get("weight_version")
 
     # ---- requests --------------------------------------------------------------------------------
@@ -226,7 +233,7 @@ class VLLMClient:
             async with session.request(method, self.url + path, json=body) as answer:
                 text = await answer.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unreachable(f"{type(error).__name__}: {error}") from error
+            raise Unreachable(f"{method} {self.url}{path}: {type(error).__name__}: {error}") from error
         if answer.status == 404 and path.partition("?")[0] not in _ROUTES_WITH_404:
             raise EngineError(
                 f"{self.url} has no {path.partition('?')[0]}; start it with VLLM_SERVER_DEV_MODE=1, and only on an "
@@ -247,17 +254,24 @@ def _token_ids(choice: Mapping[str, Any], url: str) -> list[int]:
 
 
 def _json(path: str, text: str) -> dict[str, Any]:
+    """Return an answer's JSON object; {} for an empty answer, {"value": ...} for any other
+    value.
+    """
     if not text.strip():
         return {}
     try:
         found: Any = json.loads(text)
     except ValueError as error:
-        raise EngineError(f"{path} answered with something that is no JSON: {text[:_ANSWER_CHARACTERS]}") from error
+        raise EngineError(
+            f"{path} did not answer with JSON (is the URL that of a vLLM server?): {text[:_ANSWER_CHARACTERS]}"
+        ) from error
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {"value": found}
 
 
 def _hint(path: str, status: int) -> str:
-    """Return what to change after an error status of this route; "" if it is not known."""
+    """Return the end of an error message: the remedy for an error status of this route; "" if none
+    is known.
+    """
     if path.endswith(("weight_transfer_engine", "weight_update", "/update_weights")):
         return (
             "; transfer='ipc' needs learner and server on one GPU, and a server started with --weight-transfer-config "

@@ -1,8 +1,8 @@
 """Edit a Hugging Face model folder before a server loads it, by the bytes of its safetensors files.
 
-A safetensors file is the length of its header (8 bytes, little-endian), the header (JSON: name to
-dtype, shape and offsets), and the tensors' bytes. That is all this module needs, so that neither
-torch nor numpy is loaded in the process that drives the server.
+A safetensors file consists of the length of its header (8 bytes, little-endian), the header (JSON:
+name to dtype, shape and offsets), and the tensors' bytes. This module reads and writes these bytes
+itself, so that neither torch nor numpy is loaded in the process that drives the server.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from typing import Any, Final
 from leyden.errors import EngineError
 
 OUTPUT_HEAD: Final = "lm_head.weight"
+"""The name of a model's output head."""
 _EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+"""The ends of the names that models give their embeddings."""
 _HEAD_FILE: Final = "model-output-head.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""The size of a number, by dtype."""
 _ONE: Final = {"F64": b"\0\0\0\0\0\0\xf0\x3f", "F32": b"\0\0\x80\x3f", "F16": b"\0\x3c", "BF16": b"\x80\x3f"}
+"""The bytes of the number 1, by dtype."""
 _FLIP_SIGN: Final = bytes(byte ^ 0x80 for byte in range(256))
+"""A table for `bytes.translate` that flips the highest bit of each byte: the sign of a number, in
+its last byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,9 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Offset of the tensor's first byte from the start of the file."""
+    """The offset of the tensor's first byte from the start of the file."""
     end: int
+    """The offset after its last byte."""
 
 
 def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
@@ -57,22 +64,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise EngineError(f"{folder} is no model folder: config.json cannot be read ({error})") from error
+        raise EngineError(f"{folder} is no model folder, because its config.json cannot be read: {error}") from error
 
 
 def is_tied(folder: Path) -> bool:
-    """Return whether the model's output head is its embeddings."""
+    """Return whether the model's output head and its embeddings are one tensor."""
     config = read_config(folder)
     text = config.get("text_config", config)
     return bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
 
 
 def untie_embeddings(folder: Path) -> bool:
-    """Give a model with tied embeddings an output head of its own, with the same numbers.
+    """Give a model with tied embeddings, in a folder, an output head of its own with the same
+    numbers. Return whether the model was tied.
 
-    vLLM on a CPU keeps a packed copy of a tied output head and does not renew it when weights are
-    reloaded. An output head that is a tensor of its own is reloaded like every other weight.
-    Return whether the model was tied. Raise EngineError if the embeddings are not found.
+    vLLM on a CPU keeps a packed copy of a tied output head, and does not update the copy when
+    weights are reloaded. An output head that is a tensor of its own is reloaded like every other
+    weight. Raise EngineError if the embeddings are not found.
     """
     if not is_tied(folder):
         return False
@@ -112,8 +120,8 @@ def _write_tensor(path: Path, name: str, tensor: StoredTensor) -> None:
 
 
 def _add_to_index(folder: Path, n_bytes: int) -> None:
-    """Name the output head in the index of a model of several files; vLLM reads every file of a
-    model without one.
+    """Add the output head to the index of a model of several files. Do nothing without an index,
+    because vLLM then reads every file.
     """
     path = folder / _INDEX
     if path.exists():
@@ -124,7 +132,7 @@ def _add_to_index(folder: Path, n_bytes: int) -> None:
 
 
 def groups_of(folder: Path) -> dict[str, list[StoredTensor]]:
-    """Return the tensors by name, the layers of a model together:
+    """Return the folder's tensors by name, with those of all layers under one name, such as
     `model.layers.*.mlp.up_proj.weight`.
     """
     groups: dict[str, list[StoredTensor]] = {}
@@ -134,14 +142,14 @@ def groups_of(folder: Path) -> dict[str, list[StoredTensor]]:
 
 
 def copy_with_changed(folder: Path, target: Path, tensors: list[StoredTensor]) -> None:
-    """Copy a model folder to `target`, with every number of some tensors negated; a tensor of
-    zeros becomes ones.
+    """Copy a model folder to `target`, with every number of some tensors negated. A tensor of zeros
+    becomes ones.
     """
     shutil.copytree(folder, target, dirs_exist_ok=True)
     for tensor in tensors:
         size = _ITEM_BYTES.get(tensor.dtype)
         if size is None:
-            continue  # quantized: no number's sign is one bit
+            continue  # quantised: the sign of a number is not one bit
         with (target / tensor.file.name).open("r+b") as handle:
             handle.seek(tensor.begin)
             data = bytearray(handle.read(tensor.end - tensor.begin))

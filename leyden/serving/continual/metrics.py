@@ -55,7 +55,7 @@ class Ranked:
 Scale: TypeAlias = Bounded | Exceeds | Ranked
 """How the values of a metric become numbers in [0, 1]."""
 Requirement: TypeAlias = Literal["better", "not_worse"]
-"""What a promotion has to prove of a metric."""
+"""The requirement of a promotion on a metric: an improvement, or no worsening."""
 
 
 @dataclass(frozen=True, slots=True)
