@@ -55,10 +55,10 @@ def check_number(
     ):
         return
     limits = {"at least": at_least, "above": above, "at most": at_most}
-    said = " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None)
+    bounds = " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None)
     wanted = "a whole number" if whole else "a number"
     none = "" if or_none is None else f", or None for {or_none}"
-    raise ConfigError(f"{name} is {value!r}; it must be {f'{wanted}, {said}' if said else wanted}{none}")
+    raise ConfigError(f"{name} is {value!r}; it must be {f'{wanted}, {bounds}' if bounds else wanted}{none}")
 
 
 def check_port(name: str, value: object) -> None:
@@ -110,7 +110,7 @@ def check_names(caller: str, given: Collection[str], possible: Collection[str]) 
 class NamedOptions:
     """A base class whose subclasses refuse an unknown or a missing argument by its name.
 
-    An unknown option is answered with the nearest known name. The error is an InvalidArgument (a
+    The error for an unknown option gives the nearest known name. It is an InvalidArgument (a
     TypeError) in place of Python's TypeError, which names a base class and no remedy. For a class
     that another decorator completes (a dataclass), use `named_options`; for a function or method,
     `named_arguments`.

@@ -317,6 +317,7 @@ class _HttpToolsProtocol(_Limited, _AutoBase):
     """Bytes of the head that is being received; None between heads."""
 
     def data_received(self, data: bytes) -> None:
+        """Pass the data to the parser. Refuse a head or trailers that are too long (400)."""
         super().data_received(data)
         if self._head_bytes is not None:
             self._head_bytes += len(data)

@@ -662,6 +662,9 @@ def _guard(parent_pid: int, command: Sequence[str]) -> int:
     ending = threading.Event()
 
     def end() -> None:
+        """Terminate the program, kill what is left of the process group, and so end this
+        process.
+        """
         ending.set()
         process.terminate()
         try:

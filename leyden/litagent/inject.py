@@ -115,6 +115,7 @@ class Binder:
         return proxy.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
 
     def _missing(self, parameter: str, kind: type[Resource], resources: NamedResources) -> str:
+        """Return the message for a parameter that no resource fits."""
         there = ", ".join(f"{name!r} ({type(resource).__name__})" for name, resource in resources.items()) or "none"
         return (
             f"agent {self.name!r} has a parameter {parameter!r} and needs a resource of kind {kind.__name__}; there are: {there}. "

@@ -125,6 +125,9 @@ class LightningStoreClient(WaitingStore):
         return reconnect, (self.url, self._token, self._options)
 
     async def close(self) -> None:
+        """Finish undoing claims that were cancelled on this loop, then close the connections. Later
+        calls raise StoreClosed. Safe to repeat.
+        """
         here = asyncio.get_running_loop()
         if undoing := {task for task in self._undoing.copy() if task.get_loop() is here}:
             await asyncio.wait(undoing)
@@ -353,6 +356,7 @@ class _LoopState:
             await asyncio.wait({self._watching})
 
     async def _watch(self, spans: bool) -> None:
+        """Read news and publish them to the waiters, until no caller waits or a request fails."""
         try:
             while self._signals.wanted:
                 news = await self._store.get_news(after=self._after, spans=spans, timeout_seconds=_POLL_SECONDS)

@@ -190,6 +190,7 @@ class Connection:
             raise StoreClosed(f"the client of {self.url} is closed; open it again")
 
     def _session(self) -> aiohttp.ClientSession:
+        """Return a new session with a connection pool of its own."""
         limits: dict[str, Any] = {"limit": self._connections, "keepalive_timeout": _KEEP_ALIVE_SECONDS}
         path = self._socket_path
         return aiohttp.ClientSession(

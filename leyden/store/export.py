@@ -287,6 +287,8 @@ async def _write_rollouts(
 
 
 async def _write_resources(store: LightningStore, table: _Table) -> None:
+    """Write all versions of all resources, in the order in which they were written."""
+
     async def ask(limit: int, offset: int) -> PaginatedResult[ResourcesUpdate]:
         return await store.query_resources(all_versions=True, limit=limit, offset=offset)
 
@@ -296,6 +298,8 @@ async def _write_resources(store: LightningStore, table: _Table) -> None:
 
 
 async def _write_runs(store: LightningStore, runs: _Table, metrics: _Table) -> None:
+    """Write all runs and their metrics."""
+
     async def ask(limit: int, offset: int) -> PaginatedResult[RunRecord]:
         return await store.query_runs(sort_by=None, sort_order="asc", limit=limit, offset=offset)
 
@@ -307,6 +311,8 @@ async def _write_runs(store: LightningStore, runs: _Table, metrics: _Table) -> N
 
 
 async def _write_metrics(store: LightningStore, run_id: str, table: _Table) -> None:
+    """Write the metrics of one run."""
+
     async def ask(limit: int, offset: int) -> PaginatedResult[MetricPoint]:
         return await store.query_metrics(run_id, limit=limit, offset=offset)
 
@@ -316,6 +322,8 @@ async def _write_metrics(store: LightningStore, run_id: str, table: _Table) -> N
 
 
 async def _write_feedback(store: LightningStore, table: _Table) -> None:
+    """Write all feedback in the order of arrival."""
+
     async def ask(limit: int, offset: int) -> PaginatedResult[Feedback]:
         return await store.query_feedback(limit=limit, offset=offset)
 
@@ -416,6 +424,7 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
 
 
 def _rollout_row(record: _Record) -> ParquetRow:
+    """Return a rollout's values by column name, with the reward of its latest attempt."""
     rollout = record.rollout
     return vars(rollout) | {
         "reward": record.attempts[-1].reward if record.attempts else None,

@@ -198,6 +198,9 @@ def _announce_spans(connection: Any, target: Target, sender: str) -> None:
 
 
 def _publish(payload: str, sender: str, signals: Signals) -> None:
+    """Publish another store's notification. Wake every waiter if it holds no news (`news_of`) or is
+    unreadable.
+    """
     try:
         origin, *news = json.loads(payload)
         if origin == sender:

@@ -85,6 +85,7 @@ def owner_of(path: Path) -> Owner | None:
 
 
 def _parse_owner(text: bytes) -> Owner:
+    """Return the owner that a lock file names; two None if it is empty or damaged."""
     try:
         owner = json.loads(text)
         return Owner(int(owner["pid"]), owner.get("server"))
@@ -93,6 +94,7 @@ def _parse_owner(text: bytes) -> Owner:
 
 
 def _lives(pid: int) -> bool:
+    """Return whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -29,7 +29,7 @@ from leyden.store.sql.postgres_session import Patience, PostgresSession
 from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
 from leyden.store.sql.store import SqlLightningStore
 from leyden.store.sql.transaction import Transaction
-from leyden.store.worker import Loops, QueuedOperation, answer, answer_of, check_process, settle
+from leyden.store.worker import Loops, QueuedOperation, check_process, deliver, result_of, settle
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
 
@@ -78,7 +78,7 @@ class _Threads:
             self._jobs.put(job)
             if self._jobs.qsize() > 1 and len(self._threads) < self._most:
                 self._start()
-        return await answer_of(self._jobs, job)
+        return await result_of(self._jobs, job)
 
     def stop(self) -> None:
         """Refuse new operations, and block until the accepted ones are done. Safe to repeat."""
@@ -99,18 +99,18 @@ def _serve(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None]) 
     It keeps no reference to `_Threads`, so that a store that is dropped without `close` is
     collected, which ends the threads.
     """
-    answered: Loops = weakref.WeakSet()
+    loops: Loops = weakref.WeakSet()
     session.connect()
-    _work(session, jobs, answered)
-    settle(answered)
-    _work(session, jobs, answered)  # operations that came back to be undone
+    _work(session, jobs, loops)
+    settle(loops)
+    _work(session, jobs, loops)  # operations that came back to be undone
     session.close()
 
 
-def _work(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None], answered: Loops) -> None:
+def _work(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None], loops: Loops) -> None:
     """Run the queued jobs up to the mark of the end (None), which is left for the next thread.
 
-    answered: receives the event loops of the callers.
+    loops: receives the event loops of the callers.
     """
     while (job := jobs.get()) is not None:
         if not job.wanted:
@@ -119,7 +119,7 @@ def _work(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None], a
             job.answer = session.run(job.operation, job.args, job.kwargs)
         except BaseException as error:  # noqa: BLE001 -- the awaiting caller gets it
             job.error = error
-        answered |= answer(jobs, [job])
+        loops |= deliver(jobs, [job])
     jobs.put(None)  # for the next thread
 
 
@@ -196,21 +196,21 @@ class _PostgresDriver:
 
 def _listener(target: Target, sender: str, signals: Signals, patience: Patience) -> Listener:
     """Migrate the database and return its listener. Wait while the server is away."""
-    answered = warned = False
+    is_up = warned = False
     while True:
         try:
             with closing(connect(target)) as connection:
                 migrate(connection, target)
             return Listener(target, sender, signals)
         except psycopg().Error as error:
-            if answered or not isinstance(error, psycopg().OperationalError):
+            if is_up or not isinstance(error, psycopg().OperationalError):
                 raise store_error(target, error) from error
             # A server that answers now has just come back, or will refuse a second time.
-            answered = answers(target)
-            if not answered and not warned:
+            is_up = answers(target)
+            if not is_up and not warned:
                 warned = True
                 logger.warning("%s does not answer yet (%s); trying again", target.url, " ".join(str(error).split()))
-            if not answered:
+            if not is_up:
                 patience.wait(error)
 
 
@@ -252,6 +252,9 @@ class PostgresLightningStore(SqlLightningStore):
         return _opened, self._address
 
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> list[AttemptedRollout]:
+        """Claim rollouts without waiting for the queue. While it finds nothing although rollouts
+        are queued, because other transactions hold their rows, try again for about half a second.
+        """
         for pause_seconds in _PAUSES_SECONDS:
             claimed = await super()._claim(limit, worker_id, claim_id)
             if claimed or not await self._driver.read(_is_anything_queued, (), {}):

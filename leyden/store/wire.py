@@ -418,6 +418,7 @@ class _Node:
 
 
 def _tree() -> _Node:
+    """Return the root of the tree of all routes' paths."""
     root = _Node()
     for route in ROUTES:
         node = root

@@ -151,7 +151,7 @@ class SessionThread:
         with self._gate:
             self._check_open()
             self._jobs.put(job)
-        return await answer_of(self._jobs, job)
+        return await result_of(self._jobs, job)
 
     def _check_open(self) -> None:
         if not self._open:
@@ -176,20 +176,24 @@ def _serve(session: Session, jobs: SimpleQueue[QueuedOperation | None]) -> None:
     It keeps no reference to `SessionThread`, so that a store that is dropped without `close` is
     collected, which ends the thread.
     """
-    answered: Loops = weakref.WeakSet()
-    _work(session, jobs, answered)
-    settle(answered)
+    loops: Loops = weakref.WeakSet()
+    _work(session, jobs, loops)
+    settle(loops)
     jobs.put(None)
-    _work(session, jobs, answered)  # operations that came back to be undone
+    _work(session, jobs, loops)  # operations that came back to be undone
     with session.lock:
         session.close()
 
 
-def _work(session: Session, jobs: SimpleQueue[QueuedOperation | None], answered: Loops) -> None:
+def _work(session: Session, jobs: SimpleQueue[QueuedOperation | None], loops: Loops) -> None:
+    """Run batches of queued jobs up to the mark of the end (None).
+
+    loops: receives the event loops of the callers.
+    """
     while batch := _next_batch(jobs):
         with session.lock:
             session.together(batch)
-        answered |= answer(jobs, batch)
+        loops |= deliver(jobs, batch)
 
 
 def _next_batch(jobs: SimpleQueue[QueuedOperation | None]) -> list[QueuedOperation]:
@@ -209,7 +213,7 @@ def _next_batch(jobs: SimpleQueue[QueuedOperation | None]) -> list[QueuedOperati
     return batch
 
 
-def answer(jobs: SimpleQueue[QueuedOperation | None], batch: Sequence[QueuedOperation]) -> Loops:
+def deliver(jobs: SimpleQueue[QueuedOperation | None], batch: Sequence[QueuedOperation]) -> Loops:
     """Resolve each job's future, with one call for each event loop. Return the loops in which a
     cancelled caller may still have its operation undone.
     """
@@ -220,11 +224,11 @@ def answer(jobs: SimpleQueue[QueuedOperation | None], batch: Sequence[QueuedOper
             by_loop.setdefault(job.loop, []).append(job)
             if job.undo is not None:
                 undoable.add(job.loop)
-    for loop, answered in by_loop.items():
+    for loop, finished in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_resolve, jobs, answered)
+            loop.call_soon_threadsafe(_resolve, jobs, finished)
         except RuntimeError:  # the loop is closed, so no caller waits
-            for job in answered:
+            for job in finished:
                 _take_back(jobs, job)
     return undoable
 
@@ -239,9 +243,9 @@ def settle(loops: Loops) -> None:
             arrived.wait(_SETTLE_SECONDS)
 
 
-def _resolve(jobs: SimpleQueue[QueuedOperation | None], answered: Sequence[QueuedOperation]) -> None:
+def _resolve(jobs: SimpleQueue[QueuedOperation | None], finished: Sequence[QueuedOperation]) -> None:
     """Resolve the futures of finished jobs, in their event loop. Undo those without a caller."""
-    for job in answered:
+    for job in finished:
         future = job.future
         assert future is not None
         if future.done():  # cancelled while the job was under way
@@ -252,7 +256,7 @@ def _resolve(jobs: SimpleQueue[QueuedOperation | None], answered: Sequence[Queue
             future.set_result(job.answer)
 
 
-async def answer_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> Any:
+async def result_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> Any:
     """Return the result of a queued operation, or raise its error.
 
     jobs: the queue that the operation is in. If the caller is cancelled after the commit and before
@@ -263,7 +267,7 @@ async def answer_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperat
     try:
         return await future
     except asyncio.CancelledError:
-        if future.done() and not future.cancelled():  # answered, and cancelled before the task could take it
+        if future.done() and not future.cancelled():  # cancelled after the result was set, before the task ran
             _take_back(jobs, job)
         raise
 

@@ -74,12 +74,16 @@ def _client_classes() -> tuple[type[AsyncOpenAI], type[OpenAI]]:
     from openai import AsyncOpenAI, OpenAI
 
     class SharedAsyncOpenAI(AsyncOpenAI):
+        """An asynchronous client whose `close` leaves the loop's connections open."""
+
         async def close(self) -> None:
             """Do nothing: other rollouts use the connections, which the end of the event loop
             closes.
             """
 
     class SharedOpenAI(OpenAI):
+        """A synchronous client whose `close` leaves the process's connections open."""
+
         def close(self) -> None:
             """Do nothing: other rollouts use the connections, which end with the process."""
 

@@ -1,4 +1,4 @@
-"""What a store may forget, and when."""
+"""The limits by which a store deletes finished rollouts."""
 
 from __future__ import annotations
 

@@ -129,6 +129,7 @@ class TokenRecord(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _from_packed(cls, value: Any, handler: ModelWrapValidatorHandler[TokenRecord]) -> TokenRecord:
+        """Accept a text as the base64 of a packed record (`PACKED`)."""
         if not isinstance(value, str):
             return handler(value)
         try:

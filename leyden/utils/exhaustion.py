@@ -40,8 +40,8 @@ class _Exhaustible:
             return True
         if {getattr(error, "sqlite_errorname", None), getattr(error, "sqlstate", None)} & set(self.codes):
             return True
-        said = describe_error(error)
-        return any(text in said for text in self.texts)
+        message = describe_error(error)
+        return any(text in message for text in self.texts)
 
 
 _RESOURCES = (

@@ -216,6 +216,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 def _rich_handler() -> logging.Handler:
+    """Return a handler for a terminal. `rich` is imported only if it is needed."""
     from rich.console import Console
     from rich.logging import RichHandler
 

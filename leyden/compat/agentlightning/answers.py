@@ -1,4 +1,4 @@
-"""The texts of errors for names that Leyden does not have: what to write instead."""
+"""The texts of errors for names of Agent Lightning that Leyden lacks: what to write instead."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ APO_PARTS: Final = (
 PROTOCOLS: Final = "this is a type for annotations only; annotate the function with collections.abc.Callable."
 
 
-def answers(instead: str, names: str) -> dict[str, str | MissingName]:
+def missing(instead: str, names: str) -> dict[str, str | MissingName]:
     """Return a table in which each of the names raises an error with this text.
 
     names: separated by spaces.

@@ -19,7 +19,7 @@ from leyden.host.http import Message, Receive, Scope, Send, header
 from leyden.types import Span as NativeSpan
 
 RAW_REQUEST: Final = "raw_gen_ai_request"
-_ASKED: Final = b'"return_token_ids":true'
+_MEMBER: Final = b'"return_token_ids":true'
 """The member that is put into a request's JSON object."""
 
 
@@ -68,24 +68,27 @@ class ShowsTokenIds:
             return await self._gateway(scope, receive, send)
         if header(scope, b"content-encoding") is not None:
             return await self._gateway(scope, receive, send)
-        asked = False
+        is_rewritten = False
 
-        async def with_question() -> Message:
-            nonlocal asked
+        async def rewritten_request() -> Message:
+            """Receive a message, and put the member into the JSON object at the body's
+            beginning.
+            """
+            nonlocal is_rewritten
             message = await receive()
             body = message.get("body", b"")
-            if not asked and body:
-                asked = True
+            if not is_rewritten and body:
+                is_rewritten = True
                 start = body.lstrip()
                 if start[:1] == b"{" and start[1:].lstrip()[:1] != b"}":
-                    message = {**message, "body": b"{" + _ASKED + b"," + start[1:]}
+                    message = {**message, "body": b"{" + _MEMBER + b"," + start[1:]}
             return message
 
         longer = [
-            (name, str(int(value) + len(_ASKED) + 1).encode() if name == b"content-length" else value)
+            (name, str(int(value) + len(_MEMBER) + 1).encode() if name == b"content-length" else value)
             for name, value in scope["headers"]
         ]
-        await self._gateway({**scope, "headers": longer}, with_question, _Rewritten(send))
+        await self._gateway({**scope, "headers": longer}, rewritten_request, _Rewritten(send))
 
 
 class _Rewritten:

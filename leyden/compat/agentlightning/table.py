@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from leyden.compat.agentlightning import answers as say
-from leyden.compat.agentlightning.answers import answers
+from leyden.compat.agentlightning.answers import missing
 from leyden.compat.finder import ForeignModule, MissingName
 
 Names = dict[str, str | MissingName]
@@ -24,7 +24,7 @@ def _same(module: str, names: str) -> Names:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
-def _own(module: str, names: str) -> Names:
+def _wrapped(module: str, names: str) -> Names:
     """Return a table of names that a wrapper module of this package has."""
     return _same(f"{_HERE}.{module}", names)
 
@@ -33,68 +33,68 @@ _VERL_MAIN = "leyden.algorithm.verl.__main__:main"
 
 _MODULES: dict[str, Names] = {
     "adapter.base": {
-        **_own("adapter", "Adapter TraceAdapter OtelTraceAdapter"),
+        **_wrapped("adapter", "Adapter TraceAdapter OtelTraceAdapter"),
     },
     "adapter.triplet": {
         **_same("leyden.adapter", "RewardMatchPolicy TraceTree"),
-        **_own("adapter", "LlmProxyTraceToTriplet TraceToTripletBase TracerTraceToTriplet"),
+        **_wrapped("adapter", "LlmProxyTraceToTriplet TraceToTripletBase TracerTraceToTriplet"),
         "Transition": MissingName(
             "use the triplets of an adapter: triplet.prompt.token_ids, triplet.response.token_ids."
         ),
     },
     "adapter.messages": {
-        **_own("adapter", "TraceToMessages"),
+        **_wrapped("adapter", "TraceToMessages"),
         **_same("leyden.adapter", "OpenAIMessages"),
-        **answers(
+        **missing(
             "leyden.adapter.model_calls(spans) returns the messages of every model call.",
             "convert_to_openai_messages group_genai_dict",
         ),
     },
     "algorithm.apo.apo": {
-        **_own("algorithm", "APO RolloutResultForAPO batch_iter_over_dataset"),
+        **_wrapped("algorithm", "APO RolloutResultForAPO batch_iter_over_dataset"),
         "VersionedPromptTemplate": MissingName(say.APO_PARTS),
-        **answers(say.POML, "APPLY_EDIT_PROMPT_FILES GRADIENT_PROMPT_FILES"),
+        **missing(say.POML, "APPLY_EDIT_PROMPT_FILES GRADIENT_PROMPT_FILES"),
     },
     "algorithm.base": _same("leyden.algorithm", "Algorithm"),
     "algorithm.decorator": {
         **_same("leyden.algorithm", "FunctionalAlgorithm algo"),
-        **answers(
+        **missing(
             say.PROTOCOLS,
             "AlgorithmFunc AlgorithmFuncAsync AlgorithmFuncAsyncFallback AlgorithmFuncAsyncFull AlgorithmFuncAsyncLike "
             "AlgorithmFuncAsyncOnlyDataset AlgorithmFuncAsyncOnlyStore AlgorithmFuncSync AlgorithmFuncSyncFallback "
             "AlgorithmFuncSyncFull AlgorithmFuncSyncLike AlgorithmFuncSyncOnlyDataset AlgorithmFuncSyncOnlyStore AsyncFlag",
         ),
     },
-    "algorithm.fast": {**_same("leyden.algorithm", "FastAlgorithm"), **_own("algorithm", "Baseline")},
-    "algorithm.utils": _own("algorithm", "batch_iter_over_dataset with_llm_proxy with_store"),
-    "algorithm.verl.interface": _own("algorithm", "VERL"),
-    "cli": _own("cli", "main"),
+    "algorithm.fast": {**_same("leyden.algorithm", "FastAlgorithm"), **_wrapped("algorithm", "Baseline")},
+    "algorithm.utils": _wrapped("algorithm", "batch_iter_over_dataset with_llm_proxy with_store"),
+    "algorithm.verl.interface": _wrapped("algorithm", "VERL"),
+    "cli": _wrapped("cli", "main"),
     "cli.agentops_server": {"main": MissingName(say.AGENTOPS_SERVICE)},
-    "cli.prometheus": answers(say.PROMETHEUS, "create_prometheus_app ensure_prometheus_dir main"),
+    "cli.prometheus": missing(say.PROMETHEUS, "create_prometheus_app ensure_prometheus_dir main"),
     "cli.store": {"main": f"{_HERE}.cli:store_main"},
     "cli.vllm": {"main": MissingName(say.VLLM)},
     "client": _same("leyden.legacy", "AgentLightningClient DevTaskLoader"),
-    "config": _own("config", "CliConfigurable lightning_cli nullable_float nullable_int nullable_str"),
-    "emitter.annotation": _own("emitter", "OperationContext emit_annotation operation"),
-    "emitter.exception": _own("emitter", "emit_exception"),
-    "emitter.message": _own("emitter", "emit_message get_message_value"),
-    "emitter.object": _own("emitter", "emit_object encode_object get_object_value"),
+    "config": _wrapped("config", "CliConfigurable lightning_cli nullable_float nullable_int nullable_str"),
+    "emitter.annotation": _wrapped("emitter", "OperationContext emit_annotation operation"),
+    "emitter.exception": _wrapped("emitter", "emit_exception"),
+    "emitter.message": _wrapped("emitter", "emit_message get_message_value"),
+    "emitter.object": _wrapped("emitter", "emit_object encode_object get_object_value"),
     "emitter.reward": {
-        **_own(
+        **_wrapped(
             "emitter", "RewardDimension emit_reward find_final_reward get_reward_value get_rewards_from_span reward"
         ),
         **_same("leyden.types", "find_reward_spans is_reward_span"),
         "RewardSpanData": f"{_HERE}.emitter:RewardDimension",
     },
-    "emitter.utils": _own("otel", "get_tracer"),
-    "env_var": _own("env_var", "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
+    "emitter.utils": _wrapped("otel", "get_tracer"),
+    "env_var": _wrapped("env_var", "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
     "execution.base": {
         **_same("leyden.execution", "AlgorithmBundle ExecutionStrategy RunnerBundle"),
         "resolve_managed_store_flag": MissingName(
             "use env_var.resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE)."
         ),
     },
-    "execution.client_server": _own("serving", "ClientServerExecutionStrategy"),
+    "execution.client_server": _wrapped("serving", "ClientServerExecutionStrategy"),
     "execution.events": {
         **_same("leyden.execution", "ExecutionEvent ThreadingEvent"),
         "MultiprocessingEvent": MissingName(
@@ -102,45 +102,45 @@ _MODULES: dict[str, Names] = {
         ),
     },
     "execution.inter_process": _same("leyden.execution.inter_process", "InterProcessExecutionStrategy"),
-    "execution.shared_memory": _own("serving", "SharedMemoryExecutionStrategy"),
+    "execution.shared_memory": _wrapped("serving", "SharedMemoryExecutionStrategy"),
     "instrumentation": {
         "AGENTOPS_INSTALLED": MissingName('use importlib.util.find_spec("agentops").'),
         "AGENTOPS_LANGCHAIN_INSTALLED": MissingName('use importlib.util.find_spec("langchain").'),
         "LITELLM_INSTALLED": MissingName('use importlib.util.find_spec("litellm").'),
         "VLLM_INSTALLED": MissingName('use importlib.util.find_spec("vllm").'),
         "WEAVE_INSTALLED": MissingName('use importlib.util.find_spec("weave").'),
-        **_own("instruments", "instrument_all uninstrument_all"),
+        **_wrapped("instruments", "instrument_all uninstrument_all"),
     },
     "instrumentation.agentops": {
-        **_own("instruments", "instrument_agentops uninstrument_agentops enable_agentops_service"),
-        **answers(
+        **_wrapped("instruments", "instrument_agentops uninstrument_agentops enable_agentops_service"),
+        **missing(
             say.AGENTOPS_SERVICE,
             "AgentOpsServerManager BypassableAuthenticatedOTLPExporter BypassableOTLPMetricExporter "
             "BypassableOTLPSpanExporter BypassableV3Client BypassableV4Client agentops_local_server",
         ),
     },
     "instrumentation.agentops_langchain": {
-        **_own("instruments", "instrument_agentops_langchain uninstrument_agentops_langchain"),
-        **answers(say.INSTRUMENT, "langgraph_entry on_chain_start original_on_chain_start"),
+        **_wrapped("instruments", "instrument_agentops_langchain uninstrument_agentops_langchain"),
+        **missing(say.INSTRUMENT, "langgraph_entry on_chain_start original_on_chain_start"),
     },
     "instrumentation.litellm": {
-        **_own("instruments", "instrument_litellm uninstrument_litellm"),
-        **answers(say.LITELLM, "original_set_attributes patched_set_attributes"),
+        **_wrapped("instruments", "instrument_litellm uninstrument_litellm"),
+        **missing(say.LITELLM, "original_set_attributes patched_set_attributes"),
     },
-    "instrumentation.vllm": answers(
+    "instrumentation.vllm": missing(
         say.VLLM,
         "ChatCompletionResponsePatched chat_completion_full_generator instrument_vllm "
         "original_chat_completion_full_generator uninstrument_vllm",
     ),
-    "instrumentation.weave": answers(
+    "instrumentation.weave": missing(
         say.WEAVE,
         "InMemoryWeaveTraceServer get_entity_project_from_project_name_factory get_username "
         "init_weave_get_server_factory instrument_weave uninstrument_weave",
     ),
-    "litagent.litagent": _own("agent", "LitAgent is_v0_1_rollout_api"),
+    "litagent.litagent": _wrapped("agent", "LitAgent is_v0_1_rollout_api"),
     "litagent.decorator": {
-        **_own("agent", "FunctionalLitAgent llm_rollout prompt_rollout rollout"),
-        **answers(
+        **_wrapped("agent", "FunctionalLitAgent llm_rollout prompt_rollout rollout"),
+        **missing(
             say.PROTOCOLS,
             "FunctionalLitAgentFunc LlmRolloutFunc LlmRolloutFuncAsync2 LlmRolloutFuncAsync3 LlmRolloutFuncSync2 "
             "LlmRolloutFuncSync3 PromptRolloutFunc PromptRolloutFuncAsync2 PromptRolloutFuncAsync3 "
@@ -148,19 +148,19 @@ _MODULES: dict[str, Names] = {
         ),
     },
     "llm_proxy": {
-        **_own("serving", "LLMProxy ModelConfig get_active_llm_proxy set_active_llm_proxy"),
-        **answers(
+        **_wrapped("serving", "LLMProxy ModelConfig get_active_llm_proxy set_active_llm_proxy"),
+        **missing(
             say.MIDDLEWARE,
             "AddLogprobs AddReturnTokenIds MessageInspectionMiddleware RolloutAttemptMiddleware StreamConversionMiddleware",
         ),
-        **answers(say.LITELLM, "LightningOpenTelemetry LightningSpanExporter initialize_llm_callbacks initialize"),
+        **missing(say.LITELLM, "LightningOpenTelemetry LightningSpanExporter initialize_llm_callbacks initialize"),
         "get_global_store": MissingName("the store belongs to the gateway: proxy.get_store()."),
     },
-    "logging": _own("logs", "DATE_FORMAT DEFAULT_FORMAT configure_logger setup setup_module"),
-    "runner.agent": _own("agent", "LitAgentRunner"),
+    "logging": _wrapped("logs", "DATE_FORMAT DEFAULT_FORMAT configure_logger setup setup_module"),
+    "runner.agent": _wrapped("agent", "LitAgentRunner"),
     "runner.base": _same("leyden.runner", "Runner"),
     "runner.legacy": _same("leyden.legacy", "LegacyAgentRunner"),
-    "semconv": _own(
+    "semconv": _wrapped(
         "semconv",
         "AGL_ANNOTATION AGL_EXCEPTION AGL_MESSAGE AGL_OBJECT AGL_OPERATION AGL_REWARD AGL_VIRTUAL "
         "LightningResourceAttributes LightningSpanAttributes LinkAttributes LinkPydanticModel RewardAttributes "
@@ -173,11 +173,11 @@ _MODULES: dict[str, Names] = {
     "store.base": {
         **_same("leyden.store", "LightningStore"),
         **_same("leyden.types", "UNSET Unset"),
-        **_own("store", "LightningStoreCapabilities LightningStoreStatistics is_finished is_queuing is_running"),
+        **_wrapped("store", "LightningStoreCapabilities LightningStoreStatistics is_finished is_queuing is_running"),
     },
     "store.client_server": {
-        **_own("store", "LightningStoreClient LightningStoreServer"),
-        **answers(
+        **_wrapped("store", "LightningStoreClient LightningStoreServer"),
+        **missing(
             say.REQUESTS,
             "API_AGL_PREFIX API_V1_AGL_PREFIX API_V1_PREFIX AddResourcesRequest CachedStaticFiles DequeueManyRolloutsRequest "
             "DequeueRolloutRequest EnqueueManyRolloutsRequest NextSequenceIdRequest NextSequenceIdResponse PydanticUnset "
@@ -185,15 +185,15 @@ _MODULES: dict[str, Names] = {
             "RolloutRequest StartAttemptRequest UpdateAttemptRequest UpdateRolloutRequest UpdateWorkerRequest "
             "WaitForRolloutsRequest",
         ),
-        **answers('Leyden logs as "leyden"; use logging.getLogger("leyden").', "client_logger server_logger"),
+        **missing('Leyden logs as "leyden"; use logging.getLogger("leyden").', "client_logger server_logger"),
     },
-    "store.collection_based": answers(
+    "store.collection_based": missing(
         say.COLLECTIONS,
         "COLLECTION_STORE_ALL_METHODS COLLECTION_STORE_PUBLIC_METHODS CollectionBasedLightningStore "
         "get_current_store_methods healthcheck_before tracked",
     ),
     "store.memory": {
-        **_own("store", "InMemoryLightningStore"),
+        **_wrapped("store", "InMemoryLightningStore"),
         "estimate_model_size": MissingName("Leyden's memory store evicts nothing; limit it with leyden.Retention."),
     },
     "store.mongo": {
@@ -207,24 +207,24 @@ _MODULES: dict[str, Names] = {
         "LATENCY_BUCKETS": MissingName(say.METRICS),
         "UpdateAttemptStatus": MissingName(say.PROTOCOLS),
         "UpdateRolloutStatus": MissingName(say.PROTOCOLS),
-        **answers(
+        **missing(
             "the process that owns a store checks health on a schedule; `await store.sweep()` does it now.",
             "healthcheck scan_unhealthy_rollouts",
         ),
-        **answers(
+        **missing(
             "leyden.types.rollout_after_attempt says what an attempt's status makes of its rollout.",
             "propagate_status rollout_status_from_attempt",
         ),
     },
     "tracer.base": {"T_func": MissingName(say.PROTOCOLS), "BaseTracer": f"{_HERE}.tracer:Tracer"}
-    | _own("tracer", "Tracer clear_active_tracer get_active_tracer set_active_tracer with_active_tracer_context"),
+    | _wrapped("tracer", "Tracer clear_active_tracer get_active_tracer set_active_tracer with_active_tracer_context"),
     "tracer.agentops": {
-        **_own("tracer", "AgentOpsTracer"),
+        **_wrapped("tracer", "AgentOpsTracer"),
         "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
     },
     "tracer.dummy": {
         "DummySpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
-        **_own("tracer", "DummyTracer"),
+        **_wrapped("tracer", "DummyTracer"),
     },
     "tracer.http": {
         "HttpTracer": MissingName(
@@ -232,19 +232,19 @@ _MODULES: dict[str, Names] = {
         )
     },
     "tracer.otel": {
-        **_own("tracer", "OtelTracer STORE_WRITE_TIMEOUT_SECONDS"),
+        **_wrapped("tracer", "OtelTracer STORE_WRITE_TIMEOUT_SECONDS"),
         "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
         "OtelSpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
         "to_otel_status_code": MissingName("use opentelemetry.trace.StatusCode[name]."),
     },
     "tracer.triplet": {
-        **_own("adapter", "TripletExporter"),
+        **_wrapped("adapter", "TripletExporter"),
         **_same("leyden.adapter", "RewardMatchPolicy TraceTree"),
     },
     "tracer.weave": {
-        **_own("tracer", "WeaveTracer"),
+        **_wrapped("tracer", "WeaveTracer"),
         "WeaveSpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
-        **answers(
+        **missing(
             say.WEAVE, "WeaveTracerManagedTraceServer get_timestamp_or_throw op_name_to_func_name random_project_name"
         ),
     },
@@ -254,7 +254,7 @@ _MODULES: dict[str, Names] = {
     },
     "trainer.legacy": _same("leyden.trainer.legacy", "TrainerLegacy"),
     "trainer.registry": _same("leyden.trainer.registry", "ExecutionStrategyRegistry"),
-    "trainer.trainer": {**_own("trainer", "Trainer"), "ComponentSpec": MissingName(say.PROTOCOLS)},
+    "trainer.trainer": {**_wrapped("trainer", "Trainer"), "ComponentSpec": MissingName(say.PROTOCOLS)},
     "types.core": {
         **_same(
             "leyden.types",
@@ -262,45 +262,45 @@ _MODULES: dict[str, Names] = {
             "RolloutMode RolloutStatus TaskInput Worker WorkerStatus",
         ),
         **_same("leyden.runner", "Hook ParallelWorkerBase"),
-        **_own("types", "Dataset FilterField FilterOptions RolloutRawResult SortOptions Triplet"),
-        **_own("agent", "RolloutRawResultLegacy"),
+        **_wrapped("types", "Dataset FilterField FilterOptions RolloutRawResult SortOptions Triplet"),
+        **_wrapped("agent", "RolloutRawResultLegacy"),
         **_same("leyden.legacy", "GenericResponse RolloutLegacy Task TaskIfAny"),
     },
     "types.resources": {
         **_same("leyden.types", "LLM NamedResources Resource ResourceUnion ResourcesUpdate"),
-        **_own("resources", "PromptTemplate ProxyLLM"),
+        **_wrapped("resources", "PromptTemplate ProxyLLM"),
     },
     "types.tracer": {
         **_same("leyden.types", "AttributeValue Attributes"),
-        **_own(
+        **_wrapped(
             "types",
             "Event Link OtelResource Span SpanContext SpanCoreFields SpanLike SpanRecordingContext StatusCode TraceState "
             "TraceStatus convert_timestamp extract_extra_fields",
         ),
-        **_own("semconv", "SpanAttributeNames SpanNames"),
+        **_wrapped("semconv", "SpanAttributeNames SpanNames"),
     },
     "utils.id": {"generate_id": "leyden.compat.agentlightning.instruments:generate_id"},
     "utils.metrics": {
-        **_own(
+        **_wrapped(
             "metrics",
             "ConsoleMetricsBackend LabelDict LabelKey MetricsBackend MultiMetricsBackend PrometheusMetricsBackend",
         ),
-        **answers(say.METRICS, "get_prometheus_registry setup_multiprocess_prometheus shutdown_metrics"),
+        **missing(say.METRICS, "get_prometheus_registry setup_multiprocess_prometheus shutdown_metrics"),
     },
-    "utils.otel": _own(
+    "utils.otel": _wrapped(
         "otel",
         "check_attributes_sanity extract_links_from_attributes extract_tags_from_attributes filter_and_unflatten_attributes "
         "filter_attributes flatten_attributes format_exception_attributes full_qualified_name get_span_processors get_tracer "
         "get_tracer_provider make_link_attributes make_tag_attributes query_linked_spans sanitize_attribute_value "
         "sanitize_attributes sanitize_list_attribute_sanity unflatten_attributes",
     ),
-    "utils.otlp": answers(
+    "utils.otlp": missing(
         "a server of Leyden takes OpenTelemetry's own exporters at /v1/traces; use those.",
         "LightningStoreOTLPExporter PROTOBUF_CT handle_otlp_export spans_from_proto",
     ),
     "utils.server_launcher": {
-        **_own("serving", "LaunchMode PythonServerLauncherArgs"),
-        **answers(
+        **_wrapped("serving", "LaunchMode PythonServerLauncherArgs"),
+        **missing(
             say.SERVERS,
             "ChildEvent GunicornApp PythonServerLauncher noop_context run_gunicorn run_uvicorn_asyncio "
             "run_uvicorn_subprocess run_uvicorn_thread shutdown_uvicorn_server",
@@ -310,15 +310,15 @@ _MODULES: dict[str, Names] = {
     "utils": {},
     "verl": {},
     "verl.__main__": {"main": _VERL_MAIN},
-    "verl.async_server": answers(say.VLLM, "PatchedvLLMServer"),
+    "verl.async_server": missing(say.VLLM, "PatchedvLLMServer"),
     "verl.daemon": {
         "AgentModeDaemon": MissingName(say.VERL_DAEMON),
-        **answers(say.VERL_ROWS, "get_left_padded_ids_and_attention_mask get_right_padded_ids_and_attention_mask"),
-        **answers(say.VERL_TOKENS, "ids_startswith log_mismatch_detail"),
+        **missing(say.VERL_ROWS, "get_left_padded_ids_and_attention_mask get_right_padded_ids_and_attention_mask"),
+        **missing(say.VERL_TOKENS, "ids_startswith log_mismatch_detail"),
     },
     "verl.dataset": _same("leyden.algorithm.verl", "AgentDataset LoadedDataset"),
     "verl.entrypoint": {
-        **answers(say.VERL_RUN, "TaskRunner run_ppo"),
+        **missing(say.VERL_RUN, "TaskRunner run_ppo"),
         "main": _VERL_MAIN,
     },
     "verl.trainer": {
@@ -349,11 +349,11 @@ _PACKAGES: dict[str, str] = {
 
 _EXTRA: dict[str, Names] = {
     "emitter.reward": {
-        **_own("emitter", "emit_annotation"),
-        **_own("semconv", "AGL_ANNOTATION LightningSpanAttributes RewardPydanticModel SpanNames"),
-        **_own("otel", "filter_and_unflatten_attributes get_tracer"),
-        **_own("types", "SpanCoreFields SpanLike"),
-        **_own("emitter", "operation"),
+        **_wrapped("emitter", "emit_annotation"),
+        **_wrapped("semconv", "AGL_ANNOTATION LightningSpanAttributes RewardPydanticModel SpanNames"),
+        **_wrapped("otel", "filter_and_unflatten_attributes get_tracer"),
+        **_wrapped("types", "SpanCoreFields SpanLike"),
+        **_wrapped("emitter", "operation"),
     },
     "algorithm.base": _same("leyden.algorithm", "algo"),
     "runner": {"AgentRunnerV2": f"{_HERE}.agent:LitAgentRunner"},
@@ -367,7 +367,7 @@ _EXTRA: dict[str, Names] = {
 }
 """Names of other modules that a module imports, and that programs may import from it."""
 
-_ANSWERED: dict[str, str] = {
+_MISSING_MODULES: dict[str, str] = {
     "store.collection": say.COLLECTIONS,
     "store.collection.base": say.COLLECTIONS,
     "store.collection.memory": say.COLLECTIONS,
@@ -391,7 +391,9 @@ def _modules() -> Mapping[str, ForeignModule]:
     for module, names in _EXTRA.items():
         tables[module] = names | tables[module]
     modules = {f"agentlightning.{name}".rstrip("."): ForeignModule(names) for name, names in tables.items()}
-    return modules | {f"agentlightning.{name}": ForeignModule(instead=sentence) for name, sentence in _ANSWERED.items()}
+    return modules | {
+        f"agentlightning.{name}": ForeignModule(instead=sentence) for name, sentence in _MISSING_MODULES.items()
+    }
 
 
 MODULES: Mapping[str, ForeignModule] = MappingProxyType(_modules())

@@ -22,7 +22,7 @@ def _same(module: str, names: str) -> Names:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
-def _answered(instead: str, names: str) -> Names:
+def _missing(instead: str, names: str) -> Names:
     """Return a table of names whose use raises an error with the same text."""
     return dict.fromkeys(names.split(), MissingName(f"{instead}."))
 
@@ -68,30 +68,30 @@ _MODULES: dict[str, Names] = {
         "DummyStateInterpreter FullHistoryStateInterpreter CurrentStepStateInterpreter CategoricalActionInterpreter "
         "TwapRelativeActionInterpreter",
     )
-    | _answered(
+    | _missing(
         "observations are dicts of arrays; the interpreter's `observation_space` says of which",
         "FullHistoryObs CurrentStateObs",
     )
-    | _answered("cast with numpy: `np.asarray(value, np.float32)`", "canonicalize"),
+    | _missing("cast with numpy: `np.asarray(value, np.float32)`", "canonicalize"),
     "rl.order_execution.network": _same("leyden.rl.order_execution", "Recurrent")
-    | _answered("no policy of Qlib uses it; write a torch module of your own", "Attention"),
+    | _missing("no policy of Qlib uses it; write a torch module of your own", "Attention"),
     "rl.order_execution.policy": _same(
         f"{_HERE}.policy", "NonLearnablePolicy AllOne PPO DQN auto_device set_weight chain_dedup"
     )
-    | _answered("PPO makes actor and critic from `network`; read them at `policy.module`", "PPOActor PPOCritic")
-    | _answered("DQN makes its model from `network`; read it at `policy.module`", "DQNModel"),
+    | _missing("PPO makes actor and critic from `network`; read them at `policy.module`", "PPOActor PPOCritic")
+    | _missing("DQN makes its model from `network`; read it at `policy.module`", "DQNModel"),
     "rl.order_execution.reward": _same(f"{_HERE}.orders", "PAPenaltyReward PPOReward"),
     "rl.order_execution.simulator_simple": _same(f"{_HERE}.orders", "SingleAssetOrderExecutionSimple")
     | _same("leyden.rl.order_execution", "price_advantage"),
     "rl.order_execution.state": _same("leyden.rl.order_execution", "SAOEMetrics SAOEState"),
-    "rl.order_execution.simulator_qlib": _answered(_NESTED, "SingleAssetOrderExecution"),
-    "rl.order_execution.strategy": _answered(
+    "rl.order_execution.simulator_qlib": _missing(_NESTED, "SingleAssetOrderExecution"),
+    "rl.order_execution.strategy": _missing(
         _NESTED, "SAOEStateAdapter SAOEStrategy ProxySAOEStrategy SAOEIntStrategy fill_missing_data"
     ),
     "rl.order_execution.utils": _same("leyden.rl.order_execution", "price_advantage")
-    | _answered("use pandas.concat([frame, other])", "dataframe_append")
-    | _answered(_NESTED, "get_simulator_executor"),
-    "rl.strategy.single_order": _answered(_NESTED, "SingleOrderStrategy"),
+    | _missing("use pandas.concat([frame, other])", "dataframe_append")
+    | _missing(_NESTED, "get_simulator_executor"),
+    "rl.strategy.single_order": _missing(_NESTED, "SingleOrderStrategy"),
     "rl.data.base": _same(
         f"{_HERE}.orders", "ProcessedDataProvider BaseIntradayBacktestData BaseIntradayProcessedData"
     ),
@@ -100,7 +100,7 @@ _MODULES: dict[str, Names] = {
         "DealPriceType SimpleIntradayBacktestData load_simple_intraday_backtest_data PickleIntradayProcessedData "
         "load_pickle_intraday_processed_data PickleProcessedDataProvider load_orders",
     ),
-    "rl.data.native": _answered(
+    "rl.data.native": _missing(
         "Qlib's data server is not read; export the bars as CSV or Parquet, and use leyden.rl.order_execution.load_bars "
         "and BarsProcessedDataProvider",
         "get_ticks_slice IntradayBacktestData load_backtest_data",
@@ -110,19 +110,19 @@ _MODULES: dict[str, Names] = {
         "DataframeIntradayBacktestData HandlerIntradayProcessedData load_handler_intraday_processed_data "
         "HandlerProcessedDataProvider",
     ),
-    "rl.data.integration": _answered("Leyden needs no set-up; leave the call out", "init_qlib"),
+    "rl.data.integration": _missing("Leyden needs no set-up; leave the call out", "init_qlib"),
     "rl.contrib.train_onpolicy": _same(f"{_HERE}.experiments", "seed_everything LazyLoadDataset train_and_test main"),
     "rl.contrib.train_onpolicy.__main__": {"main": f"{_HERE}.experiments:run_command"},
-    "rl.contrib.backtest": _answered(
+    "rl.contrib.backtest": _missing(
         "Qlib's backtest is used from an installed pyqlib, so run `pip install pyqlib`; without it, run "
         "`leyden rl backtest CONFIG`, or call leyden.rl.order_execution.run.backtest_orders",
         "single_with_simulator single_with_collect_data_loop backtest main",
     ),
-    "rl.contrib.naive_config_parser": _answered(
+    "rl.contrib.naive_config_parser": _missing(
         "call leyden.rl.order_execution.config.read_config, which knows `_base_` and `_delete_`",
         "DELETE_KEY merge_a_into_b check_file_exist parse_backtest_config get_backtest_config_fromfile",
     ),
-    "rl.contrib.utils": _answered(
+    "rl.contrib.utils": _missing(
         "call qlib.rl.data.pickle_styled.load_orders, which reads the file of orders", "read_order_file"
     ),
 }
