@@ -409,7 +409,7 @@ async def test_an_import_that_cannot_be_adds_nothing(tmp_path: Path) -> None:
         values = pyarrow.array(["1.0", '"x"', "NaN"])
         place = table.column_names.index("value")
         pyarrow.parquet.write_table(table.set_column(place, "value", values), feedback)
-        with pytest.raises(ConfigError, match=r"feedback\.parquet does not hold"):
+        with pytest.raises(ConfigError, match=r"feedback\.parquet has a row that is no Feedback: NaN"):
             await import_parquet(new, tmp_path / "out")
         assert not await new.query_resources()
         assert not await new.query_audit()
