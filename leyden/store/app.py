@@ -242,7 +242,7 @@ class StoreApp:
         """Return the method's result as JSON. Override it to write the replies that other clients
         read.
         """
-        return route.written(arguments, result, body, packed=packed)
+        return route.encode_result(arguments, result, body, packed=packed)
 
     async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
         """Return the method's result.

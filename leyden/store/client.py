@@ -21,7 +21,7 @@ from leyden.errors import LeydenError, StoreError
 from leyden.options import check_number
 from leyden.store.base import LightningStore, StoreCapabilities
 from leyden.store.connection import Connection, ServerReply
-from leyden.store.ending import END, EndAnswer, WaitForEnd
+from leyden.store.ending import END, EndReply, WaitForEnd
 from leyden.store.notify import Signals, check_wait
 from leyden.store.waiting import WaitingStore
 from leyden.store.wire import BY_METHOD, Route, error_from
@@ -265,7 +265,7 @@ class LightningStoreClient(WaitingStore):
             reply = await self._connection.ask("POST", END, body, waits_seconds=_WATCH_SECONDS)
             if reply.status != 200:
                 raise error_from(reply.status, reply.body, self.url)
-            if EndAnswer.model_validate_json(reply.body).ended:
+            if EndReply.model_validate_json(reply.body).ended:
                 return
 
     # ---- the requests behind the methods that wait -----------------------------------------------
@@ -314,7 +314,7 @@ class LightningStoreClient(WaitingStore):
         if reply.status != route.status:
             raise error_from(reply.status, reply.body, self.url)
         try:
-            return route.answer_from(arguments, reply.body)
+            return route.result_from(arguments, reply.body)
         except ValueError as error:
             raise StoreError(
                 f"{self.url} replied to {route} in a form that this version of Leyden cannot read; "

@@ -32,7 +32,7 @@ class WaitForEnd(BaseModel):
     timeout_seconds: float = Field(default=0.0, ge=0, le=60)
 
 
-class EndAnswer(BaseModel):
+class EndReply(BaseModel):
     """The reply: whether the run has ended."""
 
     ended: bool
@@ -50,7 +50,7 @@ class End:
         """Clients that asked and have not been notified of the end."""
         self._all_notified = Latch()
 
-    async def answer(self, body: bytes) -> EndAnswer:
+    async def answer(self, body: bytes) -> EndReply:
         """Wait for the end as a client's WaitForEnd (in JSON) asks, and return whether it has come.
 
         Raise ConfigError for another body.
@@ -66,7 +66,7 @@ class End:
         if self._announced:
             self._watchers.discard(request.watcher)
             self._check_all_notified()
-        return EndAnswer(ended=self._announced)
+        return EndReply(ended=self._announced)
 
     async def announce(self, *, within_seconds: float) -> None:
         """Announce the end. Return when all waiting clients were notified, at the latest after

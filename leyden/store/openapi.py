@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 
 from leyden import __version__
 from leyden.store.base import LightningStore
-from leyden.store.ending import END, EndAnswer, WaitForEnd
+from leyden.store.ending import END, EndReply, WaitForEnd
 from leyden.store.otlp import JSON, PROTOBUF, TRACES, receive
 from leyden.store.wire import PREFIX, ROUTES, Route
 from leyden.types import Unset
@@ -97,7 +97,7 @@ def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
     """
     adapters: dict[Key, TypeAdapter[Any]] = {}
     for route in ROUTES:
-        adapters[route, "return"] = route.answer
+        adapters[route, "return"] = route.result_type
         if route.item is not None and route.items is not None:
             adapters[route, "item"], adapters[route, "items"] = route.item, route.items
         elif route.verb == "POST":
@@ -225,14 +225,14 @@ def _traces() -> Schema:
 
 
 def _end() -> Schema:
-    contents = {model: {"application/json": {"schema": model.model_json_schema()}} for model in (WaitForEnd, EndAnswer)}
+    contents = {model: {"application/json": {"schema": model.model_json_schema()}} for model in (WaitForEnd, EndReply)}
     return {
         "operationId": "wait_for_end",
         "summary": "Wait for the end of the run that this server runs for.",
         "description": inspect.getdoc(WaitForEnd) or "",
         "tags": ["waits"],
         "requestBody": {"required": True, "content": contents[WaitForEnd]},
-        "responses": {"200": {"description": "Whether the run has ended.", "content": contents[EndAnswer]}}
+        "responses": {"200": {"description": "Whether the run has ended.", "content": contents[EndReply]}}
         | {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
     }
 

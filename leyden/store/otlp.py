@@ -79,7 +79,7 @@ _STATUS: dict[int, Literal["OK", "ERROR"]] = {1: "OK", 2: "ERROR"}
 
 
 @dataclass(frozen=True, slots=True)
-class OtlpAnswer:
+class OtlpReply:
     """The reply to an exporter."""
 
     status: int
@@ -113,7 +113,7 @@ class _Refused(ValueError):
     """A span cannot be stored; the message gives the reason."""
 
 
-async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpAnswer:
+async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpReply:
     """Store the spans of an OTLP request, and reply in the encoding of the request.
 
     Spans that are refused are counted in `partial_success`. Spans that are stored already are not,
@@ -138,7 +138,7 @@ async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpAnswer
     if refused:
         response.partial_success.rejected_spans = len(refused)
         response.partial_success.error_message = _summary(refused, len(received.spans) + len(received.refused))
-    return OtlpAnswer(200, encoding, _written(response, encoding))
+    return OtlpReply(200, encoding, _written(response, encoding))
 
 
 async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
@@ -185,14 +185,14 @@ def _summary(refused: Sequence[str], total: int) -> str:
     return f"{len(refused)} of {total} spans were not placed: {'; '.join(refused[:_NAMED])}{more}"
 
 
-def _failure(status: int, encoding: str, message: str) -> OtlpAnswer:
+def _failure(status: int, encoding: str, message: str) -> OtlpReply:
     """Return a `google.rpc.Status` with the code INVALID_ARGUMENT."""
     if encoding == JSON:
-        return OtlpAnswer(status, JSON, json.dumps({"code": 3, "message": message}).encode())
+        return OtlpReply(status, JSON, json.dumps({"code": 3, "message": message}).encode())
     # No installed package has `google.rpc.Status`. This message has the same fields (1: a number,
     # 2: a text), and so the same bytes. 3 is INVALID_ARGUMENT.
     same = ExportTracePartialSuccess(rejected_spans=3, error_message=message)
-    return OtlpAnswer(status, PROTOBUF, same.SerializeToString())
+    return OtlpReply(status, PROTOBUF, same.SerializeToString())
 
 
 def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:

@@ -167,7 +167,7 @@ class Route:
         return TypeAdapter(hint)
 
     @cached_property
-    def answer(self) -> TypeAdapter[Any]:
+    def result_type(self) -> TypeAdapter[Any]:
         """The type of the method's result, or the fields of a page."""
         hint = self.hints["return"]
         return TypeAdapter(_page_of(typing.get_args(hint)[0]) if self.is_page else hint)
@@ -209,7 +209,7 @@ class Route:
                 ) from None
             raise ConfigError(f"{self}: {_faults(error)}") from None
 
-    def written(self, arguments: Mapping[str, Any], answer: Any, body: bytes, *, packed: bool) -> bytes:
+    def encode_result(self, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool) -> bytes:
         """Return a result as the JSON of the reply. A request for one item (`body`) gets one item
         or null.
 
@@ -217,8 +217,8 @@ class Route:
         """
         if self.echoes and packed:
             assert self.body_is is not None
-            return dump(_in_short(arguments[self.body_is], answer))
-        return dump((answer[0] if answer else None) if self.is_one(body) else answer, packed=packed)
+            return dump(_in_short(arguments[self.body_is], result))
+        return dump((result[0] if result else None) if self.is_one(body) else result, packed=packed)
 
     def is_one(self, body: bytes) -> bool:
         """Return whether the body is one item, for a body that may be a list too."""
@@ -283,15 +283,15 @@ class Route:
         given = {name: value for name, value in arguments.items() if name not in self.in_path}
         return dump(given, "")
 
-    def answer_from(self, arguments: Mapping[str, Any], body: bytes) -> Any:
+    def result_from(self, arguments: Mapping[str, Any], body: bytes) -> Any:
         """Return the method's result from a reply in LEYDEN_JSON. Raise ValueError for another
         body.
         """
         if self.echoes:
             assert self.body_is is not None
             return _from_short(arguments[self.body_is], load(_SHORT, body))
-        answer = load(self.answer, body)
-        return PaginatedResult(**answer) if self.is_page else answer
+        result = load(self.result_type, body)
+        return PaginatedResult(**result) if self.is_page else result
 
     @cached_property
     def _positional(self) -> list[str]:
@@ -497,7 +497,7 @@ def _unquoted(part: str) -> str:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def dump(value: Any, name: str = "the answer", *, packed: bool = True) -> bytes:
+def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
     """Return `value` as JSON. Raise ConfigError, with the place, for a part that is not JSON.
 
     name: how the error calls `value`.

@@ -43,7 +43,7 @@ def test_a_route_takes_every_parameter_of_its_method(route: Any) -> None:
     assert {*route.in_path, *route.elsewhere} <= route.signature.parameters.keys()
     if BY_METHOD[route.method] is route:
         assert {*route.in_path, *route.elsewhere} == route.signature.parameters.keys()
-    assert isinstance(route.answer, TypeAdapter)
+    assert isinstance(route.result_type, TypeAdapter)
 
 
 @pytest.mark.parametrize("name", NASTY_IDS)

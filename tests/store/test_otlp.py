@@ -28,7 +28,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from leyden import semconv
 from leyden.store import InMemoryLightningStore, LightningStore
-from leyden.store.otlp import JSON, PROTOBUF, OtlpAnswer, read_spans, receive
+from leyden.store.otlp import JSON, PROTOBUF, OtlpReply, read_spans, receive
 from leyden.store.server import LightningStoreServer
 from leyden.tracer.otel import from_readable_span
 from leyden.types import AttemptedRollout, Span
@@ -124,7 +124,7 @@ def placing(rollout: AttemptedRollout, **more: Any) -> dict[str, Any]:
     return {semconv.ROLLOUT_ID: rollout.rollout_id, semconv.ATTEMPT_ID: rollout.attempt.attempt_id, **more}
 
 
-def rejected(answer: OtlpAnswer) -> tuple[int, str]:
+def rejected(answer: OtlpReply) -> tuple[int, str]:
     """How many spans an answer says were not placed, and what it says of them."""
     assert answer.status == 200
     response = ExportTraceServiceResponse()
@@ -617,7 +617,7 @@ async def test_an_exporter_sends_to_the_server_with_its_token(memory: LightningS
         async with session.post(url, data=sent) as answer:
             assert answer.status == 401
         async with session.post(url, data=sent, headers=headers) as answer:
-            received = OtlpAnswer(answer.status, answer.headers["content-type"], await answer.read())
+            received = OtlpReply(answer.status, answer.headers["content-type"], await answer.read())
         async with session.post(url, data=sent[:-4], headers=headers) as answer:
             assert answer.status == 400
     assert received.content_type == encoding
