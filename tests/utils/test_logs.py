@@ -20,11 +20,13 @@ LONG = " ".join(f"word{number}" for number in range(60))
 
 @pytest.fixture(autouse=True)
 def fresh_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
-    """A `leyden` logger without handlers, put back as it was."""
+    """The `leyden` logger as a new process has it; put back afterwards."""
     monkeypatch.delenv("LEYDEN_LOG", raising=False)
     logger = logging.getLogger("leyden")
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
     yield logger
     logger.handlers[:], logger.level, logger.propagate = before
     logger.setLevel(before[1])  # forgets what children have cached
