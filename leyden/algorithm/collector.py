@@ -1,16 +1,16 @@
-"""`RolloutCollector`: an algorithm's requests in, scored rollouts out, each as soon as it has
+"""`RolloutCollector`: runs an algorithm's requests, and yields each rollout as soon as it has
 finished.
 
-It enqueues, waits by event, reads spans in bulk, keeps a budget, and pins in the store exactly the
-rollouts that the algorithm will still read. Requests whose ids are derived (`rollout_id_at`,
-`rollout_id_of`) are answered from the store if it has them, so a resumed algorithm runs nothing
-twice and equal evaluations are run once.
+It enqueues rollouts, waits for them, reads spans in bulk, keeps a budget, and pins in the store
+exactly the rollouts that the algorithm will still read. Requests with derived ids (`rollout_id_at`,
+`rollout_id_of`) are answered from the store if it has their rollouts. So a resumed algorithm runs
+nothing twice, and equal evaluations are run once.
 
 A budget of tokens or cost holds requests back: a rollout is enqueued when the limits of its
-attempts are reserved, and a finished one gives back what it has not used.
+attempts are reserved, and the unused part is released when it has finished.
 
-It knows the store. It does not know what a rollout is worth, nor who runs it. What is limited, and
-how it is counted, is decided in `budget.py`.
+The collector knows the store. It does not know what a rollout is worth, nor who runs it.
+`budget.py` decides what is limited, and how it is counted.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 _READ_TOGETHER = 256
-"""Rollouts whose spans are read in one call."""
+"""How many rollouts' spans are read in one call."""
 _RELEASE_TOGETHER = 100
-"""Consumed rollouts are unpinned together once there are this many, because each change
-rewrites all pins."""
+"""Consumed rollouts are unpinned together once there are so many, because each change rewrites all
+pins."""
 _CANCEL_TOGETHER = 16
-"""Rollouts that are cancelled at a time."""
+"""How many rollouts are cancelled at a time."""
 _REST_SECONDS_EACH = 25e-6
-"""Between two waits, for each rollout waited for: a wait begins with a look at all of them, about
-ten times as fast."""
+"""The pause between two waits, for each pending rollout. A wait begins with a check of all of them,
+which takes about a tenth of this, so checks take a tenth of the time at most."""
 _SILENCE_SECONDS = 60.0
-"""After this many seconds without a result, and after twice as long each further time, a collection
+"""After so many seconds without a result, and after twice as long each further time, a collection
 logs which rollouts it waits for."""
 _NAMED = 5
-"""The most unfinished rollouts that such a message names."""
+"""How many unfinished rollouts such a message names."""
 _UNFINISHED: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
 _AT_LEAST = 128
-"""Rollouts enqueued at a time by `max_unfinished="auto"` if the runners are few or unknown."""
+"""The smallest number of rollouts that `max_unfinished="auto"` enqueues at a time."""
 
 
 def algorithm_group(run_id: str) -> str:
-    """Return the group of the calls that the algorithm of a run makes itself."""
+    """Return the group id of the rollouts that record the own model calls of a run's algorithm."""
     return f"{run_id}/algorithm"
 
 
@@ -87,8 +87,8 @@ def rollout_id_of(*content: Any) -> str:
     """Return the id of the rollout with this content, such as (agent's version, prompt, task,
     repeat).
 
-    Equal contents have one rollout, whichever run asks first, so name everything that the result
-    depends on. A rollout that failed is answered from the store too: to try again, add a number.
+    Equal contents have one rollout, whichever run requests it first, so include everything that the
+    result depends on. A failed rollout is also reused: to try again, add a number.
 
     content: JSON values, resources and other pydantic models.
     Raise ConfigError for anything else, because its text may differ between processes.
@@ -103,6 +103,7 @@ def rollout_id_of(*content: Any) -> str:
 
 
 def _plain(value: object) -> Any:
+    """Return a pydantic model as JSON, with its class. Raise TypeError for any other object."""
     if isinstance(value, BaseModel):
         return [type(value).__name__, value.model_dump(mode="json")]
     raise TypeError(f"{type(value).__name__} is no JSON value")
@@ -125,31 +126,30 @@ class CollectedRollout:
 
     @property
     def rollout_id(self) -> str:
-        """Return the rollout's id."""
+        """The rollout's id."""
         return self.rollout.rollout_id
 
     @property
     def status(self) -> RolloutStatus:
-        """Return the final status: succeeded, failed or cancelled."""
+        """The final status: succeeded, failed or cancelled."""
         return self.rollout.status
 
     @property
     def reason(self) -> str | None:
-        """Return in one line why the rollout did not succeed; None if it did."""
+        """Why the rollout did not succeed, in one line; None if it did."""
         return None if self.status == "succeeded" else failure_reason(self.rollout)
 
 
 class RolloutCollector:
     """Runs an algorithm's rollouts. Not thread-safe: use it from one event loop at a time.
 
-    Leaving it as a context manager calls `close`.
+    As a context manager it calls `close` at the end.
 
     store: where runners claim rollouts.
-    pin: the name under which needed rollouts are pinned; nothing else may pin under it.
-        Give one that a restarted program gives again, so that it takes over the pins. None:
-        a name of its own.
+    pin: the name under which needed rollouts are pinned; nothing else may pin under it. Give a name
+        that a restarted program gives again, so that it takes over the pins. None: a random name.
     concurrency: how many rollouts the runners work on at once; None if unknown.
-    budget: None for no limit.
+    budget: limits the requests; None: no limit.
     """
 
     def __init__(
@@ -167,35 +167,36 @@ class RolloutCollector:
         self.budget = budget or Budget()
         """The limit on requests. Set it before the first request."""
         self._unread: dict[str, int] = {}
-        """Rollouts that are enqueued and not consumed, each with the number of collections that
-        have yet to yield it."""
+        """Rollouts that are enqueued and not consumed, each with the number of times that
+        collections will still yield it."""
         self._kept: dict[str, int] = {}
-        """Rollouts that are consumed and kept, each with the iteration whose
-        checkpoint lets it go."""
+        """Rollouts that are consumed but stay pinned, each with the number of iterations after
+        which `release` unpins it."""
         self._in_doubt: set[str] = set()
         """Rollouts whose enqueuing was interrupted, so that the store may or may not have them."""
         self._foreign: set[str] = set()
         """Rollouts of other runs, which this collector must not cancel."""
         self._counted: set[str] = set()
-        """Rollouts that the budget has counted, or that are free."""
+        """Rollouts that the budget has counted, or that cost it nothing."""
         self._unsent: dict[str, int] = {}
-        """Counted rollouts that are still to be enqueued, each with the attempts
-        to reserve for it."""
+        """Counted rollouts that are still to be enqueued, each with the number of attempts to
+        reserve for it."""
         self._sent: set[str] = set()
-        """Rollouts with a reservation that the store has."""
+        """Rollouts with a reservation that are in the store."""
         self._calls: dict[str, None] = {}
-        """Reservations for attempts of the algorithm's own, the newest last."""
+        """Keys of reservations for attempts that the algorithm makes itself, the newest last."""
         self._freed = asyncio.Event()
         """An event that is set, and replaced by a new one, when a reservation is released."""
         self._released = 0
-        """Rollouts that are pinned and no longer needed."""
+        """The number of rollouts that are pinned and no longer needed."""
         self._warned: set[str] = set()
+        """Problems with the budget that were logged."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
 
     @property
     def store(self) -> LightningStore:
-        """Return the store that rollouts are enqueued in."""
+        """The store in which rollouts are enqueued."""
         return self._store
 
     async def __aenter__(self) -> Self:
@@ -209,10 +210,10 @@ class RolloutCollector:
     async def enqueue(self, requests: Iterable[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Enqueue all requests, or none, and pin their rollouts until their results are consumed.
 
-        Return the rollouts as they are now: one whose id the store has already is not run again,
-        whatever its status. `collect` with requests of the same ids yields the results. A request's
-        own `pin` is replaced by the collector's. Raise BudgetExceeded, and enqueue nothing, if
-        the budget does not cover the new ones now.
+        Return the rollouts as they are now. If the store has a rollout with a request's id, that
+        one is used and not run again, whatever its status. `collect` with requests of the same ids
+        yields the results. A request's own `pin` is replaced by the collector's.
+        Raise BudgetExceeded, and enqueue nothing, if the budget has no room for the new ones now.
         """
         named = [self._named(request) for request in requests]
         if self.budget.is_reserved:
@@ -230,22 +231,23 @@ class RolloutCollector:
     ) -> AsyncGenerator[CollectedRollout]:
         """Enqueue requests, and yield each result as soon as its rollout has finished.
 
-        A failed or cancelled rollout is a result too. Requests with one id have one rollout and a
-        result each. A rollout stays pinned until the caller asks for the next result. If the caller
-        stops early, the others continue and stay pinned, until they are collected or cancelled.
+        A failed or cancelled rollout is a result too. Requests with equal ids share one rollout,
+        and each yields a result. A rollout stays pinned until the caller requests the next result.
+        If the caller stops early, the other rollouts continue and stay pinned, until they are
+        collected or cancelled.
 
         requests: an iterator is read as rollouts are enqueued.
-        keep_until: keep the rollouts pinned after that, until `release(iterations)` is
-            called with at least this many; for an algorithm that reads them again when it
-            resumes. None: do not.
-        max_unfinished: rollouts of this collection that are enqueued and unfinished at a time;
+        keep_until: keep the rollouts pinned after that, until `release(iterations)` is called with
+            at least this number; for an algorithm that reads them again when it resumes. None:
+            unpin them.
+        max_unfinished: how many rollouts of this collection are enqueued and unfinished at a time;
             None: all. "auto": twice as many as the runners work on at once, at least 128, and more
             whenever the runners have nothing left to claim.
-        check: called at least every `check_seconds` while rollouts are unfinished. What it raises
-            ends the collection.
-        Raise BudgetExceeded before it enqueues what the budget does not cover. With a
-        budget of tokens or cost, first wait until the running attempts have given back what they
-        did not use, and yield their results.
+        check: called at least every `check_seconds` while rollouts are unfinished. An error that it
+            raises ends the collection.
+        Raise BudgetExceeded if the budget has no room for a request. With a budget of tokens or
+        cost, first wait for running attempts, which may release part of their reservations, and
+        yield their results.
         """
         if max_unfinished != "auto":
             check_number("max_unfinished", max_unfinished, at_least=1, whole=True, or_none="all")
@@ -264,7 +266,7 @@ class RolloutCollector:
                     if check is not None:
                         check()
                     continue
-                others = self._sent - waiting.keys() if held else ()  # they may make room
+                others = self._sent - waiting.keys() if held else ()  # when they finish, there may be room
                 known = await self._store.wait_for_any_rollout(rollout_ids=[*waiting, *others], timeout=timeout)
                 await self._settle(known)
                 finished = [rollout for rollout in known if rollout.rollout_id in waiting]
@@ -293,7 +295,7 @@ class RolloutCollector:
             await self._write_pins()
 
     async def _tell(self, rollout_ids: Sequence[str], seconds: float) -> None:
-        """Log which rollouts a collection waits for, and what they do."""
+        """Log which rollouts a collection waits for, and in which state they are."""
         shown = await self._store.query_rollouts(rollout_id_in=rollout_ids[:_NAMED])
         rest = len(rollout_ids) - len(shown)
         logger.info(
@@ -305,18 +307,19 @@ class RolloutCollector:
         )
 
     async def release(self, iterations: int) -> None:
-        """Unpin the results that were to be kept until `iterations` iterations, or fewer, have
-        finished.
+        """Unpin the rollouts that were collected with a `keep_until` of at most `iterations`. Safe
+        to repeat.
 
-        What is enqueued, or kept for longer, stays pinned. Safe to repeat.
+        Rollouts that are enqueued, or kept for longer, stay pinned.
         """
         self._kept = {rollout_id: until for rollout_id, until in self._kept.items() if until > iterations}
         await self._write_pins()
 
     async def count_earlier(self, run_id: str, *, seconds: float = 0.0) -> None:
-        """Charge the budget for what earlier processes of a resumed run have spent.
+        """Charge the budget with what earlier processes of a resumed run have spent.
 
         Call it before the first request. Rollouts that are requested again are not counted again.
+        Unfinished rollouts for which the budget has no room are cancelled.
         seconds: how long the run has taken so far.
         """
         self.budget.earlier_seconds = seconds
@@ -335,8 +338,8 @@ class RolloutCollector:
                 await self._charge_earlier(rollout, attempts[rollout.rollout_id])
 
     async def _charge_earlier(self, rollout: Rollout, attempts: Sequence[Attempt]) -> None:
-        """Charge tokens and cost of a rollout that an earlier process has enqueued; cancel one that
-        could exceed them.
+        """Charge the budget with tokens and cost of a rollout that an earlier process has enqueued.
+        Reserve the rest of an unfinished one, or cancel it if there is no room.
         """
         if rollout.finished:
             self._warn(self.budget.spend(attempts))
@@ -353,8 +356,8 @@ class RolloutCollector:
         itself. Wait until there is room.
 
         Yield a function to call with the attempt when it has ended. If it is never called, the
-        attempt counts with its limits, because a call may be billed although no answer came. Raise
-        BudgetExceeded if there is no room, and nothing is under way that could make some.
+        attempt counts with its limits, because a call may be billed although no answer came.
+        Raise BudgetExceeded if there is no room, and no attempt is running that could make room.
         """
         ended: list[Attempt] = []
         if not self.budget.is_reserved:
@@ -373,15 +376,15 @@ class RolloutCollector:
             self._notify_freed()
 
     async def cancel(self, rollout_ids: Collection[str] | None = None) -> int:
-        """Cancel rollouts that this collector has enqueued and that have not finished; return how
+        """Cancel rollouts that this collector has enqueued and that have not finished. Return how
         many.
 
-        A collection under way yields its cancelled rollouts, with the status `cancelled`. Rollouts
-        that no collection waits for are unpinned. Rollouts of other runs, which this collector only
-        waits for, continue.
+        A running collection yields its cancelled rollouts, with the status `cancelled`. Rollouts
+        that no collection waits for are unpinned. Rollouts of other runs, for which this collector
+        only waits, continue.
 
-        rollout_ids: the rollouts to cancel; None for all of this collector. Ids of other
-            collectors' rollouts are ignored.
+        rollout_ids: the rollouts to cancel; None: all of this collector. Ids of rollouts that other
+            collectors have enqueued are ignored.
         """
         async with self._exclusively():
             chosen = {*self._unread, *self._in_doubt} - self._foreign
@@ -400,7 +403,7 @@ class RolloutCollector:
         return cancelled
 
     async def cancel_earlier(self, run_id: str) -> int:
-        """Cancel the unfinished rollouts of a run that earlier processes have enqueued; return how
+        """Cancel the unfinished rollouts that earlier processes of a run have enqueued. Return how
         many.
         """
         left = await self._store.query_rollouts(run_id=run_id, status_in=_UNFINISHED)
@@ -417,6 +420,7 @@ class RolloutCollector:
     # ---- enqueuing -------------------------------------------------------------------------------
 
     def _named(self, request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
+        """Return a request with an id, and with this collector's pin."""
         return request.model_copy(update={"rollout_id": request.rollout_id or ids.rollout_id(), "pin": self._pin})
 
     async def _fill(
@@ -426,9 +430,12 @@ class RolloutCollector:
         held: deque[tuple[int, EnqueueRolloutRequest]],
         waiting: dict[str, list[_PendingRequest]],
     ) -> None:
-        """Enqueue as many of the requests to come as the window and the budget have room for.
+        """Enqueue as many requests as the window and the budget have room for, in order.
 
-        held: requests that the window has let in and the budget not yet.
+        to_come: the requests that were not read yet.
+        held: requests that the window has admitted and the budget has not yet. The budget may admit
+            only the first of them.
+        waiting: the enqueued requests by rollout id; new ones are added.
         """
         room = window.room(len(waiting) + len(held))
         asked = [(place, self._named(request)) for place, request in itertools.islice(to_come, room)]
@@ -445,11 +452,13 @@ class RolloutCollector:
         """Enqueue the first requests, as many as the budget has room for now, and return their
         rollouts.
 
-        whole: all or none. Raise BudgetExceeded if there is no room for all.
+        whole: enqueue all or none, and raise BudgetExceeded if there is no room for all.
         """
         if not requests:
             return []
         async with self._exclusively():
+            # Rollouts and time are counted for all requests; tokens and cost are reserved for the
+            # first ones, as far as there is room.
             await self._pay(requests)
             fitting = requests[: self._reserve(requests)]
             new = {str(request.rollout_id) for request in fitting} - self._unread.keys()
@@ -465,17 +474,18 @@ class RolloutCollector:
                 raise
 
     def _release(self, rollout_ids: set[str]) -> None:
-        """Give back the reservations of rollouts that were not enqueued."""
+        """Release the reservations of rollouts that were not enqueued."""
         for rollout_id in rollout_ids - self._sent:
             self.budget.release(rollout_id)
 
     async def _send(self, requests: Sequence[EnqueueRolloutRequest], new: set[str]) -> Sequence[Rollout]:
-        """Enqueue requests that are paid. new: the ids among them that this collector has
-        not enqueued before.
+        """Enqueue requests that the budget has admitted.
+
+        new: the ids of those that this collector has not enqueued before.
         """
         if not requests:
             return []
-        self._in_doubt |= new
+        self._in_doubt |= new  # if this task is cancelled now, the store may have them
         rollouts = await self._store.enqueue_many_rollouts(requests)
         self._in_doubt -= new
         reserved = self.budget.reserved
@@ -492,9 +502,10 @@ class RolloutCollector:
     # ---- the budget ------------------------------------------------------------------------------
 
     async def _pay(self, requests: Sequence[EnqueueRolloutRequest]) -> None:
-        """Count the requests that the budget has not counted yet.
+        """Count the requests that the budget has not counted yet. Rollouts that another run has
+        enqueued are free, and a repeated request is counted once.
 
-        A failed enqueuing that is repeated is paid once.
+        Raise BudgetExceeded, and count none, if there are too few rollouts left or no time.
         """
         if self.budget.is_unlimited:
             return
@@ -511,7 +522,7 @@ class RolloutCollector:
                     await self._charge_stored(rollout)
 
     async def _charge_stored(self, rollout: Rollout) -> None:
-        """Charge a rollout of this run that the store has already."""
+        """Charge the budget with a rollout of this run that was in the store before."""
         attempts = await self._attempts_of(rollout)
         if rollout.finished:
             del self._unsent[rollout.rollout_id]
@@ -520,7 +531,7 @@ class RolloutCollector:
             self._unsent[rollout.rollout_id] = _attempts_at_most(rollout, attempts)
 
     def _reserve(self, requests: Sequence[EnqueueRolloutRequest]) -> int:
-        """Reserve the limits of the first requests; return for how many there is room."""
+        """Reserve the limits of the first requests. Return for how many there was room."""
         for count, request in enumerate(requests):
             attempts = self._unsent.get(str(request.rollout_id))
             if attempts is not None and not self.budget.reserve(str(request.rollout_id), attempts):
@@ -528,7 +539,7 @@ class RolloutCollector:
         return len(requests)
 
     def _give_up(self, requests: Iterable[EnqueueRolloutRequest]) -> None:
-        """Drop requests that were never enqueued, and give their share of the budget back."""
+        """Drop requests that were never enqueued, and uncount them in the budget."""
         dropped = {str(request.rollout_id) for request in requests} & self._unsent.keys()
         for rollout_id in dropped:
             del self._unsent[rollout_id]
@@ -536,9 +547,9 @@ class RolloutCollector:
         self.budget.give_back(len(dropped))
 
     async def _wait_for_room(self, attempts: int, timeout: float) -> None:
-        """Return when there may be room for this many attempts, or after `timeout` seconds.
+        """Wait until there may be room for so many attempts, at most `timeout` seconds.
 
-        Raise BudgetExceeded if there is none, and nothing is under way that could make some.
+        Raise BudgetExceeded if there is no room, and no attempt is running that could make room.
         """
         await self._settle_finished()
         if (self.budget.attempts_left or 0) >= attempts:
@@ -557,10 +568,8 @@ class RolloutCollector:
             await asyncio.gather(*events, return_exceptions=True)
 
     async def _settle_finished(self) -> None:
-        """Release what an earlier process reserved of the budget and did not use.
-
-        Finished rollouts return what they have not used, and rollouts that were never enqueued
-        return everything.
+        """Settle the reservations of rollouts that have finished meanwhile, and release those of
+        rollouts that are not in the store.
         """
         async with self._exclusively():
             rollouts = [key for key in self.budget.reserved if key not in self._calls]
@@ -571,7 +580,9 @@ class RolloutCollector:
         await self._settle([rollout for rollout in stored if rollout.finished])
 
     async def _settle(self, finished: Iterable[Rollout]) -> None:
-        """Count what finished rollouts have used, each once, and give back the rest."""
+        """Count what finished rollouts have used, each once, and release the rest of their
+        reservations.
+        """
         for rollout in finished:
             if rollout.rollout_id in self._sent:
                 attempts = await self._attempts_of(rollout)
@@ -580,6 +591,7 @@ class RolloutCollector:
                 self._notify_freed()
 
     async def _attempts_of(self, rollout: Rollout) -> Sequence[Attempt]:
+        """Return all attempts of a rollout. The store is only asked if there are several."""
         if not isinstance(rollout, AttemptedRollout):
             return ()
         if rollout.attempt.sequence_id == 1:
@@ -587,10 +599,12 @@ class RolloutCollector:
         return await self._store.query_attempts(rollout.rollout_id)
 
     def _notify_freed(self) -> None:
+        """Wake all that wait for room in the budget."""
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
 
     def _warn(self, problem: str | None) -> None:
+        """Log a problem with the budget, each once, and only the first few."""
         if problem is not None and problem not in self._warned and len(self._warned) < _NAMED:
             self._warned.add(problem)
             logger.warning("the budget cannot be kept exactly: %s", problem)
@@ -609,25 +623,29 @@ class RolloutCollector:
             self._released += rollout_id not in self._kept
 
     async def _release_when_many(self) -> None:
-        """Unpin consumed rollouts if they are many compared with the needed ones, so that all
-        changes together stay cheap.
+        """Unpin consumed rollouts if they are many compared with the needed ones. Each change
+        rewrites all pins, so few changes keep the total cost low.
         """
         if self._released >= max(_RELEASE_TOGETHER, (len(self._unread) + len(self._kept)) // 2):
             await self._write_pins()
 
     async def _write_pins(self) -> None:
+        """Pin exactly the rollouts that are still needed."""
         async with self._exclusively():  # or rollouts that are enqueued meanwhile would lose their pins
             self._released = 0
             await self._store.pin(self._pin, list({**self._unread, **self._kept}))
 
     def _exclusively(self) -> asyncio.Lock:
-        """Return the lock of the running loop; a sync algorithm may start one after another."""
+        """Return the lock of the running loop. A sync algorithm may run one loop after another, and
+        each needs its own.
+        """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._lock, self._freed = loop, asyncio.Lock(), asyncio.Event()
         return self._lock
 
     async def _cancel_one(self, rollout_id: str, slots: asyncio.Semaphore) -> bool:
+        """Cancel a rollout. Return False if it has finished, or is not in the store."""
         async with slots:
             try:
                 await self._store.update_rollout(rollout_id, status="cancelled")
@@ -647,8 +665,8 @@ class _Silence:
         return time.monotonic() - self._since
 
     def is_due(self, has_result: bool) -> bool:
-        """Note whether there is a result now; return whether the silence has lasted long
-        enough to speak of it.
+        """Return whether a message is due. has_result: whether there is a result now, which ends
+        the silence.
         """
         if has_result:
             self._since, self._limit = time.monotonic(), _SILENCE_SECONDS
@@ -663,12 +681,14 @@ class _PendingRequest:
     """A request of a collection whose result is still to be yielded."""
 
     place: int
+    """The request's place in the argument of `collect`."""
     request: EnqueueRolloutRequest
     cached: bool
+    """Whether the rollout had finished before it was requested."""
 
 
 class _Window:
-    """How many rollouts of one collection are enqueued and unfinished at a time."""
+    """Limits how many rollouts of one collection are enqueued and unfinished at a time."""
 
     def __init__(self, max_unfinished: int | Literal["auto"] | None, concurrency: int | None) -> None:
         self._grows = max_unfinished == "auto"
@@ -677,12 +697,15 @@ class _Window:
         """Whether there are no more requests."""
 
     def room(self, unfinished: int) -> int | None:
-        """Return how many more rollouts may be enqueued; None for no limit."""
+        """Return how many more rollouts may be enqueued; None: any number.
+
+        unfinished: how many are enqueued and unfinished now.
+        """
         return None if self._most is None else max(0, self._most - unfinished)
 
     async def widen(self, store: LightningStore) -> None:
-        """Double the window if the runners could take more: no rollout waits, and most of the
-        window is under way.
+        """Double the window if the runners could take more rollouts: none is waiting in the store,
+        and more than half of the window is running.
         """
         if not self._grows or self._most is None or self.exhausted:
             return
@@ -712,7 +735,7 @@ def _config(request: EnqueueRolloutRequest) -> RolloutConfig:
 
 def _attempts_at_most(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
     """Return the largest number of attempts that an unfinished rollout can have. An interrupted
-    attempt is repeated.
+    attempt does not count against `max_attempts`.
     """
     return max(len(attempts), rollout.config.max_attempts + sum(attempt.interrupted for attempt in attempts))
 
@@ -722,7 +745,9 @@ def _end_time(rollout: Rollout) -> float:
 
 
 def _result(asked: _PendingRequest, rollout: Rollout, spans: list[Span]) -> CollectedRollout:
-    """Return the result of a finished rollout. It has a reward only if the rollout succeeded."""
+    """Return the result of a finished rollout for one request. It has a reward only if the rollout
+    succeeded.
+    """
     return CollectedRollout(
         place=asked.place,
         request=asked.request,

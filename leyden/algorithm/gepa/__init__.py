@@ -1,10 +1,11 @@
 """GEPA: reflective evolution of prompts with a Pareto front over tasks (arXiv:2507.19457).
 
-Lives here: `GEPA` (`algorithm.py`), what the package `gepa` calls (`adapter.py`), the way between
-its thread and the event loop (`bridge.py`), the validation race (`race.py`), and what the
-reflection model reads of rollouts (`reflective.py`). What other optimisers share is in
-`leyden.algorithm.prompts`. The package decides which candidate and which component are next. To use
-another of its strategies, pass it in `GEPA.run`.
+The search itself is that of the package `gepa`, which decides which candidate and which component
+are next. This package holds `GEPA` (`algorithm.py`), the functions that `gepa` calls
+(`adapter.py`), the calls from its thread to the event loop (`bridge.py`), the validation race
+(`race.py`), and the records of rollouts for the reflection model (`reflective.py`).
+`leyden.algorithm.prompts` has the parts that all optimisers use. To use another strategy of `gepa`,
+pass it in `adapter.optimise`.
 """
 
 from leyden.algorithm.gepa.algorithm import GEPA

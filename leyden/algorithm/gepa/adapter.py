@@ -1,8 +1,8 @@
-"""The functions that the package `gepa` calls in a thread of its own: evaluation, reflection,
-selection and callbacks.
+"""The functions that the package `gepa` calls in its thread: evaluation, reflection, selection and
+callbacks.
 
-Each method hands its work to `Evolution` on the algorithm's loop and waits. The package is imported
-here and nowhere else; it has no types, so this module is where `Any` ends.
+Each method runs a method of `Evolution` in the algorithm's loop and waits for it. Only this module
+imports `gepa`. The package has no types, so only this module needs `Any` for them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from leyden.types import PromptTemplate
 logger = logging.getLogger(__name__)
 
 Texts = Mapping[str, str]
-"""A candidate in the package's form: texts by the name of the prompt."""
+"""A candidate in the form of `gepa`: texts by the name of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A task, and the data set that it is from."""
+    """A task: its data set, and its index there."""
 
     mode: Literal["train", "val"]
     index: int
@@ -36,24 +36,31 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ReflectionTask:
-    """One reflection: write a new text of one prompt of a candidate."""
+    """A job for the reflection model: to write a new text of one prompt of a candidate."""
 
     texts: Texts
+    """The candidate."""
     name: str
+    """The name of the prompt."""
     question: str
+    """The request, with the examples that the model reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A new candidate that did better than its parent on the training tasks of both."""
+    """A new candidate that did better than its parent on the same training tasks."""
 
     texts: Texts
     before: Sequence[float]
+    """The parent's rewards on these tasks."""
     after: Sequence[float]
+    """The candidate's rewards on these tasks."""
 
 
 class Evolution(Protocol):
-    """The part of `GEPA` that runs on its loop."""
+    """The methods of `GEPA` that `gepa` calls through this module. The coroutines run in the
+    algorithm's loop.
+    """
 
     def prompt(self, texts: Texts, name: str) -> PromptTemplate: ...
     def component(self) -> str: ...
@@ -84,10 +91,12 @@ def optimise(
     candidate_selection: str,
     **options: Any,
 ) -> None:
-    """Run `gepa.optimize` in this thread until `evolution.is_over`.
+    """Run `gepa.optimize` in the calling thread until `evolution.is_over`.
 
-    template: the reflection request; None for the package's.
-    options: further arguments of `gepa.optimize`, `frontier_type` among them.
+    first: the user's prompts.
+    template: the reflection request; None: that of `gepa`.
+    candidate_selection: "leader", or the name of a strategy of `gepa`.
+    options: further arguments of `gepa.optimize`, of which `frontier_type` is required.
     """
     package = load_package()
     sampling = import_optional("gepa.strategies.proposal_sampling", extra="gepa", needed_by="GEPA")
@@ -120,10 +129,10 @@ def optimise(
 
 
 class _GepaAdapter:
-    """Runs rollouts and shows them to the reflection model."""
+    """The adapter of `gepa`: runs rollouts, and makes examples of them for the reflection model."""
 
     propose_new_texts: None = None
-    """Declared, because the package proposes nothing at all for an adapter without this name."""
+    """Declared, because `gepa` proposes nothing for an adapter without this name."""
 
     def __init__(
         self, evolution: Evolution, bridge: Bridge, evaluation_batch: Callable[..., Any], *, has_objectives: bool
@@ -135,7 +144,7 @@ class _GepaAdapter:
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: list[tuple[Texts, list[Item]]]) -> list[Any]:
-        """Return the package's evaluation batch for each item (texts, tasks). All items run at the
+        """Return an evaluation batch of `gepa` for each item (texts, tasks). All items run at the
         same time.
         """
         found = self._bridge.call(self._evolution.evaluate(items))
@@ -152,9 +161,7 @@ class _GepaAdapter:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return, by the name of each prompt to rewrite, what every evaluated rollout shows about
-        it.
-        """
+        """Return the evaluated rollouts as examples, by the name of each prompt to rewrite."""
         return {
             name: [
                 reflective_record(score, self._evolution.prompt(candidate, name)) for score in eval_batch.trajectories
@@ -164,7 +171,7 @@ class _GepaAdapter:
 
 
 class _Reflection:
-    """Asks for all new texts of a step at the same time."""
+    """The reflection strategy of `gepa`: asks for all new texts of a step at the same time."""
 
     def __init__(self, evolution: Evolution, bridge: Bridge, template: str | None) -> None:
         self._evolution, self._bridge, self._template = evolution, bridge, template
@@ -176,8 +183,8 @@ class _Reflection:
         return self.reflect_many([(candidate, dataset, components)])[0]
 
     def reflect_many(self, jobs: list[tuple[Texts, Mapping[str, Any], list[str]]]) -> list[tuple[Any, _Reflection]]:
-        """Return a proposal for each job (texts, examples by prompt, prompts to rewrite). All
-        reflections run at the same time.
+        """Return a proposal for each job (texts, examples by prompt, prompts to rewrite), with the
+        strategy for the next step, as `gepa` expects it. All reflections run at the same time.
         """
         asked = [
             (place, ReflectionTask(candidate, name, self._question(candidate[name], dataset[name])))
@@ -193,6 +200,7 @@ class _Reflection:
         return [(proposal, self) for proposal in proposals]
 
     def _question(self, prompt: str, records: Sequence[Mapping[str, Any]]) -> str:
+        """Return the request to rewrite a prompt after reading examples, in the words of `gepa`."""
         return self._signature.prompt_renderer(
             {
                 "current_instruction_doc": prompt,
@@ -203,7 +211,9 @@ class _Reflection:
 
 
 class _BySuccess:
-    """Chooses the prompt to rewrite by the success of earlier rewrites."""
+    """A module selector for `gepa`, which chooses the prompt to rewrite by the success of earlier
+    edits.
+    """
 
     def __init__(self, evolution: Evolution) -> None:
         self._evolution = evolution
@@ -213,7 +223,7 @@ class _BySuccess:
 
 
 def _leader_selector(evolution: Evolution) -> Any:
-    """Return a candidate selector for the package `gepa` that always picks the leader."""
+    """Return a candidate selector for `gepa` that always picks the leader."""
     base = import_optional("gepa.proposer.reflective_mutation.base", extra="gepa", needed_by="GEPA")
 
     class Leader(base.CandidateSelector):
@@ -224,8 +234,8 @@ def _leader_selector(evolution: Evolution) -> Any:
 
 
 def _policy() -> Any:
-    """Return what decides on which validation tasks a candidate is added to the pool: all, or those
-    of its place in `waiting`.
+    """Return a validation policy for `gepa`: a candidate is added to the pool with its rewards on
+    the next tasks in `waiting`, where `_Selection` puts them, or on all tasks if there are none.
     """
     module = import_optional("gepa.strategies.eval_policy", extra="gepa", needed_by="GEPA")
 
@@ -240,7 +250,9 @@ def _policy() -> Any:
 
 
 class _Selection:
-    """Lets the proposals that did better on training tasks run the validation race."""
+    """The selection strategy of `gepa`: lets the proposals that did better on training tasks run
+    the validation race.
+    """
 
     def __init__(self, evolution: Evolution, bridge: Bridge, policy: Any) -> None:
         self._evolution, self._bridge, self._policy = evolution, bridge, policy
@@ -262,7 +274,7 @@ class _Selection:
 
 
 class _Callbacks:
-    """Reports what the package has accepted, and each step's end."""
+    """Callbacks of `gepa`, which report accepted candidates and the end of each step."""
 
     def __init__(self, evolution: Evolution, bridge: Bridge) -> None:
         self._evolution, self._bridge = evolution, bridge
@@ -276,7 +288,9 @@ class _Callbacks:
 
 
 class _Stopper:
-    """Ends the search when all steps are done or the time is over."""
+    """A stop callback of `gepa`, which ends the search when all steps are done or the budget's time
+    is over.
+    """
 
     def __init__(self, evolution: Evolution) -> None:
         self._evolution = evolution

@@ -1,10 +1,11 @@
 """`GEPA`: improve an agent's prompts by reflection and a Pareto front over tasks
 (arXiv:2507.19457).
 
-The search is that of the package `gepa`, which runs in a thread of its own. A resource is one
-of its components, a rollout a trajectory. Each rollout and each answer of the reflection model
-is kept, and all randomness follows from the seed. So a killed run starts again from its seed, takes
-the kept answers until it reaches the point of the kill, and ends with the same prompt.
+The search is that of the package `gepa`, which runs in its own thread. A resource is a *component*
+in its words, and a rollout a *trajectory*. Every rollout and every answer of the reflection model
+is recorded, and all random choices follow from the seed. So a run that was killed starts again from
+its seed, uses the recorded answers until it reaches the point of the kill, and ends with the same
+prompt.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ logger = logging.getLogger(__name__)
 
 _MODEL = "gpt-5-mini"
 _FAILED_STEPS = 3
-"""Steps in a row in which all reflection calls failed, after which the run ends."""
+"""The run ends after so many steps in a row in which all reflection calls failed."""
 
 
 class GEPA(PromptOptimiser):
     """Improves the prompt templates among the initial resources. Needs the extra `gepa`.
 
-    A step runs a candidate on a few training tasks, has a model rewrite one of its prompts after
-    reading what happened, runs the new one on the same tasks, and measures it on the validation set
-    if it did better. The parent is the best candidate so far, or one that is the best on some
-    validation task.
+    A step runs a candidate (the parent) on a few training tasks, lets a model read the rollouts and
+    rewrite one of its prompts, and runs the new candidate on the same tasks. If the new one did
+    better, it is measured on the validation set. The parent is the best candidate so far, or one
+    that is the best on some validation task.
 
     async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of
         the gateway, which records these calls with tokens and cost.
@@ -64,23 +65,25 @@ class GEPA(PromptOptimiser):
     reflection_prompt_file: the request to the reflection model, with `<curr_param>` for the prompt
         and `<side_info>` for the rollouts; None: the request of the package `gepa`.
     max_steps: number of steps.
-    proposals_per_step: new candidates of a step, written and measured at the same time.
-    minibatch_size: training tasks on which a candidate and its parent are compared.
+    proposals_per_step: the number of new candidates of a step, which are written and measured at
+        the same time.
+    minibatch_size: the number of training tasks on which a candidate and its parent are compared.
     candidate_selection: how the parent is chosen. "leader": the best candidate so far is always the
         parent, and a new one is measured on a quarter, half or all of the validation set, until it
         is ahead of the leader or below it. "pareto", "current_best", "epsilon_greedy" and
-        "top_k_pareto" are those of the package; they measure on the whole validation set.
-    component_selection: which prompt of a candidate is rewritten, of several: "round_robin" takes
-        each in turn; "success" prefers prompts whose rewriting has raised the reward, by Thompson
-        sampling; "all" rewrites each, with a call of the reflection model for each.
+        "top_k_pareto" are strategies of the package `gepa`; they measure candidates on the whole
+        validation set, unless the race stops them.
+    component_selection: which of several prompts of a candidate is rewritten. "round_robin" takes
+        each in turn. "success" prefers prompts whose rewriting has raised the reward, by Thompson
+        sampling. "all" rewrites each, with a call of the reflection model for each.
     frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a
-        dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task); only
-        "instance" with "leader". The race looks at the primary reward alone.
+        dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task). With
+        "leader", only "instance" is possible. The race uses only the primary reward.
     use_merge: also join two candidates that improved different prompts; not with "leader".
     race_error: the probability with which a candidate as good as the best may be stopped before it
-        is measured on the whole validation set; None: all are measured on all of it.
-    reward_range: the lowest and the highest reward of the agent. A training batch with the highest
-        one teaches nothing and is passed over.
+        is measured on the whole validation set; None: no candidate is stopped.
+    reward_range: the lowest and the highest reward of the agent. A training batch with only the
+        highest reward teaches nothing, and is skipped.
     rollout_batch_timeout: seconds after which the unfinished rollouts of a batch count as failed.
     resource_name: the prompt to improve; None: all.
     agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
@@ -88,7 +91,9 @@ class GEPA(PromptOptimiser):
     test_dataset: tasks on which the first and the best prompts are compared at the end.
     budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the most characters of a prompt; a longer one is refused.
-    agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
+    agent_version: a text that changes whenever the agent's results may change, so that rewards of
+        equal prompts are reused; None: the version that the trainer finds.
+    failed_reward: the reward of a rollout that failed.
     seed: seed of the choice of tasks and parents, and of the order of validation tasks.
     """
 
@@ -208,7 +213,7 @@ class GEPA(PromptOptimiser):
         )
 
     def _begin(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Check the data sets and set the search to its start."""
+        """Check the data sets, and reset the state of the search."""
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("GEPA needs tasks to learn from; pass a train_dataset with at least one")
         if val_dataset is None or not len(val_dataset):
@@ -219,7 +224,7 @@ class GEPA(PromptOptimiser):
         self._candidates: dict[str, Candidate] = {}
         """All candidates that were ever written, by `_key`."""
         self._pool: list[Candidate] = []
-        """Candidates that were measured and not stopped, in the order of the package."""
+        """Candidates that were measured and not stopped, in the order of the package `gepa`."""
         self._rewards: dict[str, dict[int, float]] = {}
         """Rewards of the candidates in the pool on validation tasks, by the candidate's key."""
         self._all_rewards: dict[str, dict[Item, float]] = {}
@@ -235,9 +240,8 @@ class GEPA(PromptOptimiser):
         beat its parent."""
 
     async def _search_and_measure(self) -> None:
-        """Search, and measure the best candidate on the whole validation set if it was not yet.
-
-        The rollouts for it are reserved, so that the search cannot spend them.
+        """Search, and then measure the best candidate on the rest of the validation set. The search
+        cannot spend the rollouts for that, because they are reserved.
         """
         budget = self.collector.budget
         reserved = 0
@@ -259,7 +263,9 @@ class GEPA(PromptOptimiser):
             await self.accept(self._first)  # the leader was better on the tasks of a stage alone
 
     async def _search(self) -> None:
-        """Run the package `gepa` in a thread. It ends early if the budget is spent."""
+        """Run the search of the package `gepa` in a thread, until it ends or the budget is
+        spent.
+        """
         bridge = Bridge(asyncio.get_running_loop())
         thread = asyncio.ensure_future(asyncio.to_thread(self._run_package, bridge))
         try:
@@ -273,8 +279,8 @@ class GEPA(PromptOptimiser):
             raise bridge.error
 
     def _run_package(self, bridge: Bridge) -> None:
-        """Run the `gepa` package's search until it ends or is stopped. Runs in a thread and reaches
-        the event loop by `bridge`.
+        """Run the search of the package `gepa` in the calling thread, until it ends or is stopped.
+        It calls the algorithm's event loop through `bridge`.
         """
         try:
             adapter.optimise(
@@ -308,11 +314,14 @@ class GEPA(PromptOptimiser):
         return name_to_improve(self._names, self._edits, self._choices - 1, f"{self.seed}/{self._choices}")
 
     async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]:
-        """Return the scores of each candidate on its tasks; all run at the same time."""
+        """Return the scores of each candidate on its tasks. All rollouts run at the same time."""
         return await gather_all([self._scores(self._candidate(texts), tasks) for texts, tasks in items])
 
     async def reflect(self, jobs: Sequence[ReflectionTask]) -> list[str | None]:
-        """Return the new text of each job; None if the model wrote none that can be used."""
+        """Return the new text for each job; None if the model wrote none that can be used.
+
+        Raise ReflectionFailed if all reflection calls of several steps in a row have failed.
+        """
         self._reflector.counts = counts = ReflectionCounts()
         found = await gather_all([self._rewrite(job, place) for place, job in enumerate(jobs)])
         if counts.errors:
@@ -326,8 +335,8 @@ class GEPA(PromptOptimiser):
         return found
 
     async def race(self, proposals: Sequence[Proposal]) -> list[Sequence[int] | None]:
-        """Race the proposals, and return for each the validation tasks with which it comes into the
-        pool; None if it was stopped.
+        """Let the proposals run their validation races at the same time. Return for each the tasks
+        on which it was measured, with which it enters the pool; None if it was stopped.
         """
         return await gather_all([self._validated(proposal) for proposal in proposals])
 
@@ -336,7 +345,11 @@ class GEPA(PromptOptimiser):
         return self._texts(self._best or self._first)
 
     async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None:
-        """Add a candidate that was measured on validation tasks to the pool."""
+        """Add a candidate that was measured on validation tasks to the pool. Accept it if it is the
+        best one, and write its record to the store.
+
+        rewards: its rewards by validation task.
+        """
         candidate = self._candidate(texts)
         before = self._best
         self._pool.append(candidate)
@@ -360,7 +373,7 @@ class GEPA(PromptOptimiser):
         await self.record(len(self._pool) - 1, [record])
 
     async def end_step(self, step: int) -> None:
-        """Report a step, counted from 1."""
+        """Report the metrics of a step. step: its number, from 1."""
         self._step = step
         best = self._best
         reward = {} if best is None else {"reward": _mean(self._rewards[best.key])}
@@ -377,10 +390,10 @@ class GEPA(PromptOptimiser):
     # ---- one candidate ---------------------------------------------------------------------------
 
     async def _scores(self, candidate: Candidate, items: Sequence[Item]) -> list[Score]:
-        """Return the candidate's scores on these tasks, in their order, and remember its rewards.
-        Races are switched off if a reward is out of range.
+        """Return the candidate's scores on tasks, in order, and remember its rewards. If a reward
+        is out of range, stop testing in races, because the test relies on the range.
 
-        items: tasks of one mode.
+        items: tasks of one data set.
         """
         mode = items[0].mode
         tasks = [(self._train if mode == "train" else self._val)[item.index] for item in items]
@@ -397,11 +410,11 @@ class GEPA(PromptOptimiser):
         return list(found.scores)
 
     async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
-        """Return a prompt that the reflection model wrote, or None if no answer was usable.
-        Register it as a child of the job's candidate.
+        """Return a new text of a prompt by the reflection model; None if no answer can be used.
+        Register the new candidate as a child of the job's candidate.
 
-        place: the index of the job within the step. The answer is kept in the journal, so that a
-            resumed run does not ask again.
+        place: the index of the job within the step, a part of the key under which the journal keeps
+            the answer.
         """
         parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
         question = f"{job.question}\n\n{self._rules(prompt)}"
@@ -431,10 +444,11 @@ class GEPA(PromptOptimiser):
         return text
 
     async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
-        """Measure a proposal on validation tasks, stage by stage against the best prompt. Return
-        the tasks to accept it on, None if it has lost.
+        """Measure a proposal on validation tasks, stage by stage, against the best candidate.
+        Return the tasks on which it was measured; None if it has lost its race.
 
-        Without a race, the package measures it: then return all tasks.
+        Without a race, measure nothing and return all tasks, on which the package `gepa` then
+        measures it. The proposal counts as a successful edit in any case.
         """
         candidate = self._candidate(proposal.texts)
         before, after = figure(sum(proposal.before)), figure(sum(proposal.after))
@@ -471,7 +485,9 @@ class GEPA(PromptOptimiser):
         return list(race.rewards)
 
     async def _complete(self, candidate: Candidate, tasks: Sequence[int]) -> list[Score]:
-        """Measure a candidate of the pool on these validation tasks, and return the new scores."""
+        """Measure a candidate of the pool on those of the validation tasks for which it has no
+        reward yet. Return the new scores.
+        """
         rewards = self._rewards[candidate.key]
         missing = [task for task in tasks if task not in rewards]
         scores = await self._scores(candidate, [Item("val", task) for task in missing]) if missing else []
@@ -479,7 +495,9 @@ class GEPA(PromptOptimiser):
         return scores
 
     def _expected_reward(self, candidate: Candidate) -> float | None:
-        """Return what all rewards together say about a candidate; None if it has none."""
+        """Return a candidate's expected reward, given the rewards of all candidates, within
+        `reward_range`; None if it has no reward.
+        """
         keys, (low, high) = list(self._all_rewards), self._race_range
         if candidate.key not in keys:
             return None
@@ -488,10 +506,12 @@ class GEPA(PromptOptimiser):
         return min(max(found.mean, low), high) if self._is_in_range else found.mean
 
     def _count_edit(self, name: str, written: int, better: int) -> None:
+        """Count edits of a prompt: how many were written, and how many were better."""
         before = self._edits.get(name, (0, 0))
         self._edits[name] = (before[0] + written, before[1] + better)
 
     def _rules(self, prompt: PromptTemplate) -> str:
+        """Return the rules for a new text of a prompt, which end each reflection request."""
         placeholders = braced(placeholders_of(prompt), prompt)
         keep = f"Keep exactly these placeholders, and add none: {placeholders}. " if placeholders != "none" else ""
         return (
@@ -502,13 +522,17 @@ class GEPA(PromptOptimiser):
     # ---- candidates and texts --------------------------------------------------------------------
 
     def _texts(self, candidate: Candidate) -> dict[str, str]:
+        """Return the texts of the prompts to improve, which are a candidate for `gepa`."""
         return {name: candidate.prompts[name].template for name in self._names}
 
     def _key(self, texts: Texts) -> str:
+        """Return a key that equal texts have in common."""
         return "\x1f".join(texts[name] for name in self._names)
 
     def _candidate(self, texts: Texts) -> Candidate:
-        """Return the candidate with these texts. Make it if the package has merged it from two."""
+        """Return the candidate with these texts. Make it if it is new, because the package has
+        merged two candidates.
+        """
         found = self._candidates.get(self._key(texts))
         if found is None:
             prompts = {
@@ -521,7 +545,11 @@ class GEPA(PromptOptimiser):
 
 
 def _is_better(rewards: Mapping[str, Rewards], candidate: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate has the higher mean on the tasks that both were measured on."""
+    """Return whether a candidate has a higher mean reward than another on the tasks on which both
+    were measured.
+
+    rewards: by the candidate's key, then by task.
+    """
     mine, others = rewards[candidate.key], rewards[other.key]
     return sum(mine[task] - others[task] for task in mine.keys() & others.keys()) > 0
 
@@ -531,7 +559,9 @@ def _mean(rewards: Mapping[int, float]) -> float:
 
 
 def _request_template(path: Path) -> str:
-    """Return the reflection request in a file. Raise ConfigError if it lacks a field."""
+    """Return the reflection request in a file. Raise ConfigError if the file cannot be read, or
+    lacks a field.
+    """
     try:
         text = path.read_text("utf-8")
     except (OSError, ValueError) as error:

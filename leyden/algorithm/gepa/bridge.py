@@ -1,4 +1,4 @@
-"""`Bridge`: a thread without an event loop calls coroutines of the algorithm's loop.
+"""`Bridge`: lets a thread without an event loop run coroutines in the algorithm's loop.
 
 It knows threads and coroutines, and nothing of prompts.
 """
@@ -15,11 +15,13 @@ T = TypeVar("T")
 
 
 class Stopped(BaseException):
-    """Ends the thread. It is no Exception, because the package catches those and continues."""
+    """Raised in the thread to end it. It is no Exception, because the package `gepa` catches
+    Exceptions and continues.
+    """
 
 
 class Bridge:
-    """Runs coroutines on a loop for one other thread, until `stop` is called or one of them
+    """Runs coroutines in a loop for one other thread, until `stop` is called or a coroutine
     fails.
     """
 
@@ -32,9 +34,9 @@ class Bridge:
         """The first error that a coroutine of the algorithm has raised, or None."""
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, for the other thread.
+        """Run a coroutine in the loop, block the calling thread, and return the result.
 
-        Raise Stopped after `stop`, and if the coroutine fails: `error` then has the reason.
+        Raise Stopped after `stop`, and if the coroutine fails; then `error` is its error.
         """
         with self._lock:
             if self._stopped:
@@ -50,7 +52,7 @@ class Bridge:
             raise Stopped from error
 
     def stop(self) -> None:
-        """End the call under way, and refuse all others. Safe to repeat, from any thread."""
+        """Cancel the running call, and refuse further ones. Safe to repeat, from any thread."""
         with self._lock:
             self._stopped = True
             if self._future is not None:

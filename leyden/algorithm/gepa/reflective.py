@@ -1,5 +1,4 @@
-"""Records of rollouts for the reflection model: for each prompt, the calls that used it, and the
-rewards.
+"""Make records of rollouts for the reflection model: the calls that used a prompt, and the rewards.
 
 Pure functions of templates, scores and spans.
 """
@@ -23,8 +22,10 @@ from leyden.utils.text import as_json
 
 
 def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
-    """Return what one rollout shows about one prompt: inputs, outputs and feedback, as
-    `gepa` words them.
+    """Return a rollout as an example of one prompt, with the keys of the package `gepa`: "Inputs",
+    "Generated Outputs" and "Feedback".
+
+    It contains the calls that used the prompt, or all calls if none of them did.
     """
     spans = [] if score.result is None else list(score.result.spans)
     answered = [call for call in model_calls(spans) if call.output_messages]
@@ -48,13 +49,15 @@ def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
 
 
 def objective_rewards(score: Score) -> dict[str, float]:
-    """Return all dimensions of a rollout's last reward by name; empty if it has none."""
+    """Return all dimensions of a rollout's last reward, by name; an empty dict if it has none."""
     found = [] if score.result is None or score.failed else find_reward_spans(score.result.spans)
     return get_rewards_from_span(found[-1]) if found else {}
 
 
 def _conversation(calls: Sequence[ModelCallView], prompt: PromptTemplate) -> dict[str, str]:
-    """Return the user's messages of the last call, without the prompt itself."""
+    """Return the text of the last call's messages under the key "messages", without system messages
+    and the prompt itself. Return an empty dict if nothing is left.
+    """
     messages = calls[-1].input_messages if calls else []
     texts = [_text(message) for message in messages if message.get("role") not in ("system", "developer")]
     lines = [shown_text(text) for text in texts if text and text.strip() != prompt.template.strip()]

@@ -1,12 +1,19 @@
-"""Parts that all searches for better prompts share.
+"""The common parts of all searches for better prompts.
 
-Lives here: the base class (`base.py`: models, budget, the best prompts), candidates
-(`candidate.py`) and how they compare (`comparison.py`), the calls of reflection models and their
-replay (`reflector.py`, `journal.py`), what these models read and which of their answers can be used
-(`texts.py`), which of several prompts is rewritten (`components.py`), the checks of options
-(`options.py`), and what a store keeps of a run (`records.py`, `result.py`). `extraction.py` finds
-the prompts of an agent that has them in its code. It knows no optimiser: how candidates are found
-and which are kept is decided in `algorithm/apo` and `algorithm/gepa`.
+| module | has |
+|---|---|
+| `base.py` | the base class: models, budget, the best prompts |
+| `candidate.py`, `comparison.py` | candidates, and how they compare |
+| `beliefs.py` | what all rewards together say about each candidate |
+| `reflector.py`, `journal.py` | calls of reflection models, and their replay |
+| `texts.py` | what these models read, and which of their answers can be used |
+| `components.py` | the choice of the prompt to rewrite, of several |
+| `options.py` | checks of options |
+| `records.py`, `result.py` | what the store keeps of a run, and its result |
+| `extraction.py` | finds the prompts of an agent that has them in its code |
+
+The package knows no optimiser: `algorithm/apo` and `algorithm/gepa` decide how candidates are found
+and which of them are kept.
 """
 
 from leyden.algorithm.prompts.base import PromptOptimiser

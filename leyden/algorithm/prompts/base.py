@@ -1,8 +1,8 @@
-"""`PromptOptimiser`: what APO and GEPA have in common as algorithms.
+"""`PromptOptimiser`: the base class of APO and GEPA.
 
 It opens the reflection models and the budget, publishes candidates, labels the best one, and
 compares it with the user's prompts at the end. It does not know how candidates are found. To write
-another optimiser, derive from it and from `Algorithm` or `IterativeAlgorithm`.
+another optimiser, derive from it, and from `IterativeAlgorithm` if it works in steps.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 _JOURNAL = "reflections.jsonl"
 _AGENT = "agent"
-"""The place of the agent's version in the journal."""
+"""The journal's key for the agent's version."""
 
 
 class PromptOptimiser(Algorithm):
-    """Improves the prompt templates among the initial resources. Derived classes decide how."""
+    """Base class of algorithms that improve the prompt templates among the initial resources."""
 
     def configure(
         self,
@@ -57,11 +57,11 @@ class PromptOptimiser(Algorithm):
         failed_reward: float,
         evaluation_seconds: float,
     ) -> None:
-        """Set what `__init__` of a derived class was given; its docstring says what the options
-        mean.
+        """Set the options that all optimisers have, as `APO` and `GEPA` document them. Call it in
+        `__init__`, after `check_shared_options`.
 
-        evaluation_seconds: after which the unfinished rollouts of an evaluation count as failed.
-        `check_shared_options` has checked them.
+        evaluation_seconds: the seconds after which unfinished rollouts of an evaluation count as
+            failed.
         """
         self._client = client
         self.resource_name, self.agent_model = resource_name, agent_model
@@ -69,10 +69,10 @@ class PromptOptimiser(Algorithm):
         self._agent_version_given, self.failed_reward = agent_version, failed_reward
         self._evaluation_seconds = evaluation_seconds
         self._others: NamedResources = {}
-        """Resources that are not improved."""
+        """The resources that are not improved."""
         self._best: Candidate | None = None
         self.reward_range: tuple[float, float] | None = None
-        """The lowest and the highest reward, if they are stated."""
+        """The lowest and the highest reward, if the user has given them."""
         self._is_in_range = True
 
     # ---- the beginning ---------------------------------------------------------------------------
@@ -80,11 +80,12 @@ class PromptOptimiser(Algorithm):
     async def open_services(
         self, initial: NamedResources, *, models: Sequence[str | None], temperature: float
     ) -> dict[str, PromptTemplate]:
-        """Open budget, evaluator, journal and reflector, and return the prompts among the
-        initial resources.
+        """Open budget, evaluator, journal and reflector. Return the prompts among the initial
+        resources.
 
-        models: the reflection models' names. temperature: of their calls.
-        Raise ConfigError if there is no model to ask.
+        models: the names of the reflection models.
+        temperature: the sampling temperature of their calls.
+        Raise ConfigError if there is no reflection model.
         """
         self._best, self._is_in_range = None, True
         prompts = {name: prompt for name, prompt in initial.items() if isinstance(prompt, PromptTemplate)}
@@ -133,8 +134,11 @@ class PromptOptimiser(Algorithm):
                 budget.spend([budget.call_of_own_client(place, tokens)])
 
     async def _with_model(self, others: NamedResources, models: Sequence[str | None]) -> NamedResources:
-        """Return the resources that stay as they are, with a model of the gateway if there is
-        none.
+        """Return the resources that are not improved. Add a model of the gateway as `main_llm` if
+        there is no model among them.
+
+        models: the names of the reflection models. Raise ConfigError if one is not served, or if
+            there is neither a client nor a gateway.
         """
         proxy, name = self.get_llm_proxy(), type(self).__name__
         if proxy is None:
@@ -160,7 +164,9 @@ class PromptOptimiser(Algorithm):
     # ---- candidates ------------------------------------------------------------------------------
 
     async def publish(self, candidate: Candidate) -> ResourcesUpdate:
-        """Write a candidate's resources to the store; safe to repeat."""
+        """Write a candidate's resources to the store, and return the stored version. Safe to
+        repeat.
+        """
         return await self.evaluator.publish(candidate.resources(self._others), parent=candidate.parent)
 
     async def accept(self, candidate: Candidate) -> None:
@@ -172,10 +178,11 @@ class PromptOptimiser(Algorithm):
     def get_best_prompt(self, run: str | Path | None = None, *, resource_name: str | None = None) -> PromptTemplate:
         """Return the best prompt so far.
 
-        run: read it from a run's folder or store (see `leyden.runs.open_run`), for example after a
-        restart. None: the run of this object.
+        run: the run to read it from, for example after a restart: its folder, its name or "latest".
+            None: the run of this object.
         resource_name: the name of the prompt to return. None: the algorithm's own `resource_name`,
-        or the first prompt. Raise ConfigError if there is none.
+            or the first prompt.
+        Raise ConfigError if there is no best prompt yet, or none with this name.
         """
         if run is None:
             if self._best is None:
@@ -193,7 +200,7 @@ class PromptOptimiser(Algorithm):
         return prompts[name]
 
     async def record(self, round_: int, candidates: Sequence[CandidateRecord]) -> None:
-        """Write what a round decided about candidates to the store; safe to repeat."""
+        """Write the records of a round's candidates to the store. Safe to repeat."""
         await record_round(
             self.get_store(),
             self.get_run().run_id,
@@ -204,9 +211,11 @@ class PromptOptimiser(Algorithm):
         )
 
     def check_rewards(self, scores: Sequence[Score], consequence: str) -> bool:
-        """Return whether all rewards of the run so far are in the stated range.
+        """Return whether all rewards of the run so far are within `reward_range`. Log a warning
+        about the first one that is not.
 
-        Warn of the first one that is not. consequence: what follows from it.
+        scores: the new rewards.
+        consequence: what follows if one is not, for the message.
         """
         low, high = self.reward_range or (-math.inf, math.inf)
         wrong = next((score for score in scores if not low <= score.reward <= high), None)
@@ -226,12 +235,13 @@ class PromptOptimiser(Algorithm):
     async def result(
         self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int, expected_reward: float | None = None
     ) -> PromptResult:
-        """Return the best prompts, compared with the first ones, on the test set too if there is
-        one.
+        """Return the best prompts, compared with the first ones on validation tasks, and on the
+        test set if there is one.
 
-        rewards: on validation tasks, by the candidate's key.
-        n_compared: candidates of which the best one was chosen by these rewards.
-        expected_reward: of the best prompts, see `PromptResult`.
+        first: the user's prompts.
+        rewards: rewards on validation tasks, by the candidate's key.
+        n_compared: the number of candidates of which these rewards have chosen the best one.
+        expected_reward: the reward that is expected of the best prompts on new tasks, if known.
         """
         if self._best is None:  # the budget was over at once
             await self.accept(first)
@@ -254,8 +264,8 @@ class PromptOptimiser(Algorithm):
         return result
 
     async def _test(self, first: Candidate, best: Candidate) -> tuple[float | None, Comparison | None]:
-        """Return the mean of the best prompts on the test set, and their comparison with the first
-        ones.
+        """Return the mean reward of the best prompts on the test set, and their comparison with the
+        first ones. Both are None without a test set, or if the budget has no room for it.
         """
         if self.test_dataset is None or not len(self.test_dataset):
             return None, None
@@ -276,7 +286,9 @@ class PromptOptimiser(Algorithm):
 
 
 async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results. If one fails, the others are cancelled, and its error is raised."""
+    """Run coroutines at the same time, and return their results in order. If one fails, cancel the
+    others and raise its error.
+    """
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

@@ -1,16 +1,15 @@
-"""`beliefs`: how good candidates are, as far as all their rewards tell together.
+"""`beliefs`: estimate how good each candidate is from the rewards of all candidates.
 
 A hierarchical Gaussian model, fitted by empirical Bayes (expectation maximisation):
 
     reward of a candidate on a task = value of the candidate + effect of the task + noise
     value of a candidate = value of its parent + gain of the edit
 
-The effects of tasks make comparisons paired: hard tasks do not count against the candidate that
-ran them. The gains are normally distributed around a common mean. So a candidate with few rewards
-is believed to be about as good as its parent and as edits have been so far, and luck counts for
-little.
+Because tasks have effects, hard tasks do not count against the candidate that ran them. The gains
+are normally distributed around a common mean. So the estimate of a candidate with few rewards is
+close to its parent's value plus the mean gain of edits so far, and luck has little influence.
 
-Pure functions of numbers: they know no prompts, no models and no optimiser.
+Pure functions of numbers, which know no prompts, no models and no optimiser.
 """
 
 from __future__ import annotations
@@ -23,29 +22,33 @@ from typing import TypeVar
 Task = TypeVar("Task", bound=Hashable)
 
 _ROUNDS = 20
-"""Rounds of expectation maximisation; the order of candidates is stable after about ten."""
+"""Rounds of expectation maximisation. The order of candidates is stable after about ten."""
 _PRIOR_COUNT = 2.0
-"""Imagined observations behind the first guess of each variance, and of a mean gain of 0."""
+"""The weight, in observations, of the first guess of each variance, and of the guess that the mean
+gain is 0."""
 _PRIOR_SHARE = 0.25
-"""The first guess of the variance of gains and of tasks' effects: a share of the rewards' one."""
+"""The first guess of the variance of gains, and of that of tasks' effects, as a share of the
+variance of all rewards."""
 _LEAST_VARIANCE = 1e-6
+"""The variance of rewards is taken to be at least this, so that it can be divided by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """The posterior distribution of a candidate's value, a normal one."""
+    """The posterior distribution of a candidate's value: a normal distribution."""
 
     mean: float
     variance: float
 
 
 def beliefs(parents: Sequence[int | None], rewards: Sequence[Mapping[Task, float]]) -> list[Belief]:
-    """Return the posterior mean and variance of each candidate's mean reward. The model is normal:
-    a task has an effect, and a child's value is its parent's plus a gain, whose distribution is
-    estimated from the data.
+    """Return the posterior mean and variance of each candidate's value, by the model of this
+    module: reward = value + effect of the task + noise, and value = parent's value + gain.
 
-    parents: the place of each candidate's parent, which comes before it; None: it has none.
-    rewards: of each candidate, by task; at least one candidate has one.
+    The variances of noise, effects and gains, and the mean gain, are estimated from the data. Each
+    round first updates the values and the effects, then these four numbers.
+    parents: the index of each candidate's parent, which is smaller than its own; None: no parent.
+    rewards: the rewards of each candidate, by task. At least one candidate must have one.
     """
     seen = [reward for each in rewards for reward in each.values()]
     total = max(statistics.pvariance(seen), _LEAST_VARIANCE)
@@ -87,5 +90,7 @@ def beliefs(parents: Sequence[int | None], rewards: Sequence[Mapping[Task, float
 
 
 def _shrunk(guess: float, squares: Sequence[float]) -> float:
-    """Return a variance: the mean of the squares, with the guess as some more of them."""
+    """Return a variance: the mean of the squares, in which the guess counts as `_PRIOR_COUNT` more
+    of them.
+    """
     return (_PRIOR_COUNT * guess + sum(squares)) / (_PRIOR_COUNT + len(squares))

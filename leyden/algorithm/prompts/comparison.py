@@ -1,6 +1,6 @@
-"""How much better one candidate is than another on the same tasks, and how sure that is.
+"""Compare two candidates on the same tasks: how much better one is, and how sure that is.
 
-Pure values and functions: they know rewards, no prompts, no store and no model.
+Values and pure functions, which know rewards, no prompts, no store and no model.
 """
 
 from __future__ import annotations
@@ -16,33 +16,39 @@ Rewards = Mapping[int, float]
 """A candidate's rewards by task: the task's place in the validation set."""
 
 _SURE = 0.05
-"""The largest probability, by a sign test, with which a sure difference may be chance."""
+"""A difference is only sure if the p-value of the sign test is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two candidates on the same tasks: the reward of the second minus the reward of the first."""
+    """The comparison of a second candidate with a first one on the same tasks."""
 
     difference: Estimate
+    """The mean reward of the second candidate minus that of the first."""
     better: int
     """The number of tasks on which the second candidate has the higher reward."""
     worse: int
+    """The number of tasks on which the second candidate has the lower reward."""
     tasks: int
+    """The number of tasks, those with equal rewards included."""
     n_compared: int = 1
-    """Candidates of which the second was chosen as the best, by the same rewards."""
+    """The number of candidates of which the second one was chosen by the same rewards."""
 
     @property
     def chance(self) -> float:
-        """Return an upper bound of the p-value that the second candidate is no better: a one-sided
-        sign test with Bonferroni's correction for `n_compared` candidates.
+        """An upper bound of the p-value of a one-sided sign test that both candidates are equally
+        good, with Bonferroni's correction for `n_compared` candidates.
+
+        It is the probability of at least `better` heads in `better + worse` tosses of a fair coin,
+        times `n_compared`.
         """
         n = self.better + self.worse
         return min(1.0, self.n_compared * sum(math.comb(n, k) for k in range(self.better, n + 1)) / 2**n)
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the confidence interval of the mean difference lies above 0 and the sign
-        test also rejects that both prompts are equal.
+        """Whether the confidence interval of the mean difference lies above 0, and the sign test
+        also rejects that both candidates are equally good.
         """
         return self.difference.low is not None and self.difference.low > 0 and self.chance <= _SURE
 
@@ -60,13 +66,14 @@ class Comparison:
 
 
 def compare(first: Rewards, second: Rewards, *, n_compared: int = 1) -> Comparison:
-    """Compare two candidates on the tasks that both have a reward for, at least one.
+    """Return the comparison of two candidates on the tasks for which both have a reward, at least
+    one.
 
-    The pairs take the difficulty of the tasks out of the difference. The best of many candidates
-    was also lucky, so its interval and its sign test are those of `n_compared` simultaneous
-    comparisons (Bonferroni): all intervals hold together with 95 %.
+    Pairs of rewards on the same task remove the tasks' difficulty from the difference. The best of
+    many candidates was also lucky, so interval and sign test are corrected for `n_compared`
+    simultaneous comparisons (Bonferroni).
 
-    n_compared: candidates of which the second is the best by these rewards; 1: it was
+    n_compared: the number of candidates of which `second` was chosen by these rewards; 1: it was
         not chosen by them.
     """
     differences = [second[task] - first[task] for task in sorted(first.keys() & second.keys())]

@@ -1,6 +1,6 @@
-"""Which of several prompts is rewritten next.
+"""Choose which of several prompts is rewritten next.
 
-Pure functions of counts: they know no prompts, no models and no optimiser.
+Pure functions of counts, which know no prompts, no models and no optimiser.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ import random
 from collections.abc import Mapping, Sequence
 
 Edits = Mapping[str, tuple[int, int]]
-"""For each prompt's name: the number of its rewritings, and of those that raised the reward."""
+"""For each prompt, by its name: how often it was rewritten, and how often that raised the
+reward."""
 
 
 def name_to_improve(names: Sequence[str], edits: Edits, turn: int, seed: str) -> str:
-    """Return the prompt to rewrite: each in turn at first, then by how often that has helped so
-    far.
+    """Return the name of the prompt to rewrite: each in turn until all were rewritten once, then by
+    how often that has helped.
 
-    The choice is Thompson sampling: of each prompt's rate of success, which is Beta
-    distributed, the highest draw wins. So a prompt whose edits never help gets fewer and fewer,
-    and is not given up.
+    The choice is Thompson sampling: a rate of success is drawn for each prompt from its Beta
+    distribution, and the highest one wins. So a prompt whose edits never help is chosen more and
+    more seldom, but is not given up.
 
-    turn: counts the choices. seed: of the draw; equal counts and seeds give equal names.
+    turn: the number of the choice, from 0.
+    seed: of the draw; equal arguments give equal names.
     """
     if any(name not in edits for name in names):
         return names[turn % len(names)]

@@ -1,12 +1,12 @@
-"""Find the prompts that an agent has hard-coded, in the model calls that were recorded of it.
+"""Find the prompts that an agent has hard-coded, from recorded model calls.
 
 `extract_prompts` compares the system and user messages of many rollouts. Text that is the same in
 all of them becomes a template. A value of the task becomes a placeholder with the name of its
-field, an earlier answer of the model becomes `{answer_1}`, and whatever else differs `{value_1}`,
-`{value_2}` and so on. Each template, filled with the values of a rollout, is exactly the message
-that the rollout has sent.
+field, an earlier answer of the model becomes `{answer_1}`, and other text that differs becomes
+`{value_1}`, `{value_2}` and so on. A template that is filled with the values of a rollout is
+exactly the message that the rollout has sent.
 
-Pure functions of recorded calls: they know no store and no command line.
+Pure functions of recorded calls, which know no store and no command line.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from leyden.adapter.normalise import ModelCallView
 from leyden.types import PromptTemplate
 
 _LEAST_CHARACTERS = 8
-"""A template has at least this many letters and digits of its own; with fewer, the message was
-written by the user."""
+"""A template must have so many letters and digits of fixed text. With fewer, the message is taken
+to be the user's."""
 _ISLAND_CHARACTERS = 8
-"""Text between two computed values that has fewer letters and digits is found in both by chance."""
+"""Fixed text between two gaps with fewer letters and digits is taken to be equal by chance."""
 _LEAST_RUN = 12
-"""Two messages at the same place of a rollout are of one template if they have a piece of this many
+"""Two messages at the same place of a rollout have one template if they have a piece of so many
 characters in common."""
 _ALIKE = 0.6
-"""Two messages at different places are of one template if they have so much of the shorter
-one's text in common."""
+"""Two messages have one template if they have this share of the shorter one's text in common."""
 _LEAST_SHARE = 0.1
-"""A template is found in at least this share of the rollouts, so that chance remarks are none."""
+"""A template must be in at least this share of the rollouts. Rarer text is no prompt."""
 _MOST_FIELDS = 500
-"""Most values of one task that are searched for. Further values count as computed."""
+"""How many values of one task are searched for. Further values count as computed."""
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
@@ -50,7 +49,7 @@ class Message:
     role: str
     text: str
     call: int
-    """The number of the first call that has it, from 0."""
+    """The number of the first call that sends the message, from 0."""
     place: int
     """The message's position in that call, from 0."""
 
@@ -62,9 +61,9 @@ class Conversation:
     task: Any
     """The rollout's input."""
     messages: Sequence[Message]
-    """The system and user messages of its calls, each text once."""
+    """The system and user messages of the rollout's calls, each text once."""
     answers: Sequence[str] = ()
-    """The model's answers, call by call."""
+    """The model's answer to each call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,8 @@ class Placeholder:
     """The value that a placeholder stands for."""
 
     expression: str | None
-    """The Python expression of the value, where `task` is the rollout's input; None: it is no
-    part of the input."""
+    """The Python expression of the value, in which `task` is the rollout's input; None if the value
+    is no part of the input."""
     description: str
     """The source of the placeholder's value, as text for people, such as "the answer to call 1"."""
     examples: tuple[str, ...]
@@ -85,22 +84,22 @@ class ExtractedPrompt:
     """A prompt that an agent sends."""
 
     name: str
-    """A name for the resource: `prompt` if the agent has one, otherwise after its role, such
-    as `system_prompt`."""
+    """A name for the resource: `prompt` if the agent has only one prompt, otherwise a name with its
+    role, such as `system_prompt`."""
     role: str
     template: PromptTemplate
     placeholders: Mapping[str, Placeholder]
-    """Each placeholder by its name, in order of appearance."""
+    """The placeholders by name, in order of appearance."""
     rollouts: tuple[int, ...]
-    """The places of the conversations that have it."""
+    """The places of the conversations that contain the prompt, in the argument of
+    `extract_prompts`."""
     call: int
-    """The number of the first call that has it, from 0."""
+    """The number of the first call that sends the prompt, from 0."""
 
 
 def conversation_of(task: Any, calls: Sequence[ModelCallView]) -> Conversation:
-    """Return the input of a rollout with the messages of its model calls.
-
-    A text that later calls repeat counts once.
+    """Return the input of a rollout with the system and user messages of its model calls. A message
+    that later calls repeat is contained once.
     """
     found: dict[tuple[str, str], Message] = {}
     for number, call in enumerate(calls):
@@ -113,16 +112,19 @@ def conversation_of(task: Any, calls: Sequence[ModelCallView]) -> Conversation:
 
 
 def formatting_call(prompt: ExtractedPrompt) -> str:
-    """Return the Python expression with which the agent makes the message from the resource."""
+    """Return the Python expression with which an agent makes the message from the resource, such as
+    `resources['prompt'].format(city=task['city'])`.
+    """
     values = ", ".join(f"{name}={each.expression or '...'}" for name, each in prompt.placeholders.items())
     return f"resources[{prompt.name!r}].format({values})"
 
 
 def extract_prompts(conversations: Sequence[Conversation]) -> list[ExtractedPrompt]:
-    """Return the prompts that at least two conversations, and a tenth of them, have in common.
+    """Return the prompts that at least two conversations, and a tenth of all, have in common, in
+    the order in which the agent sends them.
 
-    They are in the order in which an agent sends them. A field of the task is distinguished from
-    fixed text only if it has different values, so give rollouts of different tasks.
+    A field of the task that has the same value in all rollouts looks like fixed text, so give
+    rollouts of different tasks.
     """
     masked = [_Masked(number, message, fields) for number, message, fields in _with_fields(conversations)]
     needed = max(2, _LEAST_SHARE * len(conversations))
@@ -139,7 +141,7 @@ def extract_prompts(conversations: Sequence[Conversation]) -> list[ExtractedProm
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A value of a rollout's task or answers, in one way of writing it."""
+    """A value of a rollout's task or one of its answers, written in one way."""
 
     name: str
     expression: str | None
@@ -153,9 +155,7 @@ class _Field:
 
 
 def _fields(conversation: Conversation) -> dict[_Field, str]:
-    """Return all values of a task as texts, the whole task among them, and the answers of the
-    model.
-    """
+    """Return all values of a task as texts, including the whole task, and the model's answers."""
     answers = {_Field(f"answer_{call + 1}", None, call): text for call, text in enumerate(conversation.answers)}
     return {**dict(islice(_walk("task", "task", conversation.task), _MOST_FIELDS)), **answers}
 
@@ -185,13 +185,14 @@ def _walk(name: str, expression: str, value: Any) -> Iterator[tuple[_Field, str]
 
 
 def _plain_name(text: str) -> str:
-    """Return the text as the name of a placeholder."""
+    """Return a text as the name of a placeholder: a Python identifier."""
     name = re.sub(r"\W", "_", text)
     name = name if name.isidentifier() else f"item_{name}"
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def _with_fields(conversations: Sequence[Conversation]) -> Iterator[tuple[int, Message, dict[_Field, str]]]:
+    """Yield each message with the number of its conversation and the fields of its task."""
     for number, conversation in enumerate(conversations):
         fields = _fields(conversation)
         for message in conversation.messages:
@@ -202,7 +203,7 @@ def _with_fields(conversations: Sequence[Conversation]) -> Iterator[tuple[int, M
 
 
 class _Gap:
-    """Stands in a template for text that differs."""
+    """A part of a template for text that differs and is no field."""
 
     def __repr__(self) -> str:
         return "..."
@@ -214,7 +215,7 @@ Token = str | _Field | _Gap
 
 @dataclass(slots=True)
 class _Masked:
-    """A message whose values of the task are replaced by their fields."""
+    """A message in which the values of the task are replaced by their fields."""
 
     conversation: int
     message: Message
@@ -226,7 +227,7 @@ class _Masked:
 
 
 def _mask(text: str, fields: Mapping[_Field, str]) -> tuple[Token, ...]:
-    """Return the tokens of a text.
+    """Return the tokens of a text, in which the values of fields are replaced by the fields.
 
     The longest values are replaced first. Values that are only white space are not replaced.
     """
@@ -244,6 +245,7 @@ def _mask(text: str, fields: Mapping[_Field, str]) -> tuple[Token, ...]:
 
 
 def _split(text: str, pattern: re.Pattern[str], mark: _Field) -> Iterator[str | _Field]:
+    """Yield the pieces of a text, with `mark` in the place of each match of the pattern."""
     for number, piece in enumerate(pattern.split(text)):
         if number:
             yield mark
@@ -267,8 +269,8 @@ class _MessageGroup:
 
 
 def _groups(messages: Sequence[_Masked]) -> list[_MessageGroup]:
-    """Group messages by template: equal ones first, then each with the group that it resembles
-    most.
+    """Return the messages grouped by template. Equal messages are one group at first; then each
+    group is joined to the one that it resembles most, if any, the largest first.
     """
     equal: dict[tuple[str, tuple[Token, ...]], _MessageGroup] = {}
     for each in messages:
@@ -288,8 +290,8 @@ def _groups(messages: Sequence[_Masked]) -> list[_MessageGroup]:
 
 
 def _common(template: Sequence[Token], tokens: Sequence[Token]) -> tuple[Token, ...]:
-    """Return the tokens that both have in the same order, with a gap wherever one of them
-    has others between.
+    """Return the tokens that two templates have in common, in order, with a gap wherever one of
+    them has other tokens between.
     """
     start = _shared_start(template, tokens)
     end = _shared_start(template[start:][::-1], tokens[start:][::-1])
@@ -305,13 +307,12 @@ def _common(template: Sequence[Token], tokens: Sequence[Token]) -> tuple[Token, 
 
 
 def _shared_start(one: Sequence[Token], other: Sequence[Token]) -> int:
+    """Return how many tokens two sequences have in common at their start."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _without_islands(template: Sequence[Token]) -> tuple[Token, ...]:
-    """Return the template with one gap in the place of two that have too little text between
-    them.
-    """
+    """Return the template in which two gaps with too little text between them are one gap."""
     found: list[Token] = []
     last_gap: int | None = None
     for token in template:
@@ -326,7 +327,10 @@ def _without_islands(template: Sequence[Token]) -> tuple[Token, ...]:
 
 
 def _is_one_template(group: _MessageGroup, new: _MessageGroup, template: Sequence[Token]) -> bool:
-    """Return whether two groups are of one template. template: what they have in common."""
+    """Return whether two groups have one template.
+
+    template: the tokens that both have in common.
+    """
     smaller = min(_letters(group.template), _letters(new.template))
     common = _letters(template)
     if common >= _LEAST_CHARACTERS and common >= _ALIKE * smaller:
@@ -335,11 +339,12 @@ def _is_one_template(group: _MessageGroup, new: _MessageGroup, template: Sequenc
 
 
 def _letters(tokens: Iterable[Token]) -> int:
-    """Return how many letters and digits a template has of its own."""
+    """Return the number of letters and digits in a template's fixed text."""
     return sum(len(token) for token in tokens if isinstance(token, str) and token[0].isalnum())
 
 
 def _longest_run(tokens: Iterable[Token]) -> int:
+    """Return the number of characters of a template's longest piece of fixed text."""
     longest = run = 0
     for token in tokens:
         run = run + len(token) if isinstance(token, str) else 0
@@ -379,10 +384,9 @@ def _prompt_of(group: _MessageGroup) -> ExtractedPrompt | None:
 
 
 def _values_in(template: Sequence[Token], member: _Masked) -> list[str]:
-    """Return the text in the place of each field and gap of a template, which the member's tokens
-    match.
+    """Return the text that a message has in the place of each field and each gap of its template.
 
-    A gap ends where the text behind it is found first.
+    A gap ends where the text after it is first found.
     """
     pieces = [""]
     for token in template:
@@ -406,12 +410,12 @@ def _values_in(template: Sequence[Token], member: _Masked) -> list[str]:
 
 
 def _source(slot: Token, texts: Sequence[str], members: Sequence[_Masked]) -> _Field | _Gap | None:
-    """Return what a placeholder stands for: a field of the input, or a computed value.
+    """Return what a field or a gap of a template stands for: a field of the input, a gap for a
+    computed value, or None if its text is always the same.
 
-    slot: the placeholder as the comparison of the messages found it.
-    texts: the text in its place, in each message.
+    slot: the field or gap that the comparison of the messages has found.
+    texts: the text in its place in each message.
     members: the messages, in the same order.
-    None if the text is always the same.
     """
     if len(set(texts)) == 1:
         return None
@@ -428,8 +432,11 @@ def _source(slot: Token, texts: Sequence[str], members: Sequence[_Masked]) -> _F
 def _placeholders(
     sources: Sequence[_Field | _Gap | None], by_slot: Sequence[Sequence[str]]
 ) -> tuple[list[str | None], dict[str, Placeholder]]:
-    """Return the name for each slot, None for one that is fixed text, and what the names stand
-    for.
+    """Return the name of each slot's placeholder, None for a slot with fixed text, and the
+    placeholders by name.
+
+    sources: what each slot stands for (`_source`).
+    by_slot: for each slot its text in each message.
     """
     names: list[str | None] = []
     found: dict[str, Placeholder] = {}
@@ -452,7 +459,7 @@ def _placeholders(
 
 
 def _named(prompts: Sequence[ExtractedPrompt]) -> list[ExtractedPrompt]:
-    """Give each prompt a name of its own."""
+    """Return the prompts with names of their own."""
     if len(prompts) == 1:
         return [replace(prompts[0], name="prompt")]
     counts: dict[str, int] = {}

@@ -1,7 +1,8 @@
-"""`Journal`: the reflection model's answers by the place at which they were asked for.
+"""`Journal`: a file with the answers of the reflection model.
 
-A run that is killed in the middle of a round asks nothing twice: it reads the answers that it had
-got. Beside resuming, the file shows a person why each prompt was changed.
+Each answer has a key, its *place* in the search. When a run that was killed in the middle of a
+round is resumed, it reads the answers that it had received, and asks nothing twice. The file also
+shows a person why each prompt was changed.
 """
 
 from __future__ import annotations
@@ -15,20 +16,18 @@ from leyden.errors import CheckpointError
 
 
 class Journal:
-    """A file with one JSON object for each answer.
-
-    None as its path keeps answers in memory alone.
-    """
+    """The answers of the reflection model by place, in a file with one JSON object for each."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the file. A last line that a crash has cut off is removed.
+        """Read the file, if it exists. Remove a last line that a crash has cut off.
 
+        path: the file; None: answers are kept in memory only.
         Raise CheckpointError for another line that cannot be read.
         """
         self._path = path
         self._answers: dict[str, str] = {}
         self.tokens: dict[str, int] = {}
-        """Tokens of the calls of earlier processes, by place."""
+        """The tokens of the calls of earlier processes, by place."""
         if path is not None and path.is_file():
             self._read(path)
 
@@ -52,12 +51,13 @@ class Journal:
             os.truncate(path, len(whole))
 
     def get(self, place: str) -> str | None:
-        """Return the recorded answer to the question at a place, if there is one."""
+        """Return the recorded answer at a place, or None."""
         return self._answers.get(place)
 
     def add(self, place: str, answer: str, **about: Any) -> None:
-        """Keep an answer; it is on disk when this returns. about: what else a reader of the
-        file wants to know.
+        """Record an answer at a place. It is on disk when this returns.
+
+        about: further fields for readers of the file.
         """
         self._answers[place] = answer
         if self._path is not None:

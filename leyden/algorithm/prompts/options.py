@@ -1,5 +1,4 @@
-"""The options that all prompt optimisers have, checked in one place, so that each refuses the same
-values.
+"""Check the options that all prompt optimisers have, so that all refuse the same values.
 
 To add an option of all optimisers, add it here and to `PromptOptimiser.configure`.
 """
@@ -27,11 +26,13 @@ def check_shared_options(
     failed_reward: object,
     seed: object,
 ) -> None:
-    """Raise ConfigError, with the option's name and a remedy, for the first value that is
-    impossible.
+    """Raise ConfigError, with the option's name and a remedy, for the first value that is not
+    possible.
 
-    client: for the reflection models. counts: whole numbers of at least 1, by the option's name.
-    temperature: its option's name and value. names: of models and resources, None among them.
+    client: the client for the reflection models, or None.
+    counts: options that are whole numbers of at least 1, by name.
+    temperature: the name and the value of the option for the temperature.
+    names: options that name models or resources, by the option's name; None is possible.
     """
     if client is not None and not hasattr(client, "chat"):
         raise ConfigError(
@@ -53,9 +54,8 @@ def check_shared_options(
 
 
 def check_reward_range(value: Any) -> tuple[float, float]:
-    """Return the lowest and the highest reward.
-
-    Raise ConfigError unless they are two finite numbers in this order.
+    """Return the lowest and the highest reward. Raise ConfigError unless the value has two finite
+    numbers in this order.
     """
     if isinstance(value, str) or not isinstance(value, Sequence) or len(cast("Sequence[Any]", value)) != 2:
         raise ConfigError(f"reward_range is {value!r}; give the lowest and the highest reward, as (0.0, 1.0)")

@@ -1,8 +1,8 @@
-"""`Reflector`: asks the reflection model, keeps its answers, and asks once more after one
+"""`Reflector`: calls the reflection model, records its answers, and asks once more after an answer
 that cannot be used.
 
-It knows a client or a gateway's model. It does not know what is asked, nor what becomes of the
-answers.
+It knows a client or a gateway's model. It does not know the questions, nor how the answers are
+used.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ Recorded = Callable[..., AbstractAsyncContextManager[LLM]]
 """The type of `Algorithm.recorded_calls`."""
 
 _TRIES = 2
-"""The most times that a question is asked if its answers cannot be used."""
+"""How often a question is asked at most if its answers cannot be used."""
 _SHOWN_CHARACTERS = 300
+"""How much of an error's text a message shows."""
 _SLOW_SECONDS = 30.0
 """Seconds after which a call without an answer causes a warning."""
 
 
 @dataclass(slots=True)
 class ReflectionCounts:
-    """The numbers of reflection calls in one round, by their outcome."""
+    """Counts of the reflection calls of one round."""
 
     calls: int = 0
-    """Calls that were made, failed ones among them."""
+    """The number of calls that were made, including failed ones."""
     replayed: int = 0
-    """Answers that an earlier process of this run had received."""
+    """The number of answers that were read from the journal."""
     refused: int = 0
-    """Questions without a usable answer after all tries."""
+    """The number of questions without a usable answer after all tries."""
     last_problem: str = ""
-    """Why the last answer could not be used."""
+    """Why the newest unusable answer could not be used."""
     errors: Counter[str] = field(default_factory=Counter[str])
-    """Calls that failed, by error."""
+    """The number of failed calls, by error."""
 
     def metrics(self) -> dict[str, float]:
         """Return the counts for the metrics of a round."""
@@ -62,8 +63,9 @@ class ReflectionCounts:
         }
 
     def check(self, what: str) -> None:
-        """Raise ReflectionFailed if calls were made and all of them failed. what: such as "round
-        1".
+        """Raise ReflectionFailed if calls were made and all of them failed.
+
+        what: names the calls in the message, such as "round 1".
         """
         if self.errors and self.errors.total() == self.calls and not self.replayed:
             raise ReflectionFailed(
@@ -73,13 +75,13 @@ class ReflectionCounts:
 
 
 class Reflector:
-    """Asks the reflection model for texts, within the budget, and keeps its answers in a journal.
+    """Calls the reflection model within the budget, and records its answers in a journal.
 
     client: any OpenAI-compatible client; None: a model of the gateway.
-    recorded: opens an attempt of the algorithm's own, in which the gateway records a call.
-    collector: has the budget that each call has a share of.
-    journal: has the answers that earlier processes of this run got.
-    temperature: sampling temperature of all calls.
+    recorded: `Algorithm.recorded_calls`, which opens an attempt in which the gateway records calls.
+    collector: has the budget from which each call is paid.
+    journal: has the answers that earlier processes of this run have received.
+    temperature: the sampling temperature of all calls.
     """
 
     def __init__(
@@ -104,13 +106,18 @@ class Reflector:
         *,
         place: str,
     ) -> T | None:
-        """Return what `check` makes of the model's answer; None if there is no usable one.
+        """Ask the reflection model, and return the value that `check` makes of its answer; None if
+        no answer can be used.
 
-        An answer that cannot be used is returned to the model once, with the reason. An error of
-        the call is logged and counted.
-
-        check: returns a value, or None and why there is none.
-        place: the key under which a resumed run finds the answer again. Empty: it is not kept.
+        If an answer cannot be used, the model is asked once more, with the reason. An error of the
+        call is only counted.
+        purpose: names the call in the gateway's record and in messages.
+        model: the model's name; None: the only one.
+        check: takes an answer and returns a value and "", or None and why the answer cannot be
+            used.
+        place: the key under which the journal keeps the answer for a resumed run; empty: it is not
+            kept.
+        Raise BudgetExceeded if the budget has no room for the call, or its time is over.
         """
         messages: list[Message] = [{"role": "user", "content": question}]
         for attempt in range(_TRIES):
@@ -130,8 +137,8 @@ class Reflector:
         return None
 
     async def _answer(self, purpose: str, model: str | None, messages: list[Message], place: str) -> str | None:
-        """Return the answer that is kept for this place, or else the model's; None if the call
-        failed.
+        """Return the answer that the journal has for this place, or else that of the model; None if
+        the call failed.
         """
         kept = self._journal.get(place) if place else None
         if kept is not None:
@@ -180,7 +187,9 @@ class Reflector:
         )
 
     async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, int]:
-        """Return the answer, and the tokens of question and answer together."""
+        """Call the model, within a reservation of the budget. Return its answer, and the tokens of
+        question and answer together.
+        """
         if self._client is None:
             async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
                 return await self._complete(llm.openai(), llm.model, messages)

@@ -1,4 +1,4 @@
-"""`PromptResult`: what a search for better prompts has found, and how sure that is."""
+"""`PromptResult`: the best prompts of a search, and how much better than the user's they are."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from leyden.utils.figures import figure
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PromptResult:
-    """The outcome of a run: `RunSummary.result`."""
+    """The result of a run of a prompt optimiser, as `RunSummary.result` has it."""
 
     prompts: dict[str, PromptTemplate]
-    """The best prompts, by the name of the resource."""
+    """The best prompts, by the names of their resources."""
     resources_id: str
-    """The resources that have them, labelled `prompts/RUN_ID/best`."""
+    """The id of the resources with the best prompts, which are labelled `prompts/RUN_ID/best`."""
     version: int
+    """The version of these resources."""
     reward: float | None
-    """The mean over the validation tasks on which the best prompts were measured;
-    None if they were not."""
+    """The mean reward over the validation tasks on which the best prompts were measured; None if
+    they were not measured."""
     against_first: Comparison | None
     """The best prompts compared with the user's, on validation tasks; None if both are the same."""
     test_reward: float | None = None
@@ -28,10 +29,9 @@ class PromptResult:
     test: Comparison | None = None
     """The best prompts compared with the user's, on the test set."""
     expected_reward: float | None = None
-    """The reward that is expected on new tasks. GEPA chooses by `reward`, so the best prompts were
-    also lucky; this estimate from the rewards of all candidates has little of that luck. None from
-    APO, which does not choose by `reward`, and from FewShot.
-    """
+    """The reward to expect of the best prompts on new tasks, from GEPA. GEPA chooses by `reward`,
+    so the best prompts were also lucky; this estimate from the rewards of all candidates has little
+    of that luck. None from APO, which does not choose by `reward`, and from FewShot."""
 
     def __repr__(self) -> str:
         parts = ["no reward" if self.reward is None else f"reward {figure(self.reward, 3)}"]

@@ -1,7 +1,7 @@
-"""The text that a reflection model reads about rollouts, and the check of a prompt that the model
+"""Write the text that a reflection model reads about rollouts, and check the prompts that it
 proposes.
 
-Pure functions: they know prompts and finished rollouts, no model, no store and no optimiser.
+Pure functions, which know prompts and finished rollouts, no model, no store and no optimiser.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def rollouts_as_text(scores: Sequence[Score]) -> str:
 
 
 def _rollout_as_text(number: int, score: Score) -> str:
-    """Return a rollout as the reflection model reads it. Durations are left out, so that a repeated
-    run asks the same question.
+    """Return the text about one rollout: task, transcript, reward and failure, each cut if it is
+    very long. Durations are removed, because they differ in every run.
     """
     head = f'<run number="{number}" reward="{figure(score.reward)}">'
     lines = [head]
@@ -58,6 +58,7 @@ def shown_text(text: str) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
+    """Return a text, cut after `limit` characters with a note of its full length."""
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text):,} characters in all)"
 
 
@@ -65,10 +66,10 @@ def _cut(text: str, limit: int) -> str:
 
 
 def new_prompt_of(answer: str) -> str | None:
-    """Return the prompt that an answer holds: between its last tags, or else all of it; None
-    if it was cut off.
+    """Return the prompt in an answer: the text between its last tags, or the whole answer without
+    tags. Return None if the answer was cut off before the closing tag.
 
-    Of nested tags, the inner ones are in the text, which `problem_with` refuses.
+    If tags are nested, the result contains the inner ones, and `problem_with` refuses it.
     """
     if tagged := list(_TAG.finditer(answer)):
         last = tagged[-1]
@@ -79,10 +80,11 @@ def new_prompt_of(answer: str) -> str | None:
 
 
 def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: int) -> str | None:
-    """Return why a text cannot take the place of a prompt, in words for the model that wrote
-    it; None if it can.
+    """Return why a text cannot replace a prompt, as a sentence for the model that wrote it; None if
+    it can.
 
-    The new prompt must have the same placeholders, because the agent gives it the same values.
+    The new prompt must have the same placeholders, because the agent fills in the same values.
+    text: the new prompt; None for an answer that was cut off.
     """
     if text is None:
         return "it has no </new_prompt>, so it seems to be cut off"
@@ -108,8 +110,8 @@ def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: in
 
 
 def _problem_with_tags(text: str, template: str) -> str | None:
-    """Return why a text is no template of Jinja or POML with the tags of another one; None if it
-    is.
+    """Return why a text cannot replace a template of Jinja or POML: it must have the same tags in
+    the same order, and no new marks beside them. None if it can.
     """
     wanted, found = _tags(template), _tags(text)
     if found != wanted:
@@ -120,16 +122,18 @@ def _problem_with_tags(text: str, template: str) -> str | None:
 
 
 def _tags(template: str) -> list[str]:
+    """Return the tags of a Jinja or POML template, such as `{% if %}`, in order."""
     return [each for each in _OTHER_ENGINES.findall(template) if each.startswith("{%")]
 
 
 def _strays(template: str) -> set[str]:
+    """Return the marks of a template that stand outside its expressions and tags."""
     return set(_STRAY.findall(_OTHER_ENGINES.sub("", template)))
 
 
 def placeholders_of(prompt: PromptTemplate) -> set[str]:
-    """Return the placeholders' names; of another engine than `f-string`, its expressions
-    as they are written.
+    """Return the names of a template's placeholders. For another engine than `f-string`, return its
+    expressions and tags as they are written.
 
     Raise ConfigError for a template that cannot be formatted.
     """

@@ -269,6 +269,7 @@ def _check_unused(config: Any, untouched: Mapping[str, Any]) -> None:
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

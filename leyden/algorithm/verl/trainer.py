@@ -167,6 +167,7 @@ class AgentLightningTrainer(PPOTrainerSync):
         return metrics
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> Any:
+        """Do one step of verl, and add the daemon's metrics to those of verl's loggers."""
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         metrics.update({f"leyden/{name}": value for name, value in _numbers(self._sampled("train")).items()})
         return batch
