@@ -24,27 +24,37 @@ class PauseClaiming:
     rollouts.
 
     An alert about the store or the machine pauses all workers. A worker notices the pause with its
-    next heartbeat, finishes its rollouts, and claims again when no alert holds it any more.
+    next heartbeat, finishes its rollouts, and claims again when no alert holds it any more. A worker
+    that was paused by hand before the alert stays paused.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, set[tuple[str, str | None]]] = {}
         """The alerts that hold each worker (their rule and subject), by the worker's id."""
+        self._paused_before: set[str] = set()
+        """Workers that were paused already when the first alert came to hold them."""
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
         """Pause the alert's workers."""
         for worker in await _workers_of(store, alert):
-            self._held.setdefault(worker.worker_id, set()).add((alert.rule, alert.worker_id))
+            holding = self._held.setdefault(worker.worker_id, set())
+            if worker.paused and not holding:
+                self._paused_before.add(worker.worker_id)
+            holding.add((alert.rule, alert.worker_id))
             if not worker.paused:
+                self._paused_before.discard(worker.worker_id)
                 await store.pause_worker(worker.worker_id)
 
     async def resolved(self, store: LightningStore, alert: Alert) -> None:
-        """Resume the alert's workers, except those that another alert holds."""
+        """Resume the alert's workers, except those that another alert holds or a person paused."""
         for worker in await _workers_of(store, alert):
             holding = self._held.get(worker.worker_id, set())
             holding.discard((alert.rule, alert.worker_id))
-            if worker.paused and not holding:
+            if holding:
+                continue
+            if worker.paused and worker.worker_id not in self._paused_before:
                 await store.pause_worker(worker.worker_id, paused=False)
+            self._paused_before.discard(worker.worker_id)
 
 
 class RestartWorker:

@@ -269,6 +269,25 @@ async def test_a_pause_holds_until_no_alert_holds_it_and_ends_with_the_monitor(s
     assert (await alert_series(store, "hot"))[-1] == ("b", 0.0)
 
 
+async def test_an_alert_leaves_a_worker_paused_that_was_paused_by_hand_before(store: InMemoryLightningStore) -> None:
+    monitor = Monitor(rules=[HOT], sinks=(), actions={"hot": [PauseClaiming()]}, interval_seconds=1e6)
+    watch = Watch(monitor, store)
+
+    async def paused_after(cpu_percent: float) -> bool:
+        await beat(store, cpu_percent=cpu_percent)
+        await watch.check()
+        return (await store.get_worker_by_id("w")).paused
+
+    await beat(store)
+    await store.pause_worker("w")
+    assert await paused_after(101)
+    assert await paused_after(50)
+    await store.pause_worker("w", paused=False)
+    assert await paused_after(101)
+    assert not await paused_after(50)
+    await watch.close()
+
+
 def test_a_monitor_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="two rules are called 'hot'"):
         Monitor(rules=[HOT, HOT])

@@ -212,14 +212,17 @@ def _send(channel: Channel, results: Results) -> None:
 
 
 def _picklable(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of an info that can be pickled. "note" names the last one that cannot."""
+    """Return the entries of an info that can be pickled. "note" names the others."""
     kept: dict[str, Any] = {}
+    notes: list[str] = []
     for name, value in info.items():
         try:
             pack_by_value(value)
             kept[name] = value
         except Exception as error:  # noqa: BLE001 -- pickling runs any object's code
-            kept["note"] = f"info[{name!r}] cannot be sent from a worker process and is left out: {error}"
+            notes.append(f"info[{name!r}] cannot be sent from a worker process and is left out: {error}")
+    if notes:
+        kept["note"] = "; ".join([*([str(kept["note"])] if "note" in kept else []), *notes])
     return kept
 
 

@@ -161,6 +161,7 @@ class Rich(gymnasium.Wrapper[Any, Any, Any, Any]):
         pair[:] = 10, 4.0
         info["log"] = {"qlib": pair, "leveled": (30, "up")}
         info["lock"] = threading.Lock()
+        info["gate"] = threading.Event()
         return obs, reward, terminated, truncated, info
 
 
@@ -176,7 +177,8 @@ def test_logs_may_have_levels_and_what_cannot_travel_is_left_out_with_a_word(
         info = venv.step(np.zeros(1, np.int64)).infos[0]
     assert info["log"] == {"qlib": (10, 4.0), "leveled": (30, "up")}
     assert ("lock" in info) == (kind == "dummy")
-    assert ("info['lock'] cannot be sent" in caplog.text) == (kind == "shmem")
+    for name in ("lock", "gate"):
+        assert (f"info[{name!r}] cannot be sent" in caplog.text) == (kind == "shmem")
 
 
 def test_an_environment_without_integers_as_seeds_is_repeatable_too() -> None:
