@@ -24,8 +24,8 @@ class PauseClaiming:
     rollouts.
 
     An alert about the store or the machine pauses all workers. A worker notices the pause with its
-    next heartbeat, finishes its rollouts, and claims again when no alert holds it any more. A worker
-    that was paused by hand before the alert stays paused.
+    next heartbeat, finishes its rollouts, and claims again when no alert holds it any more. A
+    worker that was paused by hand before the alert stays paused.
     """
 
     def __init__(self) -> None:
