@@ -1,6 +1,6 @@
-"""Requests to the models that criticise and rewrite, as files with fields.
+"""Requests to the models that criticise and rewrite, read from files with fields such as `$prompt`.
 
-Leyden's own are in `prompts/`. To try another one, give `APO` a file.
+Leyden's own are in the folder `prompts/`. To use another request, pass its file to `APO`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class RequestTemplate:
     def __init__(self, path: str | Path, fields: Sequence[str]) -> None:
         """Read the request from `path`.
 
-        fields: names of its fields, without `$`; the text has all of them but the optional ones.
+        fields: the names of possible fields, without `$`. The text must have all of them except
+            `placeholders` and `max_characters`.
         Raise ConfigError if the file cannot be read, lacks a field, or has an unknown one.
         """
         try:
@@ -39,7 +40,7 @@ class RequestTemplate:
             raise ConfigError(f"the request {str(path)!r} lacks or does not know ${wrong[0]}; its fields are {names}")
 
     def fill(self, **values: object) -> str:
-        """Return the request with its values."""
+        """Return the request with the values of its fields."""
         return self._template.substitute(values)
 
 

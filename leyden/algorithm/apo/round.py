@@ -1,4 +1,4 @@
-"""`Round`: what one round did, for its metrics, and the warnings about a round that went wrong."""
+"""`Round`: counts of one round for its metrics, and the warnings about a round that went wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leyden.algorithm.prompts.comparison import Comparison
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 
 _ENOUGH = 8
-"""Equal rewards of different candidates on one task are no coincidence if they occur this often."""
+"""If different candidates have equal rewards on the same task so often, it is no coincidence."""
 
 
 @dataclass(slots=True)
@@ -18,16 +18,17 @@ class Round:
     """The state of one round of APO: scores so far, failures, and the comparison at its end."""
 
     planned: int = 0
-    """The most scores that the round needs."""
+    """The largest number of scores that the round may need."""
     scores: int = 0
     failed: int = 0
+    """The number of rollouts without a reward of their own."""
     exceeded: str = ""
-    """Why the budget did not allow the last of the measurements that were left out."""
+    """The budget's message about the last measurement that it refused; empty if it refused none."""
     comparison: Comparison | None = None
     """The new best prompts against those before; None if the best ones have not changed."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts, and by how much the best prompts became better."""
+        """Return the counts, and the improvement if there are new best prompts."""
         improvement = {} if self.comparison is None else {"improvement": self.comparison.difference.mean}
         return {**improvement, "rollouts": self.scores, "failed": self.failed}
 
@@ -47,7 +48,11 @@ def reflection_warnings(round_: int, counts: ReflectionCounts, n_new: int) -> li
 
 
 def ignored_warning(search: Search, names: Sequence[str]) -> str | None:
-    """Return a warning if all candidates have equal rewards on every task; None otherwise."""
+    """Return a warning that the agent may ignore the prompts, if all candidates have equal rewards
+    on every task; else None.
+
+    names: the names of the prompts to improve.
+    """
     by_task: dict[tuple[str, int], list[float]] = {}
     for place in search.measured:
         for task, reward in search.rewards(place).items():

@@ -1,4 +1,4 @@
-"""`PromptWriter`: has a model criticise what an agent did, and has a model rewrite the prompt.
+"""`PromptWriter`: lets one model criticise what an agent did, and another one rewrite the prompt.
 
 It knows requests, answers and candidates. It runs no agent and measures nothing.
 """
@@ -24,11 +24,11 @@ from leyden.options import check_several
 
 
 class PromptWriter:
-    """Writes new prompts: a model criticises a prompt's rollouts, and another call edits the
-    prompt.
+    """Writes new prompts in two calls: a model criticises a prompt's rollouts, and a model edits
+    the prompt.
 
-    The request is chosen by the seed, the new prompt's place in its round and its parent alone, so
-    that a resumed round asks the same.
+    Each call uses one of several requests. The seed, the new prompt's position in the search and
+    its parent decide which, so that a resumed round asks the same.
 
     gradient_model, apply_edit_model: the models that criticise and rewrite; None: the only one.
     critique_files, edit_files: files with requests; None: Leyden's own.
@@ -56,7 +56,12 @@ class PromptWriter:
     async def criticise(
         self, reflector: Reflector, parent: Candidate, name: str, scores: Sequence[Score], place: Branch | None
     ) -> str | None:
-        """Return a critique of one prompt of a candidate; None if the model wrote none."""
+        """Return a critique of one prompt of a candidate; None if the model wrote none.
+
+        name: the name of the prompt.
+        scores: rollouts with the candidate, which the model reads.
+        place: the position of the new candidate; None: the answer is not kept for a resumed run.
+        """
         question = self._chosen(self._critiques, parent, place).fill(
             prompt=parent.prompts[name].template, rollouts=rollouts_as_text(scores)
         )
@@ -82,7 +87,9 @@ class PromptWriter:
         """Return a candidate with a new text of one prompt; None if the model wrote none that can
         be used.
 
-        version: the parent's resources id and version. known: keys of candidates that are refused.
+        place: the position of the new candidate; None: the answer is not kept for a resumed run.
+        version: the id and version of the parent's resources.
+        known: the keys of candidates that are refused, because they were tried before.
         """
         prompt, tried = parent.prompts[name], frozenset(known)
         question = self._chosen(self._edits, parent, place).fill(
@@ -105,6 +112,7 @@ class PromptWriter:
         )
 
     def _chosen(self, requests: Sequence[RequestTemplate], parent: Candidate, place: Branch | None) -> RequestTemplate:
+        """Return one of the requests, the same for the same seed, place and parent."""
         return random.Random(f"{self._seed}/{place}/{parent.key}").choice(requests)
 
 
