@@ -30,7 +30,7 @@ def table(package: str) -> str:
     title = {"agentlightning": "Agent Lightning", "qlib": "`qlib.rl` in pyqlib"}[package]
     head = (
         f"{total - len(seen)} of the {total} public names of {title} {', '.join(found['releases'])} work under the\nalias. "
-        "The others raise an error with the sentence beside them.\n\n| Names | What to write |\n|---|---|\n"
+        "The others raise an error that says what to write instead.\n\n| Names | What to write |\n|---|---|\n"
     )
     lines = [f"| {', '.join(sorted(names))} | {sentence} |\n" for sentence, names in rows.items()]
     return f"{head}{''.join(sorted(lines))}"
@@ -43,7 +43,7 @@ def parameters_table(package: str) -> str:
         f"| {'<br>'.join(f'`{place}`: {found[place]}' for place in places.split())} | {sentence} |\n"
         for places, sentence in INSTEAD[package].items()
     ]
-    return f"| What a call can meet | What to write |\n|---|---|\n{''.join(sorted(rows))}"
+    return f"| What differs | What to write |\n|---|---|\n{''.join(sorted(rows))}"
 
 
 def page_with_tables(package: str, text: str) -> str:
