@@ -1,9 +1,11 @@
-"""Continuous batching: one thread that decodes every request it has, one token at a time.
+"""`Decoder`: continuous batching. One thread decodes all requests together, one token at a time.
 
-Requests join between two steps and leave when they are done. The thread owns the cache and is the
-only one that reads the weights for sampling, so whatever must not happen during a step (new
-weights) is handed to it with `between_steps`. It knows token ids only: no text, no HTTP, no
-gradients.
+Requests join between two steps and leave when they are done. The thread owns the cache, and only it
+reads the weights for sampling. Work that must not happen during a step, such as a change of the
+weights, is passed to the thread with `between_steps`. The module knows token ids only: no text, no
+HTTP, no gradients.
+
+Shapes: B rows of the batch, V vocabulary.
 """
 
 from __future__ import annotations
@@ -47,10 +49,11 @@ class Constraint(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One request: what to continue and how, and what has been sampled (the decoder writes that,
-    anyone may read it).
+    """One request for a response, and its result. Only the decoder's thread writes the result; any
+    thread may read it.
 
-    `logprobs` grows last: its length says how many tokens are complete.
+    Of the three lists of results `logprobs` grows last, so its length is the number of complete
+    tokens.
     """
 
     prompt_ids: list[int]
@@ -58,24 +61,32 @@ class Generation:
     temperature: float
     top_p: float
     stop_ids: frozenset[int]
+    """Tokens that end the response."""
     seed: int | None
+    """The seed of the response; None: the decoder's own generator."""
     loop: asyncio.AbstractEventLoop
     """The event loop on which `notify` is called."""
     notify: Callable[[], object]
-    """Called when it has finished or failed, and after each token if `streams`."""
+    """Called when the response has finished or failed, and after each token if `streams` is set."""
     streams: bool = False
     ends_text: Callable[[Sequence[int]], bool] | None = None
-    """Whether the sampled ids end the response (stop strings)."""
+    """Returns whether the text of the sampled ids ends the response, as a stop string does."""
     constraint: Constraint | None = None
     """Limits the tokens that may be sampled; `logprobs` are those of the limited distribution."""
 
     token_ids: list[int] = field(default_factory=list[int])
+    """The sampled tokens."""
     policy_versions: list[int] = field(default_factory=list[int])
+    """The version of the weights with which each token was sampled."""
     logprobs: list[float] = field(default_factory=list[float])
+    """The log-probability of each token, before top_p."""
     finish_reason: Literal["stop", "length"] | None = None
+    """Why the response ended; None while it has not."""
     error: Exception | None = None
+    """Why the response failed; None if it has not."""
     cancelled: bool = False
-    """Set by any thread to remove the row before the next step, without a notification."""
+    """Any thread may set this to remove the request before the next step, without a
+    notification."""
 
     @property
     def done(self) -> bool:
@@ -84,16 +95,29 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class _DecodingRow:
+    """A request in the batch."""
+
     generation: Generation
     slot: int
+    """Its row in the cache."""
     tokens: list[int]
     """The token ids of the prompt and of the response so far."""
     cached: int
+    """How many of them the cache holds."""
     uniform: Callable[[], float]
+    """Returns the next random number of its generator, in [0, 1)."""
 
 
 class Decoder:
-    """Runs `forward` on a thread of its own from `start` to `stop`."""
+    """Decodes requests with `forward` on a thread of its own, from `start` to `stop`.
+
+    max_batch_rows: the most requests in a batch; 1 if `deterministic` is set.
+    max_prefill_tokens: the most tokens of new prompts in one step. A longer prompt has a step of
+        its own beside the rows under way.
+    deterministic: decode one request at a time, without caches of earlier ones.
+    seed: the seed for requests without a seed.
+    threads: torch's threads for decoding; None: torch's default.
+    """
 
     def __init__(
         self,
@@ -115,19 +139,22 @@ class Decoder:
         self.policy_version = 0
         """The version of the weights. Set it only in a chore of `between_steps`."""
         self._wake = threading.Condition()
+        """Guards the three fields below, which other threads write."""
         self._arrived: deque[Generation] = deque()
         self._chores: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._stopping = False
         self._waiting: deque[Generation] = deque()
+        """Requests that wait for a place in the batch."""
         self._rows: list[_DecodingRow] = []
+        """The requests in the batch."""
         self._counts = {"requests": 0, "prompt_tokens": 0, "response_tokens": 0, "decode_steps": 0}
         self._decode_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="leyden-decoder", daemon=True)
 
     @staticmethod
     def n_slots(max_batch_rows: int, deterministic: bool) -> int:
-        """Return the number of cache rows: twice the batch, so that the rows of conversations
-        between two turns can stay.
+        """Return the number of cache rows: twice the batch, so that the cache keeps conversations
+        that are between two turns.
         """
         return 1 if deterministic else 2 * max_batch_rows
 
@@ -154,7 +181,10 @@ class Decoder:
             self._wake.notify()
 
     def between_steps(self, chore: Callable[[], T]) -> Future[T]:
-        """Run `chore` on the decoder's thread, when no step is under way."""
+        """Run `chore` on the decoder's thread between two steps, and return a future of its result.
+
+        The future raises EngineError if the decoder has been stopped.
+        """
         future: Future[T] = Future()
         with self._wake:
             if self._stopping:
@@ -165,9 +195,10 @@ class Decoder:
         return future
 
     def forget_cache(self) -> None:
-        """Drop everything computed so far; rows under way are computed again.
+        """Drop all cached keys and values. Those of rows under way are computed again in the next
+        step.
 
-        Call it between steps.
+        Call it in a chore of `between_steps`.
         """
         self._slots.forget()
         for row in self._rows:
@@ -217,8 +248,8 @@ class Decoder:
         return not stopping
 
     def _admit(self) -> None:
-        """Drop cancelled rows; give waiting requests a row while there is room and the step keeps
-        its token budget.
+        """Remove cancelled rows, and move waiting requests into the batch while it has room and the
+        step keeps its budget of prompt tokens.
         """
         if any(row.generation.cancelled for row in self._rows):
             for row in [row for row in self._rows if row.generation.cancelled]:
@@ -241,7 +272,7 @@ class Decoder:
             budget -= len(generation.prompt_ids) - cached
 
     def _step(self) -> None:
-        """Sample one token for every row."""
+        """Sample one token for each row. If that fails, all rows fail, and the cache is dropped."""
         forbidden = self._forbidden()
         rows = self._rows
         if not rows:
@@ -253,6 +284,7 @@ class Decoder:
             for index, row in enumerate(rows):
                 if row in forbidden:
                     forbidden_V = forbidden[row].to(logits_BV.device)
+                    # The tokenizer may have more tokens than the model's logits.
                     logits_BV[index].masked_fill_(forbidden_V[: logits_BV.shape[1]], -math.inf)
             requests = [row.generation for row in rows]
             tokens, logprobs = draw(
@@ -263,7 +295,10 @@ class Decoder:
             )
             # A sum is not finite if one of its terms is not.
             if not math.isfinite(sum(logprobs)):
-                raise EngineError(f"the policy's logits are not finite (version {self.policy_version})")
+                raise EngineError(
+                    f"the policy's logits are not finite (version {self.policy_version}). If training has diverged, "
+                    "lower the learning rate and resume from an earlier checkpoint"
+                )
         except Exception as error:
             logger.exception("a decode step of %d rows failed", len(rows))
             self._fail([row.generation for row in rows], str(error))
@@ -276,9 +311,9 @@ class Decoder:
         self._hand_out(tokens, logprobs)
 
     def _forbidden(self) -> dict[_DecodingRow, Tensor]:
-        """Return the tokens that may not come next, for each row with a constraint.
+        """Return for each row with a constraint a mask (V,) of the tokens that may not come next.
 
-        A row whose constraint fails is removed.
+        A row whose constraint fails is removed, and its request fails.
         """
         found: dict[_DecodingRow, Tensor] = {}
         for row in list(self._rows):
@@ -292,16 +327,16 @@ class Decoder:
         return found
 
     def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Append one sampled token to each active row, drop the finished rows, and notify the
-        waiting requests.
+        """Append one sampled token to each row, remove the finished rows, and notify the callers
+        that wait for them.
 
-        tokens, logprobs: one per active row, in the order of `_rows`.
+        tokens, logprobs: one for each row, in the order of `_rows`.
         """
         by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         staying: list[_DecodingRow] = []
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             generation = row.generation
-            row.cached = len(row.tokens)
+            row.cached = len(row.tokens)  # the new token's keys and values are computed in the next step
             row.tokens.append(token)
             generation.token_ids.append(token)
             generation.policy_versions.append(self.policy_version)
@@ -343,7 +378,7 @@ def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
 
 
 def _notify_waiting(by_loop: dict[asyncio.AbstractEventLoop, list[Generation]]) -> None:
-    """Notify all requests, with one wake-up for each event loop."""
+    """Call `notify` of all requests, with one wake-up for each event loop."""
     for loop, generations in by_loop.items():
         try:
             loop.call_soon_threadsafe(_notify_all, generations)

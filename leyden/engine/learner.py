@@ -209,7 +209,7 @@ class TorchLearner:
                 "gradient_checkpointing=True, lora=LoRA(), dtype='bfloat16', or shorter sequences (max_length)"
             )
         held = self._held_tokens(batch)
-        before, self.max_tokens = self.max_tokens, max(longest, held // 2)
+        before, self.max_tokens = self.max_tokens, max(longest, held // 2)  # a sequence cannot be divided
         if not self._lowered:
             self._lowered = True
             logger.warning(

@@ -88,9 +88,8 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         Starts the forkserver, because that is safest before this process has threads.
         """
         exit_if_starting(_NAME.format(""))
-        if getattr(
-            current_process(), "_inheriting", False
-        ):  # a child that Leyden did not start imports the main script
+        # A child that Leyden did not start, which imports the main script:
+        if getattr(current_process(), "_inheriting", False):
             raise ConfigError(
                 "a run cannot start while a new process imports the main script: put the part that runs under "
                 "`if __name__ == '__main__':`"

@@ -205,7 +205,8 @@ class RunnerProcess:
 class WorkerSupervisor:
     """Keeps a process alive for each worker until `stop` is open.
 
-    Implements `Runners` (`together.py`).
+    Creating it, in a running event loop, starts the processes. Implements `Runners`
+    (`together.py`).
 
     n_runners: the number of workers.
     launch: starts the process of a worker, by its id.

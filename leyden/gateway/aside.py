@@ -1,8 +1,9 @@
-"""A file for records on which the store itself fails (status 500), so that they hold up no others.
+"""`SetAside`: a file for records on which the store itself fails (status 500), so that they hold up
+no others.
 
 They are tried again one by one until the store takes them, after pauses that double up to an hour.
-`takes_nothing` tells such a record from a store that is away or full. The module knows a spool. It
-does not know what the records are, or how the owner writes them.
+`takes_nothing` tells whether an error is such a record's fault, or whether the store is away or
+full. The module knows a spool. It does not know what the records are, or how the owner writes them.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class SetAside(Generic[T]):
         store: LightningStore,
         retry: Callable[[T], Awaitable[bool]],
     ) -> None:
-        """Open the file, which has the name of the spool's and `-aside`.
+        """Open the file, whose name is that of the spool's file with `-aside`.
 
         spool: where records wait for the store.
-        retry: write a record, and return whether to keep it here. Raise what the store raises.
+        retry: writes a record, and returns whether to keep it here. Raises the store's error.
         """
         self._records = spool.beside("-aside")
         self._store, self._retry = store, retry
@@ -53,9 +54,9 @@ class SetAside(Generic[T]):
         return len(self._records)
 
     def append(self, records: Sequence[T], said: str, error: Exception) -> int:
-        """Add records, and return how many of them fit.
+        """Add records, and return how many of the first ones fit; 0 if the file cannot be written.
 
-        said: what happened to the records, for the log.
+        said: a phrase for the log that says on which records the store fails.
         error: the store's error on the first record.
         """
         try:
@@ -70,7 +71,9 @@ class SetAside(Generic[T]):
         return kept
 
     async def run(self) -> None:
-        """Try the records again and again, the first time at once, until cancelled."""
+        """Try to write the records again and again, the first time at once. Runs until
+        cancelled.
+        """
         pause = 0.0
         while True:
             if not len(self._records):
@@ -93,11 +96,11 @@ class SetAside(Generic[T]):
                     stays = await self._retry(record)
                 except StoreClosed:
                     raise
-                except Exception as error:  # noqa: BLE001 -- it stays, whatever it is
+                except Exception as error:  # noqa: BLE001 -- after any error the record stays
                     if await takes_nothing(self._store, error):
                         return
                     stays = True
-                try:
+                try:  # to the end of the file, where it is tried again after the others
                     self._records.append([record] if stays else [], bounded=False)
                 except GatewayError:
                     return
@@ -105,7 +108,9 @@ class SetAside(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether the store has refused a record, which no further try will change."""
+    """Return whether an error means that the store has refused a record, so that trying again is of
+    no use.
+    """
     return isinstance(error, LeydenError) and not isinstance(error, StoreError)
 
 

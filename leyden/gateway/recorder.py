@@ -1,11 +1,10 @@
-"""The queue between the response and the store.
+"""`Recorder`: the queue between a call's response and the store.
 
 Calls are queued before the last byte of their response is sent, and written afterwards in batches.
 The queue is bounded: if the store cannot keep up, responses wait, and nothing is dropped. While
 the store is away or full, records wait in a file of bounded size (`spool`). They are delivered
 once each, in order, when the store is back. A record on which the store itself fails is set aside
-(`SetAside`), and its attempt's `flush` raises. The module uses the store's `add_many_spans`, and
-knows no HTTP.
+(`SetAside`), and its attempt's `flush` raises. The module knows no HTTP.
 
 All methods but `settled`, `pending` and `remembers` run in the gateway's event loop. A crash of
 the process loses the calls that were not written yet: the last hundredths of a second, or more on
@@ -33,12 +32,14 @@ from leyden.utils.logs import Preview
 logger = logging.getLogger(__name__)
 
 Failures = dict[AttemptKey, StoreError]
-"""The first error when an attempt's calls were written, until `flush` raises it."""
+"""The first error of writing each attempt's calls, until `flush` raises it."""
 
 _BATCH = 256
+"""The most calls that are written together."""
 _QUEUE_LIMIT = 4096
+"""The most calls that are queued. Beyond it responses wait."""
 _LINGER_SECONDS = 0.01
-"""The seconds that the first call of a batch waits for others, unless someone waits for a flush."""
+"""The seconds that the first call of a batch waits for others, unless a `flush` waits for it."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _SLOW_SECONDS = 1.0
@@ -46,17 +47,16 @@ _SLOW_SECONDS = 1.0
 _PATIENCE_SECONDS = 30.0
 """Seconds that the store may be away before `flush` raises."""
 _REPORTED_KEPT = 65_536
+"""The most live rollouts of which the gateway remembers that the store has them."""
 _UNREPORTED_LIMIT = 200_000
-"""How many live rollouts may call before the store has them.
-
-The gateway knows nothing of such a rollout but its signature.
-"""
+"""How many live rollouts may call before the store has them. The gateway knows only their
+signatures."""
 _LAST_SECONDS = 5.0
 """Seconds that the gateway waits at its end for a store that is away."""
 
 
 class Recorder:
-    """Write calls to the store, after their responses were sent."""
+    """Writes calls to the store, after their responses were sent."""
 
     def __init__(self, store: LightningStore, failures: Failures, spool: Spool[Span] | None = None) -> None:
         """Set up an empty queue.
@@ -66,7 +66,7 @@ class Recorder:
         self._store = store
         self._spool = spool
         self.aside = None if spool is None else SetAside(spool, store=store, retry=self._retry)
-        """Records on which the store fails. Whoever closes the spool closes it, too."""
+        """Records on which the store fails. The owner of the spool closes this file, too."""
         self._delivering: asyncio.Task[None] | None = None
         self._away_since: float | None = None
         """The time at which the store began to refuse records, by the monotonic clock; None if it
@@ -100,9 +100,8 @@ class Recorder:
             self._unreported.add(key[0])
 
     def has_room_for(self, rollout_id: str) -> bool:
-        """Return whether a live rollout may call.
-
-        It may if the store has it, or if fewer than `_UNREPORTED_LIMIT` others are missing there.
+        """Return whether a live rollout may call: the store has it, or there are not too many live
+        rollouts that the store does not have yet.
         """
         return (
             len(self._unreported) < _UNREPORTED_LIMIT or rollout_id in self._unreported or rollout_id in self._reported
@@ -141,7 +140,7 @@ class Recorder:
             del self._awaited[call.span_id]
 
     def settled(self, key: AttemptKey) -> bool:
-        """Return whether everything of this attempt is in the store. Any thread may ask."""
+        """Return whether every call of this attempt is in the store. Safe from any thread."""
         return key not in self._pending and key not in self._failures
 
     @property
@@ -151,22 +150,22 @@ class Recorder:
 
     @property
     def remembers(self) -> bool:
-        """Whether `forget` may have state to drop. Any thread may ask."""
+        """Whether `forget` may find state to drop. Safe from any thread."""
         return bool(self._prefixes)
 
     def forget(self, key: AttemptKey) -> None:
-        """Drop the state of an attempt that is over, once its calls are written."""
+        """Drop the state of an attempt that is over, as soon as its calls are written."""
         if key in self._pending:
             self._over.add(key)
         else:
             self._prefixes.end(key)
 
     async def flush(self, key: AttemptKey) -> None:
-        """Wait until everything that was begun for this attempt is in the store.
+        """Wait until every call that was begun for this attempt is in the store.
 
-        Raise StoreError if the store has been away for `_PATIENCE_SECONDS`: the records stay
-        queued, and a later flush waits for them again. Raise it once for a record that could not be
-        written at all.
+        Raise StoreError if the store has been away for 30 seconds: the records stay queued, and a
+        later flush waits for them again. Raise it once for a record that could not be written at
+        all.
         """
         while key in self._pending:
             written = asyncio.get_running_loop().create_future()
@@ -182,9 +181,8 @@ class Recorder:
             raise failure
 
     async def run(self) -> None:
-        """Write until `close`, then write what is left.
-
-        What an earlier process left in the spool is delivered first.
+        """Write calls until `close`, then those that are left. Records that an earlier process left
+        in the spool are delivered first.
         """
         self._deliver()
         trying_again = None if self.aside is None else asyncio.create_task(self.aside.run())
@@ -201,7 +199,7 @@ class Recorder:
             await asyncio.gather(trying_again, return_exceptions=True)
 
     def close(self) -> None:
-        """Let `run` end as soon as everything is written."""
+        """Let `run` end as soon as all calls are written."""
         self._closing = True
         self._ready.set()
 
@@ -295,11 +293,16 @@ class Recorder:
         return {span.span_id for span in spans[:n_kept]}
 
     def _deliver(self) -> None:
+        """Start to deliver the records in the spool, unless that is under way or the spool is
+        empty.
+        """
         if self._spool is not None and len(self._spool) and self._delivering is None:
             self._delivering = asyncio.create_task(self._empty_spool(self._spool))
 
     async def _empty_spool(self, spool: Spool[Span]) -> None:
-        """Deliver what waits in the spool, in order, and resume the callers of `flush`."""
+        """Deliver the records in the spool, in order, and resume the callers of `flush`. Runs until
+        the spool is empty.
+        """
         try:
             n_together = _BATCH
             while spans := spool.first(n_together):
@@ -326,9 +329,8 @@ class Recorder:
             self._delivering = None
 
     async def _end_delivery(self) -> None:
-        """Wait a moment until the spool is empty.
-
-        What is left stays in a named file, or is lost.
+        """Wait a few seconds until the spool is empty. Records that are left stay in a named file;
+        without one they are lost, and their attempts' `flush` raises.
         """
         if self._spool is None:
             return
@@ -380,7 +382,9 @@ class Recorder:
         return set()
 
     async def _retry(self, span: Span) -> bool:
-        """Write a span that was set aside. Return False: there is no reason to keep it."""
+        """Write a span that was set aside. Return False, because it need not be kept: it is
+        written, or the store has refused it. Raise any other error of the store.
+        """
         try:
             await self._deliver_spans([span])
         except Exception as error:
@@ -396,8 +400,8 @@ class Recorder:
             self.aside.append([span], f"{self._store.url} fails on a call of rollout {span.rollout_id!r}", error)
 
     def _fail(self, rollout_id: str, attempt_id: str, span_id: str, error: Exception) -> None:
-        """Log that a call could not be recorded, and keep the error for `flush` and for the call
-        that waits.
+        """Log that a call could not be recorded, and keep the error for `flush`, and for a durable
+        call that waits for its record.
         """
         message = (
             f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in "
@@ -411,10 +415,10 @@ class Recorder:
             written.set_exception(StoreError(message))
 
     def _settle(self, key: AttemptKey) -> None:
-        """Count one record of an attempt as written or failed. After the last one, wake `flush` and
-        forget the attempt if it is over.
+        """Count one record of an attempt as written or failed. After the last one, resume the
+        callers of `flush`, and drop the attempt's state if it is over.
         """
-        if key not in self._pending:  # of an earlier process
+        if key not in self._pending:  # a record of an earlier process
             return
         left = self._pending[key] - 1
         if left:

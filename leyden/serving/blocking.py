@@ -268,7 +268,7 @@ class BlockingAlgorithm:
 
 
 def _copy(training: BlockingStore, rollout: Rollout, spans: Sequence[Span]) -> None:
-    """Add a recorded rollout, its last attempt and its spans to the training store."""
+    """Add a recorded rollout, the attempt of its last span, and its spans to the training store."""
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": spans[-1].attempt_id}
     training.start_rollout(rollout.input, mode=rollout.mode, group_id=rollout.group_id, arm=rollout.arm, **ids)
     training.add_span(rollout.rollout_id, spans)

@@ -1,9 +1,9 @@
-"""Records of a session on their way to the store.
+"""`Outbox`: delivers a session's records to the store.
 
-A record is in a file when `put` returns, so it survives the death of the process, and is delivered
-behind the request: once each, in order, also by the next process with this file. While the store is
-away or full, records wait. A record on which the store itself fails is set aside (`SetAside`). It
-knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
+A record is in a file when `put` returns, so it survives the death of the process. It is delivered
+in the background: once each, in order, also by the next process with this file. While the store is
+away or full, records wait. A record on which the store itself fails is set aside (`SetAside`). The
+module knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ OutboxRecord = Feedback | LiveRollout
 
 _RECORDS: TypeAdapter[OutboxRecord] = TypeAdapter(OutboxRecord)
 _BATCH = 256
+"""The most records that are written together."""
 _LINGER_SECONDS = 0.05
 """Seconds that the first record of a batch waits for others."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _UNKNOWN_SECONDS = 900.0
-"""The seconds for which feedback waits for its rollout, which another process may still have to
-report.
-"""
+"""The seconds for which feedback waits for its rollout, which another process may not have reported
+yet."""
 _TRIES = 5
-"""How often a batch is tried again if the store fails on all of it. The pauses double."""
+"""How often a batch is tried again if the store fails on every record of it. The pauses double."""
 
 
 class Outbox:
-    """`put` may be called from any thread.
+    """A queue of records on disk, and their delivery to the store.
 
-    `deliver` runs in one event loop until it is cancelled.
+    `put` may be called from any thread. `deliver` runs in one event loop until it is cancelled.
     """
 
     def __init__(self, store: LightningStore, path: Path | None, *, max_bytes: int) -> None:
-        """path: the file; None for one that is gone with this process.
-        max_bytes: the largest size of the spool.
+        """path: the file; None for a temporary one, which is lost with this process.
+        max_bytes: the largest size of the file.
         """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
@@ -61,16 +61,17 @@ class Outbox:
         self.store_error: str | None = None
         """Why the store takes no records at the moment; None if it does."""
         self.refused = 0
-        """Records that the store refused, such as feedback about unknown rollouts."""
+        """How many records the store has refused, such as feedback about unknown rollouts."""
 
     def __len__(self) -> int:
         """Return the number of records that are not in the store yet."""
         return len(self._spool)
 
     def put(self, record: OutboxRecord) -> None:
-        """Append a record to the spool, from which it is sent to the store.
+        """Write a record to the file, from which it is sent to the store.
 
-        Raise StoreError if the spool is full, ConfigError if the record cannot be encoded as JSON.
+        Raise StoreError if the file has its largest size, GatewayError if it cannot be written (a
+        full disk), ConfigError if the record cannot be encoded as JSON.
         """
         with self._lock:
             was_empty = not len(self._spool)
@@ -108,7 +109,7 @@ class Outbox:
                 later, failed = await self._write(batch)
             except StoreClosed:
                 raise
-            except Exception as error:  # noqa: BLE001 -- whatever it is, records wait until the store takes them
+            except Exception as error:  # noqa: BLE001 -- after any error records wait until the store takes them
                 self._wait_for_store(error)
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
@@ -144,10 +145,10 @@ class Outbox:
         return records[self.aside.append(records, said, failed[0][1]) :]
 
     def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
-        """Replace the first `count` records by `later` behind the others; False if the disk
-        has no room for them.
+        """Remove the first `count` records, and append those of `later` behind the others. Return
+        False, and change nothing, if the disk has no room for them.
 
-        The bound does not count here, because these records were within it already.
+        The file's largest size does not apply, because these records were within it already.
         """
         try:
             self._spool.append(later, bounded=False)
@@ -160,9 +161,10 @@ class Outbox:
     async def _write(
         self, batch: list[OutboxRecord]
     ) -> tuple[list[OutboxRecord], list[tuple[OutboxRecord, Exception]]]:
-        """Write records. Return the ones to retry later, and the ones on which the store fails.
+        """Write records to the store. Return the ones to retry later, and the ones on which the
+        store fails, each with its error.
 
-        Raise what the store raises if it is away or full.
+        Raise the store's error if it is away or full.
         """
         try:
             await self._add(batch)
@@ -188,16 +190,16 @@ class Outbox:
 
     async def _must_wait(self, record: OutboxRecord) -> bool:
         """Write a record to the store. Return True if it must wait, because its rollout may still
-        arrive.
+        arrive; False if it is written, or if the store has refused it, so that it is dropped.
 
-        Raise StoreError if the store is away. A record that the store refuses is dropped.
+        Raise StoreError if the store is away.
         """
         try:
             await self._add([record])
         except StoreError:
             raise
         except UnknownRollout as error:
-            age = time.time() - (getattr(record, "given_time", None) or 0.0)
+            age = time.time() - (getattr(record, "given_time", None) or 0.0)  # only feedback has a time
             if 0 <= age < _UNKNOWN_SECONDS:
                 return True
             self._refuse(record, error)

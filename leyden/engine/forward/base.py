@@ -1,8 +1,8 @@
-"""`ModelForward`: logits for decoding (with a cache) and for training (with a gradient), and the
-cache's storage.
+"""`ModelForward`, the protocol of a forward pass for decoding (with a cache) and for training (with
+a gradient), and `KeyValueStore`, the cache's storage.
 
-Shapes: B rows of a batch, S new tokens of a row (padded), T tokens a row attends to, N tokens of a
-batch without padding, E width of a hidden state, V vocabulary.
+Shapes: B rows of a batch, S new tokens of a row (padded), T tokens that a row attends to, N tokens
+of a batch without padding, E width of a hidden state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ class ModelForward(Protocol):
     """
 
     name: str
+    """A name for the log."""
     max_length: int
-    """No sequence is longer."""
+    """The most tokens of a sequence."""
     shares_prefixes: bool
-    """Whether `hidden_at` computes tokens once that several sequences begin with."""
+    """Whether `hidden_at` computes a token that several sequences begin with only once."""
     head: Callable[[Tensor], Tensor] | None
-    """The module that turns hidden states (N, E) into logits (N, V). None if the model's logits are
-    more than its head's output (scaled or capped); `hidden_at` is not to be called then."""
+    """The module that turns hidden states (N, E) into logits (N, V). None if the model changes the
+    head's output (scales or caps it); then do not call `hidden_at`."""
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         """Return logits (B, V) after the last token of each sequence.
 
-        The cache row `rows[b]` holds the first `cached[b]` tokens of `sequences[b]`, and holds all
-        of them afterwards.
+        The cache's row `rows[b]` holds the first `cached[b]` tokens of `sequences[b]`. Afterwards
+        it holds all of them.
         """
         ...
 
@@ -44,13 +45,14 @@ class ModelForward(Protocol):
         ...
 
     def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        """Return differentiable hidden states (N, E), as the head reads them, of the
-        tokens of `logits_at`.
+        """Return differentiable hidden states (N, E), the head's input, at the N tokens at
+        `positions[b]` of each sequence b.
         """
         ...
 
     def recompute_layers(self) -> None:
-        """Recompute each layer's activations for the gradient from now on, and keep only its input.
+        """From now on, keep only each layer's input for the gradient, and compute its activations
+        again.
 
         Raise ConfigError if the model's layers are not known.
         """
@@ -64,8 +66,8 @@ class ModelForward(Protocol):
 class KeyValueStore:
     """Keys and values of every layer in preallocated rows: tensors (rows, heads, length, dim).
 
-    They grow by doubling, which keeps short conversations on a long-context model small. Rows keep
-    their content until they are written over.
+    The tensors grow by doubling, so that short conversations on a long-context model need little
+    memory. Rows keep their content until it is overwritten.
     """
 
     def __init__(self, max_rows: int, max_length: int) -> None:
@@ -74,13 +76,15 @@ class KeyValueStore:
         self._keys: list[Tensor | None] = []
         self._values: list[Tensor | None] = []
         self._rows = min(16, max_rows)
+        """The number of rows that are allocated at least."""
         self._length = min(64, max_length)
+        """The number of tokens that each row has room for."""
         self._read: list[Tensor] = []
-        """Memory of what was read last: keys and values. Getting it anew from the system for each
-        layer takes longer than the copy."""
+        """Memory for the keys and values that `read` returns. Allocating it anew for each layer
+        takes longer than the copy."""
 
     def reserve(self, row: int, length: int) -> None:
-        """Make room for `length` tokens in rows up to `row`; contents stay."""
+        """Make room for `length` tokens in the rows up to `row`, whose content is kept."""
         if row >= self._max_rows or length > self._max_length:
             raise IndexError(f"row {row}, length {length}: the cache has {self._max_rows} rows of {self._max_length}")
         if row >= self._rows:
@@ -89,13 +93,13 @@ class KeyValueStore:
             self._length = min(max(2 * self._length, length), self._max_length)
 
     def write(self, layer: int, rows_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put keys (N, heads, dim) and values (N, heads, dim) of one token each at their places."""
+        """Write the keys and values (N, heads, dim) of N tokens to their rows and positions."""
         self._at_least(self._keys, layer, keys)[rows_N, :, positions_N] = keys
         self._at_least(self._values, layer, values)[rows_N, :, positions_N] = values
 
     def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, heads, length, dim) of the first `length` places of each
-        row. They last until the next call.
+        """Return the keys and values (B, heads, length, dim) of the first `length` positions of
+        each row. They are valid until the next call.
         """
         found: list[Tensor] = []
         for place, tensor in enumerate(self._layer(layer)):
@@ -106,7 +110,7 @@ class KeyValueStore:
         return found[0], found[1]
 
     def read_at(self, layer: int, rows_B1: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, T, heads, dim) at the given places of each row."""
+        """Return the keys and values (B, T, heads, dim) at the given positions of each row."""
         keys, values = self._layer(layer)
         return keys[rows_B1, :, positions_BT], values[rows_B1, :, positions_BT]
 
@@ -117,7 +121,10 @@ class KeyValueStore:
         self._read.clear()
 
     def _memory(self, place: int, like: Tensor, n: int) -> Tensor:
-        """Return `n` numbers of the memory for keys (0) or values (1)."""
+        """Return memory for `n` numbers, of the kind `place`: keys (0) or values (1).
+
+        like: a tensor with the dtype and device to use.
+        """
         if place == len(self._read):
             self._read.append(like.new_empty(0))
         if len(self._read[place]) < n:
@@ -141,7 +148,8 @@ class KeyValueStore:
         held = tensors[layer]
         if held is not None and held.shape[0] >= self._rows and held.shape[2] >= self._length:
             return held
-        # Zeros and not empty memory: a masked place may be read, and NaN times zero is NaN.
+        # Zeros and not empty memory, because a masked position may be read, and NaN times zero is
+        # NaN.
         n_heads, size = like.shape[1:]
         grown = torch.zeros(self._rows, n_heads, self._length, size, dtype=like.dtype, device=like.device)
         if held is not None:

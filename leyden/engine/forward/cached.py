@@ -1,11 +1,15 @@
-"""Any causal model of transformers through its own `forward`: with transformers' cache, or without
-one.
+"""Run any causal model of transformers through its own `forward`: with transformers' cache, or
+without a cache.
 
-`CachedForward` hands the model a transformers `Cache` whose layers keep keys and values in the rows
-of a `KeyValueStore`, so rows of different lengths share a batch, stay after they finish and can be
-continued. To the model a batch looks left-padded: the last token of every row is in the last
-column, positions and the attention mask say where each row begins. `UncachedForward` runs whole
-sequences every step: slow, and right for any model, those with a recurrent state included.
+`CachedForward` gives the model a transformers `Cache` whose layers keep keys and values in the rows
+of a `KeyValueStore`. Rows of different lengths can therefore share a batch, be kept when they are
+finished, and be continued. For the model a batch is left-padded: the last token of every row is in
+the last column, and positions and the attention mask tell where each row begins. `UncachedForward`
+runs whole sequences at every step. It is slow, and right for any model, also for one with a
+recurrent state.
+
+Shapes: B rows, S columns of new tokens, T columns of all tokens, N new tokens without padding, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ class UncachedForward:
         self.device = next(model.parameters()).device
         parameters = inspect.signature(_innermost(model).forward).parameters
         self._selects = "logits_to_keep" in parameters and self._selection_works()
+        """Whether the model computes logits only for the positions that the caller wants."""
         self.head: Callable[[Tensor], Tensor] | None = self._head_if_exact()
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
@@ -84,9 +89,8 @@ class UncachedForward:
         return head if split.shape == whole.shape and torch.allclose(split, whole, atol=1e-5) else None
 
     def _selection_works(self) -> bool:
-        """Return whether this model takes a boolean mask of positions.
-
-        With such a mask, its head runs on the chosen tokens only.
+        """Return whether the model's option `logits_to_keep` takes a boolean mask of positions,
+        with which its head runs only on the chosen tokens.
         """
         ids = torch.zeros(2, 3, dtype=torch.long, device=self.device)
         mask = torch.tensor([[True, False, True], [False, True, False]], device=self.device)
@@ -108,6 +112,7 @@ class CachedForward(UncachedForward):
         super().__init__(model, max_rows=max_rows, max_length=max_length)
         inner = _innermost(model)
         self._takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
+        """Whether the model takes positions; otherwise it finds them by the attention mask."""
         self._store = KeyValueStore(max_rows, max_length)
         self._plan = _Plan(self._store)
         n_layers: int = inner.config.get_text_config().num_hidden_layers
@@ -115,8 +120,7 @@ class CachedForward(UncachedForward):
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         """Return each row's next-token logits, (B, V). Long prompts and single tokens run apart."""
-        # One padded batch of long prompts and single tokens would be nearly all padding: run the
-        # two kinds apart.
+        # One padded batch of long prompts and single tokens would consist almost only of padding.
         lengths = [len(sequence) - held for sequence, held in zip(sequences, cached, strict=True)]
         single = [index for index, length in enumerate(lengths) if length == 1]
         longer = [index for index, length in enumerate(lengths) if length > 1]
@@ -159,9 +163,8 @@ class CachedForward(UncachedForward):
 
 
 class _HeadInput:
-    """Catches what a model hands to its output head, and gives the head no token to work on.
-
-    Calls of the model in other threads are left alone.
+    """During the block, keeps the input of a model's output head, and gives the head no token to
+    work on. Calls of the model in other threads are not changed.
     """
 
     def __init__(self, head: Any) -> None:
@@ -185,7 +188,7 @@ class _HeadInput:
 
 
 class _Plan:
-    """The source and target of each token of one batch. Every layer of the cache reads it."""
+    """The rows and columns of each token of one batch. Every layer of the cache reads them."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = store
@@ -195,7 +198,11 @@ class _Plan:
         """T"""
 
     def prepare(self, rows: list[int], lengths: list[int], cached: list[int], device: torch.device) -> None:
-        """Plan rows that will hold `lengths` tokens, of which `cached` are in the cache already."""
+        """Plan a batch, and reserve room for it in the store.
+
+        rows: each sequence's row in the store. lengths: the number of its tokens. cached: how many
+            of them the store holds.
+        """
         new = [length - held for length, held in zip(lengths, cached, strict=True)]
         self.width, self.length = max(new), max(lengths)
         self.store.reserve(max(rows), self.length)

@@ -1,8 +1,8 @@
-"""Pick the fastest way to compute logits that is proven equal to the model's own forward.
+"""Choose the fastest forward pass whose logits are proven to equal those of the model's own.
 
-Every candidate runs the same probe: ragged prompts in one batch, single tokens after them, rows of
-both kinds together, a row continued after a pause. Its logits must match those of the model on each
-sequence alone. A candidate that raises or differs is passed over, and the log says why.
+Every candidate runs the same probe: prompts of different lengths in one batch, single tokens after
+them, rows of both kinds together, a row continued after a pause. Its logits must match those of the
+model on each sequence alone. A candidate that raises or differs is skipped, and the reason logged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CANDIDATES: list[Callable[..., ModelForward]] = [LayoutForward, CachedForward, U
 
 _PROBE_ROWS = 4
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""The largest difference between two logits, relative to the largest logit, by dtype."""
 _COARSE_TOLERANCE = 0.1
-"""For half precision, relative to the largest logit: two orders of summation differ that much in
-bfloat16."""
+"""The same for half precision: in bfloat16 two orders of summation differ that much."""
 
 
 class Mismatch(Exception):
-    """A candidate's logits differ from the model's."""
+    """Raised when a candidate's logits differ from the model's."""
 
 
 def choose_forward(
@@ -43,13 +43,18 @@ def choose_forward(
     max_length: int,
     candidates: Sequence[Callable[..., ModelForward]] | None = None,
 ) -> ModelForward:
-    """Return the first candidate that passes the probe. Raise EngineError if none does."""
+    """Return the first candidate that passes the probe. Raise EngineError, with all reasons, if
+    none does.
+
+    max_rows, max_length: the most rows of the cache, and tokens of a sequence.
+    candidates: None: `CANDIDATES`.
+    """
     reasons: list[str] = []
     for candidate in CANDIDATES if candidates is None else candidates:
         try:
             forward = candidate(model, max_rows=max(max_rows, _PROBE_ROWS), max_length=max_length)
             probe(model, forward)
-        except Exception as error:  # noqa: BLE001 -- whatever goes wrong in one, the next may be right
+        except Exception as error:  # noqa: BLE001 -- after any error the next candidate may still pass
             name = getattr(candidate, "name", getattr(candidate, "__name__", str(candidate)))
             reasons.append(f"{name}: {type(error).__name__}: {error}")
             logger.info("not used: %s", reasons[-1])
@@ -57,20 +62,24 @@ def choose_forward(
         logger.info("logits come from %s", forward.name)
         return forward
     raise EngineError(
-        f"no way to run {type(model).__name__} gives the logits of its own forward; tried " + "; ".join(reasons)
+        f"no forward pass of {type(model).__name__} gives the logits of the model's own forward; tried "
+        + "; ".join(reasons)
     )
 
 
 @torch.inference_mode()
 def probe(model: Any, forward: ModelForward) -> None:
-    """Raise Mismatch unless `forward` and `model` agree. Leave the cache empty."""
+    """Raise Mismatch unless `forward` and `model` give the same logits. The cache is empty
+    afterwards.
+    """
     rng = random.Random(0)
     embeddings = model.get_input_embeddings()
     n_vocabulary = min(int(embeddings.weight.shape[0]), 32_000)
     longest = min(forward.max_length, 24)
     sequences = [[rng.randrange(n_vocabulary) for _ in range(longest)] for _ in range(_PROBE_ROWS)]
     rows = [2, 0, 3, 1]
-    # How much of each sequence is in the cache after each step; None: the row sits this one out.
+    # How many tokens of each sequence the cache holds after each step; None: the row is not part of
+    # the step.
     script: list[list[int | None]] = [
         [3, 9, 1, None],
         [4, 10, None, 7],
@@ -109,5 +118,5 @@ def _compare(got: Tensor, wanted: Tensor, what: str) -> None:
         raise Mismatch(f"{what}: logits have shape {tuple(got.shape)}, the model's have {tuple(wanted.shape)}")
     difference = float((got.float() - wanted.float()).abs().max())
     tolerance = _TOLERANCE.get(wanted.dtype, _COARSE_TOLERANCE) * max(1.0, float(wanted.abs().max()))
-    if not difference <= tolerance:
+    if not difference <= tolerance:  # also if the difference is NaN
         raise Mismatch(f"{what}: logits differ by {difference:.2g} (at most {tolerance:.2g} is rounding)")

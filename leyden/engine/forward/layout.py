@@ -1,15 +1,19 @@
-"""The fast path for the Llama layout (Llama, Mistral, Qwen2, Qwen3), written over the model's own
-sub-modules.
+"""`LayoutForward`: a fast forward pass for the Llama layout (Llama, Mistral, Qwen2, Qwen3), which
+calls the model's own sub-modules.
 
-What makes it fast: tokens of all rows side by side without padding, prefixes that rows share
-computed once for a gradient (`prefix_tree`), single tokens and new prompts in one pass, the last
-layer's MLP only for the tokens that the caller asks about, fused norms, and keys and values
-written where they stay. Projections are called as modules, so adapters (LoRA) and quantised
-layers inside them count. What it may not assume is refused in `__init__`, what it gets wrong is
-found by the probe (`choose`).
+It is fast because
 
-Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads,
-    K key-value heads, G = H / K, D head size, U tokens of a prefix tree.
+- the tokens of all rows lie side by side without padding;
+- prefixes that rows share are computed once for a gradient (`prefix_tree`);
+- single tokens and new prompts run in one pass;
+- the last layer's MLP runs only for the wanted tokens;
+- norms are fused, and keys and values are written to the cache without another copy.
+
+Projections are called as modules, so that adapters (LoRA) and quantised layers inside them work.
+`__init__` refuses models of another layout; the probe (`choose`) finds wrong results.
+
+Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens that a row attends to, H heads,
+K key-value heads, G = H / K, D head size, U tokens of a prefix tree, E width of a hidden state.
 """
 
 from __future__ import annotations
@@ -33,8 +37,8 @@ _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 class LayoutForward:
-    """`ModelForward` for models with the layout of Llama and Qwen: one flat batch of tokens, and no
-    padding.
+    """A `ModelForward` for models with the layout of Llama and Qwen: one flat batch of tokens,
+    without padding.
     """
 
     name = "the fast path for the Llama layout"
@@ -50,7 +54,7 @@ class LayoutForward:
         self.head: Callable[[Tensor], Tensor] | None = inner.lm_head
         self._layers = [_Layer(layer) for layer in inner.model.layers]
         self._run: Callable[..., Tensor] = _call
-        """Runs one layer of a gradient's forward pass."""
+        """Runs one layer of a forward pass for a gradient: `_call`, or `recomputed`."""
         self._store = KeyValueStore(max_rows, max_length)
         self.device: torch.device = self._embed.weight.device
         self._cos, self._sin = _rotary_table(inner.model.rotary_emb, max_length, self._embed.weight)
@@ -95,8 +99,8 @@ class LayoutForward:
         self._store.clear()
 
     def _attend(self, index: int, q_NHD: Tensor, batch: _StepTokens) -> Tensor:
-        """Return the attention's output (N, H * D) of a batch: its single tokens, then its
-        prompts.
+        """Return the attention's output (N, H * D) for a batch: for its single tokens, then for its
+        prompts. index: the layer's.
         """
         parts: list[Tensor] = []
         if batch.single is not None:
@@ -108,13 +112,13 @@ class LayoutForward:
     def _attend_single(self, index: int, q_BHD: Tensor, rows: _Single) -> Tensor:
         keys, values = self._store.read(index, rows.rows_B, rows.length)
         n, n_heads, size = q_BHD.shape
-        # The heads of one group share keys: let them be the query positions of one head.
+        # The heads of one group share keys, so they are passed as the queries of one head.
         q_BKGD = q_BHD.view(n, keys.shape[1], -1, size)
         attended = functional.scaled_dot_product_attention(q_BKGD, keys, values, attn_mask=rows.mask_B11T)
         return attended.reshape(n, n_heads * size)
 
     def _attend_prompts(self, index: int, q_NHD: Tensor, rows: _Prompts) -> Tensor:
-        """Return the attention's output (N, H * D) of the N tokens of several prompts.
+        """Return the attention's output (N, H * D) for the N tokens of several prompts.
 
         Queries are padded to (B, K, G, S, D): K key heads, each shared by G query heads.
         """
@@ -133,7 +137,9 @@ class LayoutForward:
 
 
 class _Layer:
-    """The sub-modules of one layer, looked up once."""
+    """One layer of the model: its sub-modules, looked up once, and the parts of its forward
+    pass.
+    """
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -142,7 +148,7 @@ class _Layer:
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._size: int = attention.head_dim
         self.is_recomputed = False
-        """Whether a gradient recomputes the whole layer."""
+        """Whether the whole layer is computed again for the gradient."""
         self._gate, self._up, self._down, self._act = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +164,9 @@ class _Layer:
         return qk[..., :n_heads, :], qk[..., n_heads:, :], v
 
     def of_tree(self, x_UE: Tensor, cos: Tensor, sin: Tensor, tree: PrefixTree, chosen_N: Tensor | None) -> Tensor:
-        """Return the layer's output (U, E), or (N, E) at the chosen tokens."""
+        """Return the layer's output for all tokens of a tree, (U, E), or for the chosen ones, (N,
+        E).
+        """
         q, k, v = self.project(x_UE, cos, sin)
         n_keys = k.shape[-2]
 
@@ -171,7 +179,7 @@ class _Layer:
         return self.finish(x_UE, attended)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add the result of attention, then the result of the MLP."""
+        """Return x with the projected attention added, then the output of the MLP."""
         x = x + self._o(attended)
         h = _norm(self._mlp_norm, x)
         gate, up = self._gate(h), self._up(h)
@@ -182,23 +190,32 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Single:
-    """Attention's inputs for B rows with one query each. T is the longest row's length."""
+    """The inputs of attention for B rows with one query each."""
 
     rows_B: Tensor
+    """The rows in the key-value store."""
     length: int
+    """The longest row's length, T."""
     mask_B11T: Tensor
+    """Minus infinity beyond the end of each row, else 0."""
 
 
 @dataclass(slots=True)
 class _Prompts:
-    """Rows with several queries, which are padded to `width` for attention alone."""
+    """The inputs of attention for B rows with several queries, which are padded only for
+    attention.
+    """
 
     rows_B: Tensor
+    """The rows in the key-value store."""
     length: int
+    """The longest row's length, T."""
     width: int
+    """The largest number of queries of a row, S."""
     places_N: Tensor
-    """The place of each token in the padded (B * S)."""
+    """The index of each token in the padded queries, (B * S)."""
     mask_B1ST: Tensor
+    """Minus infinity at positions after a query, else 0."""
 
 
 @dataclass(slots=True)
@@ -207,21 +224,26 @@ class _StepTokens:
 
     ids_N: Tensor
     positions_N: Tensor
+    """The position of each token in its sequence."""
     rows_N: Tensor
+    """The row of each token in the key-value store."""
     n_single: int
+    """The number of rows with a single token."""
     single: _Single | None
+    """These rows; None if there are none."""
     prompts: _Prompts | None
+    """The other rows; None if there are none."""
     every: _Single
-    """Every row's last token, in the order of the rows given."""
+    """The last token of every row, in the order in which the rows were given."""
     last_B: Tensor | None
-    """The places of the wanted tokens among the N; None if all N are wanted, in order."""
+    """The index of each row's last token among the N; None if these are all N tokens, in order."""
 
     @classmethod
     def of(
         cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor
     ) -> _StepTokens:
-        """Lay out the uncached tokens of all sequences as one flat batch: sequences with one such
-        token come first, then those with several, because each kind has its own attention kernel.
+        """Return the uncached tokens of all sequences as one flat batch. Sequences with one such
+        token come first, then those with several, because each kind has its own call of attention.
 
         rows: each sequence's row in the key-value store.
         cached: how many of its tokens the store holds.
@@ -256,12 +278,16 @@ class _StepTokens:
 
 
 def _some(singles: list[int], every: _Single, rows: Sequence[int], lengths: list[int], like: Tensor) -> _Single | None:
+    """Return the inputs of attention for the sequences at the indices `singles`; `every` if these
+    are all, None if there are none.
+    """
     if len(singles) in (0, len(rows)):
         return every if singles else None
     return _single([rows[b] for b in singles], [lengths[b] for b in singles], like)
 
 
 def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
+    """Return the inputs of attention for the last token of each row."""
     length = max(lengths)
     beyond_BT = torch.arange(length) >= torch.tensor(lengths)[:, None]
     return _Single(torch.tensor(rows, device=like.device), length, _mask(beyond_BT, like)[:, None, None])
@@ -270,8 +296,10 @@ def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
 def _prompts(
     chosen: list[int], rows: Sequence[int], lengths: list[int], cached: Sequence[int], like: Tensor
 ) -> _Prompts:
-    """Return the chosen prompts as a padded batch. Each row has `lengths` tokens, of which the
-    first `cached` have their keys and values in the store already.
+    """Return the inputs of attention for the prompts at the indices `chosen`.
+
+    rows, lengths, cached: for all sequences, the row in the store, the number of tokens, and how
+        many of them have their keys and values in the store already.
     """
     new = [lengths[b] - cached[b] for b in chosen]
     width, length = max(new), max(lengths[b] for b in chosen)
@@ -287,7 +315,9 @@ def _prompts(
 
 
 def _mask(hidden: Tensor, like: Tensor) -> Tensor:
-    """Return minus infinity at `hidden` places, else 0; layers would convert a boolean mask."""
+    """Return a mask that is minus infinity where `hidden` is true, else 0. (Attention would convert
+    a boolean mask in each layer.)
+    """
     return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf).to(like.device)
 
 
@@ -296,11 +326,12 @@ def _call(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def _attend_rows(q: Tensor, k: Tensor, v: Tensor, hidden_BQS: Tensor | None) -> Tensor:
-    """Return (B, Q, H * D) from queries (B, Q, H, D), keys and values (B, S, K, D).
+    """Return the attention's output (B, Q, H * D) for queries (B, Q, H, D), keys and values
+    (B, S, K, D).
 
-    hidden_BQS: the places that a query may not see; None: queries and keys are the same tokens, and
-        each sees those before it.
-    Rows are right-padded, so a real token never attends to padding.
+    hidden_BQS: the positions that a query may not see; None: queries and keys are the same tokens,
+        and each sees itself and those before it.
+    Rows are padded on the right, so that no token attends to padding.
     """
     groups = q.shape[2] // k.shape[2]
     if groups > 1:
@@ -313,20 +344,23 @@ def _attend_rows(q: Tensor, k: Tensor, v: Tensor, hidden_BQS: Tensor | None) -> 
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    """Apply a norm, in one kernel if it is a root-mean-square norm."""
+    """Return the norm of x, by one kernel if it is a root-mean-square norm."""
     if type(module).__name__.endswith("RMSNorm"):
         return functional.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
     return module(x)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary position embedding to x (..., heads, D). cos and sin have shape (..., D);
-    the first half of sin is negated.
+    """Return x (..., heads, D) with the rotary position embedding. cos and sin have shape (..., D),
+    and the first half of sin is negated (`_rotary_table`).
     """
     return torch.addcmul(x * cos[..., None, :], x.roll(x.shape[-1] // 2, dims=-1), sin[..., None, :])
 
 
 def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the model's cosines and sines for every position, (max_length, D). The first half of
+    each sine row is negated, which saves a negation in `_rotate`.
+    """
     with torch.no_grad():
         positions = torch.arange(max_length, device=like.device)[None]
         cos, sin = rotary(like.new_zeros(1), positions)
@@ -335,7 +369,9 @@ def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, T
 
 
 def _check_layout(config: Any, max_length: int) -> None:
-    """Refuse models whose behaviour depends on the length, which a short probe cannot see."""
+    """Raise ConfigError for a model of another layout, and for one that treats long sequences in
+    another way, which a short probe cannot find.
+    """
     if config.model_type not in _MODEL_TYPES:
         raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(_MODEL_TYPES))}")
     window = getattr(config, "sliding_window", None)

@@ -1,13 +1,13 @@
-"""Rows of tokens that begin alike as a tree, so that a token which several rows share is computed
-once.
+"""`PrefixTree`: rows of tokens that begin alike as a tree, so that a token that several rows share
+is computed once.
 
-In a causal model the state of a token depends on the tokens before it alone. Rows with one
-beginning therefore share its states, and everything but attention runs on the tree's tokens.
-Attention gathers the keys and values of the rows again. Where a row shares many tokens, its own
-tokens alone are queries. This module knows token ids and places; no model.
+In a causal model the state of a token depends only on the tokens before it. Rows with the same
+beginning therefore share its states, and all computations but attention run on the tree's tokens.
+Attention gathers the keys and values of each row again. If a row shares many tokens, only its own
+tokens are queries. This module knows token ids and positions; no model.
 
-Shapes: U tokens of the tree, B rows, S places of a row (padded to its block), Q queries of a row
-(padded likewise), N chosen tokens.
+Shapes: U tokens of the tree, B rows, S positions of a row (padded to its block), Q queries of a row
+(padded, too), N chosen tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ P = TypeVar("P")
 _NARROWEST = 0.75
 """Rows shorter than this share of a block's width are padded to a narrower block of their own."""
 _LEAST_SHARED = 96
-"""A row that shares fewer tokens has all of its tokens as queries, so that short
-rows need no mask."""
+"""A row that shares fewer tokens than this has all of its tokens as queries, so that short rows
+need no mask."""
 
 Attend = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""From queries (B, Q, ...), keys with values (B, S, ...) and the places that each query may
-not see (B, Q, S), to (B, Q, ...). None stands for a causal pass over rows whose queries are
-all of their tokens."""
+"""An attention function. It takes queries (B, Q, ...), keys with values (B, S, ...) and a mask
+(B, Q, S) of the positions that each query may not see, and returns (B, Q, ...). A mask of None
+means that all tokens are queries, and that each sees itself and the tokens before it."""
 
 
 def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -45,44 +45,46 @@ def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows of similar length, as indices into the tree's tokens. Padding is index 0."""
+    """Rows of similar length, as indices of the tree's tokens. Padding is index 0."""
 
     tokens_BS: Tensor
-    """The tree's token at each place of each row."""
+    """The index of the tree's token at each position of each row."""
     queries_BQ: Tensor | None = None
-    """The tree's tokens that each row has and no row before it; None: all of its
-    tokens are queries."""
+    """The indices of the tokens that are queries: those that a row does not share with earlier
+    ones. None: all of its tokens are queries."""
     hidden_BQS: Tensor | None = None
-    """The places that a query may not see, because they come after it."""
+    """Whether a query may not see a position, because it comes after the query."""
 
 
 @dataclass(slots=True)
 class PrefixTree:
-    """A batch whose rows share prefixes: each distinct token once (U of them), and its
-    place in each row.
+    """A batch whose rows share prefixes: each distinct token once (U in all), and the rows as
+    indices of these tokens.
     """
 
     ids_U: Tensor
+    """The token ids."""
     positions_U: Tensor
-    """The place of each token in its rows."""
+    """The position of each token in its rows, the same in all of them."""
     blocks: list[RowBlock]
     place_U: Tensor
-    """One place of each token among the queries of all blocks, laid end to end."""
+    """The index of each token among the queries of all blocks, one block after the other."""
     chosen_N: Tensor
-    """The tree's token at each chosen place."""
+    """The index of the tree's token at each chosen position."""
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]], device: torch.device) -> PrefixTree:
-        """
-        rows: token ids of each row.
-        chosen: places in each row.
+        """Return the tree of a batch.
+
+        rows: the token ids of each row.
+        chosen: the positions in each row whose outputs are wanted, N in all.
         """
         ids: list[int] = []
         positions: list[int] = []
         sources: list[list[int]] = [[]] * len(rows)
         n_shared = [0] * len(rows)
         before: int | None = None
-        # In this order a row shares most with the one before it.
+        # In this order no earlier row shares more with a row than the one before it.
         for row in sorted(range(len(rows)), key=lambda index: list(rows[index])):
             n_same = 0 if before is None else shared_length(rows[before], rows[row])
             shared = [] if before is None else sources[before][:n_same]
@@ -113,8 +115,10 @@ class PrefixTree:
         )
 
     def in_rows(self, attend: Attend, queries_U: Tensor, keys_U: Tensor) -> Tensor:
-        """Return (U, ...): what `attend` makes of the queries (U, ...) and the keys and values (U,
-        ...) of their rows.
+        """Apply attention in each row, and return its result for each token of the tree, (U, ...).
+
+        queries_U, keys_U: the queries, and the keys with the values, of the tree's tokens, (U,
+            ...).
         """
 
         def gather(x_U: Tensor, places: Tensor) -> Tensor:
@@ -132,8 +136,10 @@ class PrefixTree:
 
 
 def _whole_blocks(sources: Sequence[list[int]], device: torch.device) -> tuple[list[RowBlock], list[int | None]]:
-    """Return blocks of rows, longest first, all of whose tokens are queries; and the token at each
-    query, None at padding.
+    """Return blocks of rows whose tokens are all queries, and the index of the token of each query
+    of all blocks, None at padding.
+
+    sources: the token indices of each row, the longest row first.
     """
     blocks: list[list[list[int]]] = []
     for source in sources:
@@ -157,8 +163,8 @@ def _part_blocks(rows: Sequence[tuple[list[int], int]]) -> list[list[tuple[list[
 
 
 def _width_class(n: int) -> int:
-    """Return a number that differs for numbers of tokens of which the smaller is below
-    `_NARROWEST` of the larger.
+    """Return the class of a row's length. Two lengths of one class differ by less than the factor
+    `_NARROWEST`.
     """
     return int(math.log(n, 1 / _NARROWEST))
 
@@ -171,7 +177,7 @@ def _part_block(rows: Sequence[tuple[list[int], int]], device: torch.device) -> 
     """
     own = [source[n_shared:] for source, n_shared in rows]
     length, n_queries = max(len(source) for source, _ in rows), max(map(len, own))
-    # A query that is padding sees the first place, because a softmax over nothing is not a number.
+    # A query that is padding sees the first position, because a softmax over nothing is NaN.
     last_seen = [_padded(list(range(n_shared, len(source))), n_queries, 0) for source, n_shared in rows]
     block = RowBlock(
         _tokens([source for source, _ in rows], length, device),

@@ -1,7 +1,7 @@
-"""Activations that are computed again for the gradient, not kept: all of a layer (gradient
-checkpointing, arXiv:1604.06174), or those of a gated MLP that cost next to nothing.
+"""Compute activations again for the gradient, so that they need not be kept: all of a layer
+(gradient checkpointing, arXiv:1604.06174), or those of a gated MLP that are cheap to compute.
 
-It knows functions of tensors and layers of transformers' models.
+The module knows functions of tensors, and layers of transformers' models.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ T = TypeVar("T")
 
 
 def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Return `function(*arguments)`; only its inputs are kept for the gradient.
-
-    Without a gradient, just call it.
+    """Return `function(*arguments, **named)`. Only the inputs are kept for the gradient, for which
+    the function is called again.
     """
     if not torch.is_grad_enabled():
         return function(*arguments, **named)
@@ -33,14 +32,15 @@ def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
 def gated_mlp(act: Any, gate: Tensor, up: Tensor, down: Callable[[Tensor], Tensor]) -> Tensor:
     """Return down(act(gate) * up).
 
-    With the activation SiLU only `gate` and `up` are kept for the gradient, half of what autograd
-    would keep. Not to be called inside `recomputed`, which would keep both as well.
+    With the activation SiLU only `gate` and `up` are kept for the gradient, half of the tensors
+    that autograd would keep. Do not call it inside `recomputed`, where it would save nothing.
     """
     if type(act).__name__ not in _SILU or not torch.is_grad_enabled():
         return down(act(gate) * up)
     product: Tensor = untyped.apply(_GatedSiLU, gate, up)
     address, n = product.data_ptr(), product.numel()
 
+    # `down` wants to keep the product for its gradient. Its shape is kept instead.
     def pack(kept: Tensor) -> Tensor | torch.Size:
         return kept.shape if (kept.data_ptr(), kept.numel()) == (address, n) else kept
 
@@ -52,7 +52,7 @@ def gated_mlp(act: Any, gate: Tensor, up: Tensor, down: Callable[[Tensor], Tenso
 
 
 class _GatedSiLU(torch.autograd.Function):
-    """silu(gate) * up, which keeps its inputs alone."""
+    """Computes silu(gate) * up, and keeps only its inputs for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -75,8 +75,9 @@ _SILU: Final = ("SiLU", "SiLUActivation")
 def recompute_layers(model: Any) -> None:
     """Let every layer of a transformers model keep only its input for the gradient.
 
-    transformers' own switch works in training mode alone, in which dropout is on; this one does in
-    evaluation mode. Raise ConfigError for a model without layers that transformers can checkpoint.
+    transformers' own option works only in training mode, in which dropout is on. This function
+    works in evaluation mode, too. Raise ConfigError for a model without layers that transformers
+    can checkpoint.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:

@@ -46,7 +46,7 @@ class VLLMClient:
 
             return aiohttp.ClientSession(
                 headers=headers,
-                connector=aiohttp.TCPConnector(limit=most_at_once + 8),
+                connector=aiohttp.TCPConnector(limit=most_at_once + 8),  # 8 for other calls while samples are drawn
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
             )
 

@@ -108,7 +108,7 @@ def _write_tensor(path: Path, name: str, tensor: StoredTensor) -> None:
     length = tensor.end - tensor.begin
     about = {name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [0, length]}}
     header = json.dumps({"__metadata__": {"format": "pt"}, **about}).encode()
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-len(header) % 8)  # the format aligns the tensors' bytes to 8
     with path.open("wb") as target, tensor.file.open("rb") as source:
         target.write(len(header).to_bytes(8, "little") + header)
         source.seek(tensor.begin)
