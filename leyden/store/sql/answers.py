@@ -1,6 +1,8 @@
-"""Results of span queries: spans for a caller in this process, JSON for the server.
+"""Make the results of span queries from their rows: spans for a caller in this process, JSON for
+the server.
 
-It knows no database: it runs after the transaction, so that no other operation waits for it.
+The module knows no database. Its functions run after the transaction, so that no other operation
+waits for them.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
 
 
 def by_rollout(found: Mapping[str, Sequence[FoundSpan]]) -> dict[str, list[Span]]:
-    """Return the result of `query_spans_of`."""
+    """Return the result of `query_spans_of`: the spans of each rollout, with tokens unpacked."""
     return {rollout_id: [span_from(*one) for one in spans] for rollout_id, spans in found.items()}
 
 
 def by_rollout_json(found: Mapping[str, Sequence[FoundSpan]], packed: bool) -> bytes:
-    """Return the result of `query_spans_of` as JSON."""
+    """Return the result of `query_spans_of` as JSON, without making the Spans.
+
+    packed: write tokens as base64 of their arrays, for Leyden's client, not as lists of numbers.
+    """
     fields = [f"{quoted(rollout_id)}:{_list(spans, packed)}" for rollout_id, spans in found.items()]
     return f"{{{','.join(fields)}}}".encode()
 

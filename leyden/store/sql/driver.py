@@ -1,5 +1,5 @@
-"""The protocol by which operations reach a database. A new backend implements it, with a
-Transaction and migrations.
+"""The protocol of a driver, which runs operations on a database. To add a database, implement it
+together with a Transaction, and write migrations.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any, Literal, Protocol, TypeVar
 T = TypeVar("T")
 
 Operation = Callable[..., T]
-"""A function of `body`: a Transaction first, then the method's own arguments."""
+"""A function of `body`. It takes a Transaction, then the arguments of the store's method."""
 
 
 Durability = Literal["process", "power"]
-"""The event that an acknowledged write survives: the death of any process, or a power cut too."""
+"""The event that a write survives once its call has returned. `process`: the death of any process.
+`power`: a power cut too."""
 
 
 class Driver(Protocol):

@@ -1,6 +1,6 @@
-"""Filters, order and limits of a query, as SQL behind a named query.
+"""Write the filters, the order and the limit of a page as SQL to append to a named query.
 
-It knows column names that the body gives it, never a value: values are parameters.
+The text contains column names that the body gives, and never a value: values are parameters.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Filters:
             raise ConfigError(f"filter_logic must be 'and' or 'or', got {self.logic!r}")
 
     def equal(self, column: str, value: str | int | None) -> None:
-        """Return the condition that the column has this value."""
+        """Require that the column has this value. None requires nothing."""
         if value is not None:
             self.conditions.append(f"{column} = :{self._parameter(value)}")
 
     def contains(self, column: str, part: str | None) -> None:
-        """Return the condition that the column contains this text, case-sensitively."""
+        """Require that the column contains this text, case-sensitively. None requires nothing."""
         if part is not None:
             self.conditions.append(f"instr({column}, :{self._parameter(part)}) > 0")
 
@@ -53,12 +53,12 @@ class Filters:
             self.conditions.append(f"{column} {sign} :{self._parameter(end)}")
 
     def condition(self, sql: str, *values: str | float | bytes) -> None:
-        """Return the condition in `sql`, which has `{}` in the place of each value."""
+        """Require the condition `sql`, which has `{}` in the place of each value."""
         self.conditions.append(sql.format(*(f":{self._parameter(value)}" for value in values)))
 
     def among(self, column: str, values: Iterable[str] | None) -> None:
-        """Require one of these values; without values no row matches. Raise ConfigError for more
-        values than a statement takes.
+        """Require that the column has one of these values. None requires nothing; an empty list
+        matches no row. Raise ConfigError for more values than a statement takes.
         """
         if values is not None:
             names = ", ".join(f":{self._parameter(value)}" for value in values)
@@ -79,6 +79,7 @@ class Filters:
         return f" {begins} " + " AND ".join(parts) if parts else ""
 
     def _parameter(self, value: str | float | bytes) -> str:
+        """Add a parameter with this value, and return its name."""
         name = f"filter_{len(self.parameters)}"
         self.parameters[name] = value
         return name
@@ -93,7 +94,9 @@ def check_page(limit: int, offset: int) -> None:
 
 
 def within_reach(rows: int) -> int:
-    """Return a number of rows as every database counts; -1 and larger numbers mean all of them."""
+    """Return a limit of rows that every database takes: a number for "all" in the place of a
+    negative or very large one.
+    """
     return min(rows, _ALL) if rows >= 0 else _ALL
 
 
@@ -107,7 +110,10 @@ def page_of(
     limit: int,
     offset: int,
 ) -> PaginatedResult[T]:
-    """Return the page of `query`'s rows that `where` and `order` choose, each read by `read`."""
+    """Return a page of a named query.
+
+    read: makes an item of a row. where: the filters. order: the order and the limit.
+    """
     items = [read(row) for row in tx.page(query, where + order, parameters)]
     total, exact = total_of(tx, query, where, parameters, found=len(items), limit=limit, offset=offset)
     return PaginatedResult(items, limit, offset, total, exact)
@@ -116,8 +122,8 @@ def page_of(
 def total_of(
     tx: Transaction, query: str, where: str, parameters: dict[str, Any], *, found: int, limit: int, offset: int
 ) -> tuple[int, bool]:
-    """Return how many items match in all, for a page with `found` of them, and whether that is
-    exact.
+    """Return how many items match in all, and whether that number is exact. The page has `found` of
+    them.
 
     At most `COUNTED` items behind the page are counted, so that the cost of a page grows with its
     length. With more items, the total is a lower bound.
@@ -147,10 +153,12 @@ def order_and_limit(
     tie: Iterable[str],
     never_null: Container[str] = (),
 ) -> str:
-    """Return ORDER BY one of `columns` (nulls last), then by `tie`, so that pages never overlap,
-    with the page's limit.
+    """Return the SQL of a page's order and limit: by one of `columns`, nulls last, then by `tie`.
 
-    Raise ConfigError for a `sort_by` that is not one of `columns`.
+    columns: the SQL of each column that `sort_by` may name.
+    tie: columns that make the order unique, so that pages never overlap.
+    never_null: the names in `columns` that have a value in every row.
+    Raise ConfigError for a bad `sort_by`, `sort_order`, `limit` or `offset`.
     """
     check_page(limit, offset)
     if sort_order not in ("asc", "desc"):

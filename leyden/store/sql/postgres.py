@@ -1,9 +1,9 @@
 """PostgreSQL behind the store: addresses, connecting and migrating, its form of the queries, and
 the meaning of its errors.
 
-It knows no operation (`postgres_transaction.py`), and nothing of threads or retries
+The module knows no operation (`postgres_transaction.py`), no thread and no retry
 (`postgres_session.py`). To change the schema, add the next `migrations/postgres/NNNN_*.sql`; a
-released one never changes.
+released migration never changes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from leyden.store.sql.driver import Durability
 from leyden.store.sql.queries import load_queries
 
 _OLDEST = 14
+"""The oldest version of PostgreSQL that works."""
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*)(:\d*)?")
 _ILL_FORMED = (
@@ -73,7 +74,7 @@ def psycopg() -> Any:
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a store's tables."""
+    """A database, and the schema in it that holds the store's tables."""
 
     url: str
     """The URL for messages, without a password."""
@@ -122,8 +123,8 @@ class Target:
 
 
 def connect(target: Target) -> Any:
-    """Return a connection in autocommit mode; transactions are begun explicitly. Raise
-    psycopg.Error, and ConfigError for a bad address.
+    """Return a connection in autocommit mode, in which transactions are begun explicitly. Raise
+    psycopg.Error if that fails, and ConfigError for a bad address.
     """
     pg = psycopg()
     try:
@@ -134,7 +135,7 @@ def connect(target: Target) -> Any:
     try:
         numeric = importlib.import_module("psycopg.types.numeric")
         connection.adapters.register_dumper(int, numeric.Int8Dumper)  # one plan for a statement, not one for each size
-        connection.adapters.register_loader("numeric", numeric.IntLoader)  # the sum of integers is one
+        connection.adapters.register_loader("numeric", numeric.IntLoader)  # PostgreSQL sums integers as numeric
         connection.execute(
             _SESSION.format(schema=f'"{target.schema}"', durability=_SYNCHRONOUS[target.durability]), prepare=False
         )
@@ -152,11 +153,11 @@ def answers(target: Target) -> bool:
 
 
 def migrate(connection: Any, target: Target) -> None:
-    """Bring the schema to this version, in one transaction. Concurrent migrations wait for each
-    other.
+    """Bring the schema to this version, in one transaction. Migrations of several processes wait
+    for each other.
 
-    Raise StoreError for a schema that a newer Leyden wrote, or another program, and for a server
-    that is too old.
+    Raise StoreError for a schema that a newer Leyden or another program wrote, for a server that is
+    too old, and for a database whose encoding is not UTF-8.
     """
     migrations = _migrations()
     server = connection.info.server_version // 10_000
@@ -232,13 +233,13 @@ def _migrations() -> Sequence[str]:
 
 @cache
 def statements() -> Mapping[str, str]:
-    """Return every query by name, as psycopg writes it."""
+    """Return every query by name, with its parameters as psycopg writes them."""
     return {name: placeholders(text) for name, text in load_queries("postgres").items()}
 
 
 @lru_cache(maxsize=512)
 def placeholders(text: str) -> str:
-    """Return a statement with its parameters as psycopg writes them."""
+    """Return a statement with `%(name)s` for `:name`, `%s` for `?` and `%%` for `%`."""
     return _PARAMETER.sub(_placeholder, text)
 
 

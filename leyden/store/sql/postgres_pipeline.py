@@ -1,11 +1,12 @@
-"""Statements to one PostgreSQL connection: prepared once, and sent together when the outcome of one
-of them is needed.
+"""Send statements to a PostgreSQL connection, prepared once, and together when one of their results
+is needed.
 
 A `Pipeline` is a cursor over libpq's pipeline mode (`psycopg.pq`). `execute` queues a statement;
 reading its `QueuedResult` sends all queued statements in one message. psycopg's own pipeline sends
-each statement by itself, which costs a system call and a wake-up of the server for each. An error
-is raised when a later result is read, or by `finish`; then call `rollback`. The module knows no
-operation and no query."""
+each statement by itself, which costs a system call and a wake-up of the server for each. The error
+of a statement is raised when its result or a later one is read, or by `finish`; then call
+`rollback`. The module knows no operation and no query.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ class QueuedResult:
     def __init__(self, pipeline: Pipeline, batch: int, prepares: _Key | None = None) -> None:
         self._pipeline = pipeline
         self.batch = batch
-        """The number of the batch that it belongs to."""
+        """The number of the batch that the statement belongs to."""
         self.prepares = prepares
-        """The statement that is prepared here, None where one is executed."""
+        """The statement that this request prepares; None for a request that executes one."""
         self.result: Any = None
-        """The `PGresult`, None until the server has answered."""
+        """The `PGresult`; None until it has arrived."""
 
     @property
     def rowcount(self) -> int:
@@ -58,7 +59,7 @@ class QueuedResult:
 
 
 class Pipeline:
-    """The statements of one connection, which has no other user."""
+    """A queue of statements for one connection, which has no other user."""
 
     def __init__(self, connection: Any) -> None:
         pg = psycopg()
@@ -74,8 +75,8 @@ class Pipeline:
         self._either = select.poll()
         self._either.register(self._connection.socket, select.POLLIN | select.POLLOUT)
         self._awaited: deque[QueuedResult | None] = deque()
-        """Statements without a result, oldest first. None stands for the end of a batch, up to
-        which an error skips all others."""
+        """Statements without a result, oldest first. None stands for the end of a batch. After an
+        error the server skips the rest of the batch."""
         self._batch = 0
         """The number of the batch that is being queued, which is the number of ended batches."""
         self._prepared: OrderedDict[_Key, bytes] = OrderedDict()
@@ -83,7 +84,7 @@ class Pipeline:
         self._connection.enter_pipeline_mode()
 
     def execute(self, statement: str, parameters: dict[str, Any] | Sequence[Any] = ()) -> QueuedResult:
-        """Queue a statement as psycopg writes it, with `%(name)s` and a dict or `%s` and a
+        """Queue a statement in psycopg's form: `%(name)s` with a dict of parameters, or `%s` with a
         sequence.
 
         Raise psycopg.DataError, and queue nothing, for a value that PostgreSQL cannot take.
@@ -97,8 +98,8 @@ class Pipeline:
         return self._queue((text, types), packed, self._values.formats)
 
     def put(self, statement: str, values: Sequence[Any]) -> QueuedResult:
-        """Queue a statement with `%s`, whose parameters have the types of the columns that they are
-        written to.
+        """Queue a statement with `%s`. The server gives its parameters the types of the columns
+        that they are written to.
         """
         packed = self._pack(values)
         return self._queue((_numbered(statement)[0], ()), packed, self._values.formats)
@@ -135,7 +136,9 @@ class Pipeline:
     def result_of(self, outcome: QueuedResult) -> Any:
         """Return the `PGresult` of a statement."""
         if outcome.batch == self._batch:
-            self._end_batch()  # no mere flush: only between batches does the server count how long a client is idle
+            # End the batch, because the server's limit on idle clients is in force only between
+            # batches.
+            self._end_batch()
             self._send()
         while outcome.result is None:
             self._receive()
@@ -181,8 +184,8 @@ class Pipeline:
         self._batch += 1
 
     def _send(self) -> None:
-        """Send the queued statements. Read meanwhile, because a server that cannot send its results
-        stops reading.
+        """Send the queued statements. Read results meanwhile, because a server that cannot send its
+        results stops reading.
         """
         while self._connection.flush():
             if any(event & select.POLLIN for _, event in self._either.poll()):
@@ -198,7 +201,7 @@ class Pipeline:
             return
         outcome.result = result
         if result.status not in self._failed:
-            self._connection.get_result()  # None, at once: an answer is one result
+            self._connection.get_result()  # the None that follows each statement's only result
             return
         if outcome.prepares is not None:
             self._prepared.pop(outcome.prepares, None)
@@ -214,13 +217,13 @@ class Pipeline:
 
 
 _Key = tuple[bytes, tuple[int, ...]]
-"""A prepared statement: its text, and the types of its parameters as far as their values determine
-them; () leaves them to the server."""
+"""A prepared statement: its text, and the types of its parameters. () leaves the types to the
+server."""
 
 
 @lru_cache(maxsize=1024)
 def _numbered(statement: str) -> tuple[bytes, Sequence[str]]:
-    """Return a statement with its parameters as libpq writes them, and their names in order."""
+    """Return a statement with `$1`, `$2` and so on for its parameters, and their names in order."""
     names: list[str] = []
 
     def number(found: re.Match[str]) -> str:

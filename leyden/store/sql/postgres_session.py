@@ -1,7 +1,8 @@
-"""Operations on one PostgreSQL connection, each complete and once, even if the connection breaks.
+"""Run operations on one PostgreSQL connection, each completely and exactly once, even if the
+connection breaks.
 
 The module knows when an operation may run again, and no thread. An operation is a function, so
-running it again is calling it again:
+running it again means calling it again:
 
 - If it failed before its commit was sent, or conflicted with another operation (a deadlock, the
   same new id), it has changed nothing.
@@ -28,12 +29,13 @@ from leyden.store.sql.postgres import Target, connect, psycopg, store_error
 from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
 
 _IN_THE_WAY = {"40001", "40P01", "23505", "22012"}
-"""Serialization failure, deadlock, the same id made twice, a wrong guess (`expect_span_target`).
-The operation runs again at once."""
+"""The codes of errors after which an operation runs again at once: serialization failure, deadlock,
+the same id made twice, a wrong guess (`expect_span_target`)."""
 _TRIES = 20
-"""The most times that one operation is tried, because conflicts end it. More are no coincidence."""
+"""The most tries of one operation that conflicts with others. More conflicts are no coincidence."""
 _LOST = ("08", "57P0", "LY001")
-"""The connection or its server is going away, or others think so (`count_commit`)."""
+"""Beginnings of the codes of errors that mean a lost connection, or one that another process has
+declared lost (`count_commit`)."""
 _PAYLOAD = 7000
 """Bytes of one notification; PostgreSQL allows 8000."""
 
@@ -57,8 +59,9 @@ def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool, l
 
 
 def _news(sender: str, claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> str:
+    """Return one payload. One with the sender alone means that every waiter reads again."""
     text = json.dumps([sender, claimable, finished, spans, labels], separators=(",", ":"))
-    return text if len(text) <= _PAYLOAD + 200 else json.dumps([sender])  # one id fills it alone: look at everything
+    return text if len(text) <= _PAYLOAD + 200 else json.dumps([sender])  # a single id that is too long
 
 
 class PostgresSession:
@@ -87,18 +90,18 @@ class PostgresSession:
         self._connection: Any = None
         self._transaction: PostgresTransaction | None = None
         self._number: int | None = None
-        """The number of the connection, if it writes."""
+        """The number of the connection in the database; None for a reader."""
         self._commits = 0
-        """How many transactions the connection was asked to commit."""
+        """How many commits the connection has sent."""
 
     def connect(self) -> None:
-        """Connect ahead of the first operation. If that fails now, the operation tries again."""
+        """Connect before the first operation. If that fails, the first operation tries again."""
         with suppress(_Lost):
             self._connected()
 
     def run(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, and return its result after the commit. Raise what it raises; it has
-        changed nothing then.
+        """Run an operation, and return its result after the commit. Raise the operation's error; it
+        has changed nothing then.
 
         Raise StoreError when the server stays away; the message says so if the outcome of the
         commit is unknown.
@@ -119,14 +122,15 @@ class PostgresSession:
     def close(self) -> None:
         """Close the connection."""
         if self._number is not None and self._transaction is not None:
-            with suppress(psycopg().Error):  # then it is forgotten later
+            with suppress(psycopg().Error):  # a later migration removes its row
                 self._transaction.alone("close_connection", connection=self._number)
         self._let_go()
 
     def _once(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool) -> Any:
-        """Run it and commit. Raise _Lost if the connection broke and nothing happened.
+        """Run an operation once, commit, and return its result. Raise _Lost if the connection broke
+        and nothing was committed.
 
-        again: it was in the way of another one before.
+        again: the operation ran before, and was rolled back because of a conflict.
         """
         transaction = self._connected()
         try:
@@ -162,7 +166,7 @@ class PostgresSession:
                 raise _Lost from error
 
     def _count_commits(self, number: int) -> int:
-        """Return the commits that a broken connection has made, and prevent further ones."""
+        """Return how many commits a broken connection has made, and prevent further ones."""
         doubt = "a change was being committed and may or may not be there: "
         patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
         while True:
@@ -194,13 +198,14 @@ class PostgresSession:
         return self._transaction
 
     def _let_go(self) -> None:
+        """Drop the connection; the next operation connects again."""
         connection = self._connection
         self._connection = self._transaction = self._number = None
         if connection is not None:
             connection.close()
 
     def _undone(self, transaction: PostgresTransaction, error: BaseException) -> bool:
-        """Roll back. If that fails, drop the connection and return False."""
+        """Roll back, and return True. If the connection is lost, drop it and return False."""
         state = getattr(error, "sqlstate", None) or ""
         if not self._connection.closed and not state.startswith(_LOST):
             try:

@@ -1,14 +1,14 @@
-"""One operation on PostgreSQL: its statements, the locks before them, and the messages in which
-they travel.
+"""Run the statements of one operation on PostgreSQL, with the locks that they need, in few
+messages.
 
-Many stores in many processes may work on one database, so an operation is never alone here. These
-rules keep it correct:
+Many stores in many processes may work on one database at the same time. These rules keep operations
+correct:
 
 - An operation that changes a rollout, its attempts or its spans locks the rollout's row first.
   Locks (`_LOCKS`) precede the look-ups with which operations begin, in statements of their own: at
-  READ COMMITTED each statement sees what was committed before it began, so a look-up behind the
-  lock reads the latest state, which holds until the commit. Locking in the look-up itself would not
-  do: if it had to wait, its joined rows would be those from before.
+  READ COMMITTED each statement sees what was committed before it began, so a look-up after the lock
+  reads the latest state, which holds until the commit. Locking in the look-up itself would not do:
+  if it had to wait, its joined rows would be those from before the wait.
 - A claim takes rows that no other transaction holds (SKIP LOCKED). A skipped row may be given back
   without a notification, so a claim that finds nothing looks again as long as rows are queued
   (`PostgresLightningStore`), and delays no other operation meanwhile.
@@ -60,15 +60,16 @@ _LOCKS = {
 """The locks that a writing operation must hold before it runs a query, in the order in which all
 operations take them."""
 _REFUSING = {"insert_span": "insert_new_span"}
-"""For an INSERT that skips a row that exists, the INSERT that refuses it."""
+"""For each INSERT that skips an existing row, the INSERT that fails on it."""
 _SHARDS = 16
 """Rows of `totals`, as many as the migration makes."""
 _TARGET = tuple(column.name for column in fields(SpanTarget))
 _MOST_GUESSES = 256
-"""Attempts whose spans may come in turns without one being looked up again."""
+"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a
+look-up."""
 _HIDING = {"select_new_positions": "are_spans_hidden"}
-"""For a query that found nothing, the query that says whether it had rows that it may not show yet.
-"""
+"""For each query that may find nothing because its rows are not visible yet, the query that says
+whether there are such rows."""
 
 _BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -105,7 +106,7 @@ class Guesses:
                 self._targets[key] = None
 
     def keep(self, targets: Mapping[tuple[str, str], SpanTarget]) -> None:
-        """Guess that the targets which an operation left still hold when the next one begins."""
+        """Keep the targets that an operation left as guesses for the next one."""
         with self._gate:
             for key, target in targets.items():
                 if self._targets.get(key, target) is not None:
@@ -125,7 +126,8 @@ class PostgresTransaction:
     def __init__(self, connection: Any, target: Target, guesses: Guesses, *, writes: bool) -> None:
         self.store_url = target.url
         self.hiding = False
-        """Whether the operation found nothing although rows will be visible soon."""
+        """Whether the operation found no new spans although some are committed that it may not show
+        yet, so that waiters must read again soon."""
         self._channel = target.channel
         self._cursor = Pipeline(connection)
         self._queries = statements()
@@ -166,10 +168,13 @@ class PostgresTransaction:
     def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
         """Write the totals, notify the other stores, and commit.
 
-        connection, number: the number of the connection and of this commit on it, which are
-        recorded so that a lost reply can be checked; None for a reader. All of this is one message
-        to the server, with the operation's last writes. A reader does not wait for the reply,
-        because nothing depends on it.
+        connection: its number, or None for a reader.
+        number: of this commit on the connection. The database keeps it, so that a commit whose
+            reply is lost can be checked.
+        news: the payloads of notifications.
+
+        All of this is one message to the server, together with the operation's last writes. A
+        reader does not wait for the reply, because nothing depends on it.
         """
         if connection is not None:
             self._cursor.execute(_COUNT_COMMIT, (connection, number))
@@ -186,11 +191,11 @@ class PostgresTransaction:
             self._guesses.keep(self.targets)
 
     def rollback(self) -> None:
-        """Undo everything."""
+        """Roll back the transaction."""
         self._cursor.rollback()
 
     def alone(self, query: str, /, **parameters: Any) -> Row | None:
-        """Run a statement outside of any operation, and return the first row of its answer."""
+        """Run a statement outside of any operation, and return the first row of its result."""
         found = self._cursor.execute(self._queries[query], parameters)
         self._cursor.finish()
         return found.fetchone()
@@ -292,7 +297,9 @@ class PostgresTransaction:
             return self._cursor.execute(statement, askable)
 
     def _reset(self) -> None:
-        """Forget the last operation: its clock, prefetched rows, news, counts and locks."""
+        """Reset the state of the last operation: its clock, prefetched rows, news, counts and
+        locks.
+        """
         self._now: float | None = None
         self._clock: QueuedResult | None = None
         self._again = False

@@ -1,9 +1,9 @@
-"""The statements of `queries.sql` by name, and those of the file beside it in which one database
-has another form.
+"""Load the named statements of `queries.sql`, and those of `queries_{dialect}.sql` that replace
+them for one database.
 
-It knows the files' three rules (a name line, a description, `{other}` for a query of `queries.sql`)
-and no database. A driver whose parameters are not written `:name` rewrites the text once, when it
-is made.
+In both files, each query has a line with its name and a description, and `{other}` stands for the
+text of another query. The module knows no database. A driver whose parameters are not written
+`:name` rewrites the text once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 @cache
 def load_queries(dialect: str | None = None) -> Mapping[str, str]:
-    """Return every query of `queries.sql`, or its namesake in `queries_{dialect}.sql`."""
+    """Return every query of `queries.sql` by name. A query of the same name in
+    `queries_{dialect}.sql` replaces it.
+    """
     shared = parse_queries(_text("queries.sql"))
     if dialect is None:
         return shared
@@ -32,11 +34,11 @@ def load_queries(dialect: str | None = None) -> Mapping[str, str]:
 def parse_queries(
     text: str, shared: Mapping[str, str] | None = None, *, instead: Mapping[str, str] | None = None
 ) -> Mapping[str, str]:
-    """Return the queries of a file in the form above. Raise ValueError for a missing description or
-    a repeated name.
+    """Return the queries of a file by name. Raise ValueError for a missing description or a
+    repeated name.
 
-    shared: the queries that `{other}` stands for; None: the queries above it in the same file.
-    instead: the queries that it stands for before either.
+    shared: where `{other}` is looked up; None: among the earlier queries of the same file.
+    instead: where `{other}` is looked up first.
     """
     queries: dict[str, str] = {}
     parts = _NAME_LINE.split(text)[1:]
@@ -64,8 +66,8 @@ def counting(query: str, where: str, most: int) -> str:
 
 
 def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield an INSERT of one row as statements of several rows each, with their values. There are
-    few statements, and few different ones.
+    """Yield statements that insert these rows, each with its values. `insert` is an INSERT of one
+    row; the statements insert a power of two of rows each, so that few different ones are prepared.
     """
     start = 0
     while left := len(rows) - start:
@@ -76,8 +78,8 @@ def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple
 
 
 _MOST_ROWS_BITS = 6
-"""Rows of one statement are at most 64: every database takes their values, and more would save
-nothing."""
+"""The most rows of one statement are 2**6 = 64. Every database takes their values, and more would
+save nothing."""
 _ROW = re.compile(r"(?<=\bVALUES )\([^()]*\)")
 
 

@@ -1,7 +1,8 @@
-"""One SQLite connection: an operation in a transaction of its own, or many that share a commit.
+"""Run operations on one SQLite connection: each in a transaction of its own, or many that share a
+commit.
 
-It knows transactions and the news to publish after them, no thread. The holder of `lock` may use
-it.
+The module knows transactions and the news to publish after them, and no thread. A thread must hold
+the session's `lock` while it uses it.
 """
 
 from __future__ import annotations
@@ -49,9 +50,13 @@ class Session:
         role: Literal["reader", "writer", "only"],
         publish: Publish = _publish_nothing,
     ) -> None:
-        """role: "reader" and "writer" are connections to one database. "only" is the sole
-        connection to its database, and reads without a transaction, because no other can change
-        what it reads.
+        """Use a connection.
+
+        role: "reader" and "writer" are two connections to one database. "only" is the sole
+        connection
+            to its database, and reads without a transaction, because no other can change what it
+            reads.
+        publish: called with the news of each commit.
         """
         self.lock = threading.Lock()
         """Held by the one thread that uses the session."""
@@ -72,8 +77,8 @@ class Session:
         most: int | None = None,
         reads: bool = False,
     ) -> Any:
-        """Run one operation and commit. If it fails, undo all its changes and raise its error, an
-        error of the database as StoreError.
+        """Run one operation, commit, and return its result. If it fails, roll back and raise its
+        error; an error of the database becomes a StoreError.
 
         most: raise Long if the operation expects to touch more rows.
         reads: the operation changes nothing.
@@ -102,10 +107,11 @@ class Session:
         return answer
 
     def together(self, batch: Sequence[Work]) -> None:
-        """Run many operations, each in a savepoint, and commit once. An operation that raises
-        undoes itself alone.
+        """Run many operations, each in a savepoint, and commit once. If an operation raises, only
+        its own changes are undone.
 
-        Each operation keeps its outcome. When the commit fails, all have failed.
+        The result or the error is stored in each `Work`. If the commit fails, all of them get its
+        error.
         """
         claimable, spans, labels, changed = 0, False, False, False
         finished: list[str] = []

@@ -23,7 +23,8 @@ from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _TARGETS = 256
-"""Attempts whose spans may come in turns without one being looked up again."""
+"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a
+look-up."""
 _REMEDIES = {
     "SQLITE_BUSY": "another program holds a lock on it; close that program",
     "SQLITE_CANTOPEN": "check that the directory exists and can be written to",
@@ -40,8 +41,8 @@ _FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
 
 
 def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
-    """Return a connection in autocommit mode, for one thread at a time. Transactions are begun
-    explicitly.
+    """Return a connection in autocommit mode, in which transactions are begun explicitly. It may be
+    used by one thread at a time.
     """
     # Without an adapter sqlite3 looks for one whenever it binds such a value, which takes 0.2 us.
     for kind in (type(None), bytes):
@@ -87,8 +88,8 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
 
 
 def fill_empty(connection: sqlite3.Connection) -> None:
-    """Give a database in memory, which is new, this version's schema: a copy of one that this
-    process has migrated, which takes 0.1 ms instead of 5.
+    """Give a new database in memory this version's schema. Copying an empty database that this
+    process has migrated takes 0.1 ms; migrating takes 5.
     """
     _empty().backup(connection)
 
@@ -123,8 +124,8 @@ def store_error(url: str, error: sqlite3.Error) -> StoreError:
 
 
 def as_leyden_error(url: str, error: BaseException) -> BaseException:
-    """Return the caller's error for an error that an operation raised: the error itself if it needs
-    no translation.
+    """Return the error to raise for an error of an operation: a StoreError or a ConfigError for one
+    of the database, otherwise the error itself.
     """
     if isinstance(error, sqlite3.Error):
         return store_error(url, error)
@@ -171,7 +172,7 @@ class SqliteTransaction:
         self._targets_hold = True
 
     def failed(self) -> None:
-        """Note that the operation was rolled back, so that the targets it cached are not used."""
+        """Drop the targets that the operation kept, because it was rolled back."""
         self._targets_hold = False
 
     def tally(self, changes: Mapping[Total, int], /) -> None:
@@ -192,10 +193,10 @@ class SqliteTransaction:
             raise Long
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
-        """Do nothing: a database with one writer at a time needs no locks."""
+        """Do nothing: the database has one writer at a time, so rollouts need no locks."""
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
-        """Do nothing: the database is in this process."""
+        """Do nothing: the database is in this process, so reading ahead saves nothing."""
 
     def run(self, query: str, /, **parameters: Any) -> None:
         statement, values = self._by_place[query]
@@ -245,8 +246,8 @@ _PARAMETER = re.compile(r":([a-z_]\w*)")
 
 @cache
 def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
-    """Return each query with `?` in place of its names, and a function that orders the values: the
-    database looks up no name.
+    """Return each query with `?` in the place of its named parameters, and a function that returns
+    their values in order. The database then need not look up names.
     """
     return {
         name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()

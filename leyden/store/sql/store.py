@@ -1,8 +1,8 @@
-"""`LightningStore` over a SQL driver: a table that maps each method to a function of the body, and
-the three calls behind the methods that wait.
+"""Implement `LightningStore` over a SQL driver: map each method to a function of the body, and
+implement the three operations behind the methods that wait.
 
-It knows no database and no thread. To add a method: the protocol in `store/base.py`, a function in
-`body/`, a line in the table here.
+The module knows no database and no thread. To add a method, extend the protocol in `store/base.py`,
+write a function in `body/`, and add a line to the class.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], An
 
 
 def _writes(method: F, operation: Callable[..., Any]) -> F:
-    """Return the protocol's `method` as a write by the body's `operation`."""
+    """Return the protocol's `method`, implemented as a write by the body's `operation`."""
 
     @wraps(method, updated=())
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,8 @@ def _writes(method: F, operation: Callable[..., Any]) -> F:
 
 
 def _writes_in_run(method: F, operation: Callable[..., Any]) -> F:
-    """Return the protocol's `method` as a write whose `run_id` is by default the caller's run.
+    """Return the protocol's `method`, implemented as a write whose `run_id` is by default the
+    caller's run.
 
     The caller's run is read here because the operation may run in another thread.
     """
@@ -91,7 +92,7 @@ def _writes_in_run(method: F, operation: Callable[..., Any]) -> F:
 
 
 class SqlLightningStore(WaitingStore):
-    """A store whose truth is a SQL database that this process reaches through `driver`."""
+    """A store in a SQL database, which this process reaches through `driver`."""
 
     json_methods: Mapping[str, tuple[Callable[..., Any], Callable[[Any, bool], bytes]]] = {
         "query_spans": (search.query_spans, answers.page_json),
@@ -201,10 +202,12 @@ class SqlLightningStore(WaitingStore):
     async def index_span_attribute(self, key: str) -> None:
         await self._driver.write(span_index.begin_attribute_index, (key,), {})
         while not await self._driver.write(span_index.extend_attribute_index, (key,), {}):
-            pass  # in steps, so that others write between them
+            pass  # in steps, so that other operations can write between them
 
     async def next_deadline(self) -> float | None:
-        """Return when `sweep` is due if no attempt reports again; None if it never is."""
+        """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if
+        no deadline is pending.
+        """
         return await self._driver.read(attempts.next_deadline, (), {})
 
     async def statistics(self) -> StoreStatistics:

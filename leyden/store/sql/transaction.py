@@ -1,8 +1,8 @@
-"""The interface of an operation to its database: statements by name, the time, and fields for its
+"""The interface of an operation to its database: named statements, the time, and fields for its
 news.
 
-It knows no database. A driver (`sqlite.py`) makes one for each operation, and publishes the news
-after the commit.
+The module knows no database. A driver (`sqlite.py`, `postgres_transaction.py`) prepares a
+transaction for each operation, and publishes the news after the commit.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ TOTALS: tuple[Total, ...] = get_args(Total)
 
 
 class Long(Exception):
-    """The operation touches more rows than it may here. The driver runs it again where it may take
-    long.
+    """The operation touches more rows than a short one may. The driver runs it again in a thread
+    where it may take long.
     """
 
 
 @dataclass(slots=True)
 class SpanTarget:
-    """The attempt that spans are added to: a row of `get_span_target`, which each operation that
-    adds spans updates.
+    """The state of an attempt and its rollout that adding spans needs: a row of `get_span_target`,
+    which each operation that adds spans keeps up to date.
     """
 
     rollout: int
     rollout_status: RolloutStatus
     attempts: int
-    """The rollout's number of attempts, which is the latest one's number."""
+    """The rollout's number of attempts, which is the latest attempt's number."""
     attempt: int
     status: AttemptStatus
     last_span: int
-    """The highest number that a span of it has, or has drawn."""
+    """The highest sequence id that the attempt's counter has given to a span or a caller."""
     worker_id: str | None
     may_have_indexes: bool
     """Whether an attribute may be indexed."""
@@ -54,7 +54,7 @@ class SpanTarget:
     rewards: str
     """All rewards of that span by name, as JSON; empty without one."""
     reward_span: int
-    """The number of that span, 0 without one."""
+    """The sequence id of that span; 0 without one."""
     prompt_tokens: int
     response_tokens: int
     cost: float | None
@@ -85,9 +85,9 @@ class Transaction(Protocol):
 
     @property
     def clock(self) -> float | None:
-        """Return the operation's time for a statement, None if nothing has read it yet.
+        """The operation's time, for use as a statement's parameter; None if `now` was not read yet.
 
-        For None the statement uses the database's clock, which saves the round trip of reading it.
+        For None, the statement uses the database's clock, which saves a round trip.
         """
         ...
 
@@ -101,26 +101,25 @@ class Transaction(Protocol):
         ...
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
-        """Return the one of `targets` for an attempt: the numbers that its next spans need.
-
-        None if they must be read from the database.
+        """Return the valid target of an attempt, which adding spans needs; None if it must be read
+        from the database.
         """
         ...
 
     def keep_targets(self) -> None:
         """Declare that `targets` is up to date with all changes of this operation, so that the next
-        one may read them.
+        one may use them.
 
-        Without this call they are dropped after the operation, and after one that fails.
+        Without this call, or if the operation fails, they are dropped after it.
         """
         ...
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
-        """Declare which rollouts an operation on several will change, before it reads one. No other
-        operation changes them until the commit.
+        """Lock the rollouts that this operation will change until the commit. Call it before the
+        first of them is read, in an operation on several rollouts.
 
-        They are locked in one order, so that two operations do not wait for each other. An
-        operation on one rollout need not call it.
+        They are locked in one order, so that two operations do not deadlock. An operation on one
+        rollout need not call it.
         """
         ...
 
@@ -132,11 +131,11 @@ class Transaction(Protocol):
         ...
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
-        """Declare the parameters with which `one` will be called for several rollouts, after `lock`
-        and before anything is written.
+        """Announce the parameters with which `one` will be called for several rollouts. Call it
+        after `lock`, and before the first write.
 
-        A driver that is far from its database requests all of them at once, unless a rollout is
-        named twice: a write for the first may change the read for the second.
+        A driver whose database is remote requests all rows at once, unless a rollout is named
+        twice, because the write for the first may change the row that the second reads.
         """
         ...
 
@@ -155,7 +154,7 @@ class Transaction(Protocol):
         ...
 
     def put(self, query: str, values: Sequence[Any], /) -> None:
-        """Run a statement that has `?` instead of named parameters."""
+        """Run a statement that has `?` in the place of named parameters."""
         ...
 
     def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
@@ -166,10 +165,10 @@ class Transaction(Protocol):
         ...
 
     def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
-        """Insert rows that are usually new, skip those that are there, and return how many were
-        new.
+        """Insert rows, skip those that exist, and return how many were new. It is fastest if all
+        are new.
 
-        The query: as for `put_many`.
+        The query must be an INSERT of one row whose VALUES are all `?`.
         """
         ...
 

@@ -1,11 +1,11 @@
-"""Keep SQLite's write-ahead log short and its file small, on a thread of its own, so that no commit
-waits for it.
+"""Keep SQLite's write-ahead log short and the database's file small, on a thread of its own, so
+that no commit waits for it.
 
-It knows a session, how much of the log is in use, and the file's free pages. A checkpoint copies
-the log into the database and waits for the disk twice. Most of that happens beside the writer; only
-its last step holds the session. The log then begins again at its start and its file keeps its
-length, because overwriting a page of a file costs a third of adding one. Pages that retention freed
-are used again. If there are many, they are given back to the disk, a few at a time.
+A checkpoint copies the log into the database and waits for the disk twice. Most of that happens
+while the writer works; only the last step holds the session. Writing then begins at the start of
+the log again, and the log's file keeps its length, because overwriting a page costs a third of
+adding one. SQLite uses pages again that retention freed. If there are many, they are given back to
+the disk, a few at a time.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _serve(
 
 
 def _bytes_in_use(log: Path) -> int:
-    """Return how much of the log is not in the database, or was not when the log last began again.
+    """Return how many bytes were written to the log since writing last began at its start.
 
     The log's index has this number too, but no process may open and close the index beside SQLite:
     closing a file releases all locks that the process holds on it, and the next process that opens
@@ -113,8 +113,9 @@ def _bytes_in_use(log: Path) -> int:
 
 
 def _checkpoint(connection: sqlite3.Connection, session: Session) -> None:
-    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the bulk of it, while others write
-    with session.lock:  # the rest; the next commit begins the log again, unless a reader still uses it
+    """Copy the log into the database, in two steps."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, while others write
+    with session.lock:  # the rest; the next commit writes at the log's start, unless a reader still uses it
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
@@ -124,7 +125,7 @@ def _has_many_free(connection: sqlite3.Connection) -> bool:
 
 
 def _give_back(connection: sqlite3.Connection, session: Session) -> None:
-    """Cut free pages off the end of the file, then pause for as long, so that writers have their
+    """Cut free pages off the end of the file, then pause for the same time, so that writers get a
     turn.
     """
     with session.lock:

@@ -1,7 +1,9 @@
-"""The meaning of each operation of a store: one synchronous function over one transaction, written
+"""Implement each operation of a store as one synchronous function over one transaction, written
 once for every database.
 
-A function here reads, decides (`types.lifecycle`) and writes; it knows no thread, no event loop and
-no SQL dialect. Its signature is the protocol's, behind the transaction. Statements are in
-`queries.sql`. To add a method: the protocol, a function here, one line in `sql/store.py`.
+A function here reads, decides (`types.lifecycle`) and writes. It knows no thread, no event loop and
+no SQL dialect. It takes the transaction, then the arguments of the protocol's method of the same
+name, whose contract in `store/base.py` it fulfils; a docstring here adds what the contract leaves
+open. Statements are in `queries.sql`. To add a method, extend the protocol, add a function here,
+and a line in `sql/store.py`.
 """

@@ -64,12 +64,16 @@ _INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_ki
 
 
 def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None = None) -> list[AttemptedRollout]:
-    """Claim rollouts as `dequeue_many_rollouts` does, without waiting."""
+    """Claim up to `limit` rollouts for `dequeue_many_rollouts`, without waiting.
+
+    A repeated `claim_id` returns the rollouts that were claimed under it. Claiming them again locks
+    them against `undo_claim(unless_repeated=True)`.
+    """
     tx.expect(limit)
     check_id("worker_id", worker_id)
     check_id("claim_id", claim_id)
     if claim_id is not None and _claimed(tx, claim_id) and tx.change("claim_again", claim_id=claim_id):
-        return _claimed(tx, claim_id)  # read again: some of them may just have been given back
+        return _claimed(tx, claim_id)  # read again, because some may have been given back meanwhile
     claimed: list[AttemptedRollout] = []
     for row in tx.all("next_in_queue", limit=within_reach(limit)):
         sequence_id = row[ATTEMPTS] + 1
@@ -83,8 +87,8 @@ def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | No
 
 
 def unclaim(tx: Transaction, claimed: Sequence[AttemptedRollout]) -> None:
-    """Undo a claim whose reply was lost, unless it was requested again: the second reply may have
-    arrived.
+    """Give back claimed rollouts whose reply was lost, except those that a repeated request claimed
+    again, because that reply may have arrived.
     """
     for rollout in claimed:
         _unclaim(tx, rollout, by_claimer=False)
@@ -96,9 +100,11 @@ def undo_claim(tx: Transaction, claim_id: str, *, unless_repeated: bool = False)
 
 
 def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, by_claimer: bool) -> None:
-    """Delete an attempt that no worker received, and return its rollout to the queue.
+    """Delete an attempt that no worker received, and return its rollout to the queue. Do nothing if
+    the attempt has begun, or if a later attempt exists.
 
-    by_claimer: the claimer itself gives it back, so it goes even if a repeated claim was answered.
+    by_claimer: the claimer itself undoes the claim, so also delete an attempt that was claimed
+        again by a repeated request.
     """
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
     if row is None or row[ATTEMPTS] != row[ATTEMPT]:
@@ -107,7 +113,7 @@ def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, by_claimer: bool) ->
         return
     back: RolloutStatus = row[STATUS]
     if back in ROLLOUT_FINISHED:
-        tx.tally({"attempts": -1})
+        tx.tally({"attempts": -1})  # the kept total counts attempts of finished rollouts
     else:
         back = "queuing" if row[ATTEMPTS] == 1 else "requeuing"
         tx.claimable += 1
@@ -116,6 +122,7 @@ def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, by_claimer: bool) ->
 
 
 def _claimed(tx: Transaction, claim_id: str) -> list[AttemptedRollout]:
+    """Return the rollouts that were claimed under an id, in their present state."""
     rows = tx.all("get_claim", claim_id=claim_id)
     return [attempted(row, attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])) for row in rows]
 
@@ -133,7 +140,7 @@ def start_attempt(
 
 
 def started(tx: Transaction, rollout_id: str, attempt_id: str) -> AttemptedRollout | None:
-    """Return the rollout if it has this attempt already, else None."""
+    """Return the rollout with this attempt if it has it already; otherwise None."""
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout_id, attempt_id=attempt_id)
     return None if row is None or row[ATTEMPT] is None else attempted(row, attempt_from(rollout_id, row[ATTEMPT:]))
 
@@ -150,8 +157,8 @@ def new_attempt(
 ) -> AttemptedRollout:
     """Add the next attempt of a rollout that was just moved to `preparing`.
 
-    row: of the rollout, with the columns of `select_rollouts` first.
-    heard: whether the worker has claimed the attempt, or already reports to be busy with it.
+    row: the rollout's row, with the columns of `select_rollouts` first.
+    heard: what the worker's record says: it has `claimed` the attempt, or is already `busy`.
     """
     check_attempt_id(attempt_id)
     check_id("worker_id", worker_id)
@@ -186,10 +193,10 @@ def update_attempt(
     last_heartbeat_time: float | Unset = UNSET,
     metadata: dict[str, Any] | Unset = UNSET,
 ) -> Attempt:
-    """Change the given fields of an attempt, and move its rollout as the new status requires.
+    """Change the given fields of an attempt, and its rollout's status as the lifecycle requires.
 
-    metadata: merged into the present one. A call that changes nothing succeeds even when the
-    attempt is finished, so that a retry is safe.
+    metadata: merged into the present metadata.
+    A call that changes nothing succeeds even if the attempt is finished, so that a retry is safe.
     """
     row = attempt_row(tx, rollout_id, attempt_id)
     before = attempt_from(rollout_id, row[ATTEMPT:])
@@ -231,7 +238,7 @@ def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest
         given = {name: value for name, value in update.__dict__.items() if value is not None}
         attempt = update_attempt(tx, **given)
         key = attempt.rollout_id, attempt.attempt_id
-        if key in updated:  # repeated, the first line would come after the second
+        if key in updated:  # the result has one attempt for each update, in their order
             raise ConfigError(f"attempt {key[1]!r} of rollout {key[0]!r} is in two lines; make one of them")
         updated[key] = attempt
     return list(updated.values())
@@ -240,8 +247,10 @@ def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest
 def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
     """Mark attempts that are over their limits, and return them as changed.
 
-    An attempt is `timeout` if it ran for `timeout_seconds`, otherwise `unresponsive`, because its
-    worker was silent too long. now: Unix seconds; None for the database's clock.
+    An attempt becomes `timeout` if it ran for `timeout_seconds`. Otherwise its worker was silent
+    for too long, and it becomes `unresponsive`.
+
+    now: Unix seconds; None for the database's clock.
     """
     if now is not None:
         tx.now = now
@@ -281,7 +290,9 @@ def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) 
 
 
 def next_deadline(tx: Transaction) -> float | None:
-    """Return when `sweep` is due if no attempt reports again; None if it never is."""
+    """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if no
+    deadline is pending.
+    """
     tx.expect(None)
     row = tx.one("next_deadlines")
     known = [time for time in row or () if time is not None]
@@ -320,7 +331,9 @@ def get_attempt_by_id(tx: Transaction, rollout_id: str, attempt_id: str) -> Atte
 
 
 def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attempt:
-    """Write the change of an attempt, and update its worker and its rollout accordingly."""
+    """Write a changed attempt, its worker's record, and the status of its rollout. Return it as
+    written.
+    """
     after = _write_attempt(tx, row[SEQ], before, after)
     if after.status != before.status:
         is_latest = after.sequence_id == row[ATTEMPTS]
@@ -339,13 +352,14 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
 
 
 def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -> Attempt:
-    """Write a changed attempt, and have its worker's record follow. Return it as written.
+    """Write a changed attempt and its worker's record. Return the attempt as written.
 
-    A finished attempt gets its `end_time`, and if it did not succeed the kind of its `failure`.
+    An attempt that ends gets its `end_time`, and the kind of its `failure` if it did not succeed.
+
     seq: the database's key of the rollout.
     """
     if after.status in ATTEMPT_FINISHED and before.end_time is None:
-        after.end_time = max(tx.now, before.start_time)  # a clock may go backwards, a record does not
+        after.end_time = max(tx.now, before.start_time)  # the clock may have gone backwards
         if after.status != "succeeded":
             after.failure = failure_of(after)
     tx.run(
@@ -365,9 +379,9 @@ def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -
 
 
 def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
-    """Write the status of a rollout, and note the change for its waiters.
+    """Write the status of a rollout, and record the change for the callers that wait for it.
 
-    row: of the rollout, as it was before. The caller has checked that `status` may follow.
+    row: the rollout's row before the change. The caller has checked that `status` may follow.
     """
     if status == row[STATUS]:
         return

@@ -1,7 +1,7 @@
-"""Checks of arguments beyond their types. Every database takes the values that pass.
+"""Check arguments beyond their types, so that every database takes them.
 
-PostgreSQL has no NUL in a text and no long text in an index, SQLite no number above 2**63. Control
-characters in a message or a path mislead its reader.
+PostgreSQL takes no NUL in a text and no long text in an index, SQLite no number above 2**63.
+Control characters would mislead a reader of messages and paths.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ overflow."""
 
 
 def check_id(what: str, value: str | None) -> None:
-    """Raise ConfigError, naming `what` it is, for an id that no store takes. None is an id that the
-    store makes.
+    """Raise ConfigError for an id that no store takes. None stands for an id that the store makes.
+
+    what: what the message calls the id, such as "worker_id".
     """
     if value is not None and not (value.isprintable() and 0 < len(value) <= _ID_LENGTH):
         shown = repr(value) if len(value) <= _ID_LENGTH else f"{value[:20]!r}... ({len(value)} characters)"
@@ -27,8 +28,8 @@ def check_id(what: str, value: str | None) -> None:
 
 
 def check_attempt_id(value: str | None) -> None:
-    """Raise ConfigError for a bad id of a new attempt. It cannot be "latest", which stands for the
-    newest attempt.
+    """Raise ConfigError for an id that a new attempt cannot have, such as "latest", which stands
+    for the newest attempt.
     """
     check_id("attempt_id", value)
     if value == "latest":
@@ -41,7 +42,9 @@ def check_span(span: Span) -> None:
     span_id, trace_id, parent_id = of["span_id"], of["trace_id"], of["parent_id"]
     all_ids = span_id + trace_id if parent_id is None else span_id + trace_id + parent_id
     if not (span_id and trace_id and parent_id != "" and len(all_ids) <= _ID_LENGTH and all_ids.isprintable()):
-        check_id("span_id", span_id)  # finds the bad one, if any: only all together may be too long
+        # The check above is stricter, because it limits the ids' length together. Find the bad one,
+        # if any.
+        check_id("span_id", span_id)
         check_id("trace_id", trace_id)
         check_id("parent_id", parent_id)
     if of["sequence_id"] > _HIGHEST:

@@ -1,4 +1,4 @@
-"""Feedback: append-only opinions about rollouts. They stay when their rollouts are forgotten."""
+"""Feedback: append-only opinions about rollouts, which stay when retention deletes the rollouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _COUNTED = (
     "NOT EXISTS (SELECT 1 FROM feedback g WHERE g.rollout_id = f.rollout_id AND g.source = f.source AND g.kind = f.kind "
     "AND g.key > f.key)"
 )
-"""The condition for feedback that counts: its source has sent nothing later."""
+"""The condition for feedback that counts: its source has sent no later one of its kind about the
+rollout."""
 
 
 def add_many_feedback(tx: Transaction, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
@@ -43,9 +44,9 @@ def query_feedback(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Feedback]:
-    """Return a page of feedback in the order of its arrival. A record must match all given filters.
+    """Return a page of the feedback that matches all given filters, in the order of arrival.
 
-    counted: leave out feedback that a later one from the source replaces.
+    counted: leave out feedback that a later one of the same rollout, source and kind replaces.
     """
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["f.key"])
     filters = Filters("and")

@@ -28,7 +28,7 @@ from leyden.types import (
 )
 
 _FROZEN = 8
-"""A column of `resources_columns`."""
+"""The place of the column `frozen` in `resources_columns`."""
 
 
 def set_label(
@@ -81,9 +81,10 @@ def freeze_resources(
     why: str | None = None,
     release_id: str | None = None,
 ) -> None:
-    """Freeze a version, or unfreeze it, and note it in the audit log. A repeated call does nothing.
+    """Freeze a version, or unfreeze it, and record it in the audit log. A repeated call does
+    nothing.
 
-    Raise ConfigError for a version with a label: sessions may be using it.
+    Raise ConfigError for a version with a label, because sessions may be using it.
     """
     _check_names(who, why)
     is_frozen = _is_frozen(tx, resources_id, version)
@@ -119,8 +120,9 @@ def query_audit(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[AuditRecord]:
-    """Return a page of the audit log by time. `resources_id` matches the version before or after a
-    change.
+    """Return a page of the audit log in the order of time, by default the newest first.
+
+    resources_id: matches the version before a change and the version after it.
     """
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["d.key"])
     filters = Filters("and")
@@ -174,10 +176,11 @@ def _move(
     why: str | None,
     release_id: str | None = None,
 ) -> None:
-    """Put one label on a version, or remove it if `to` is None, and note it in the audit log.
+    """Put one label on a version, or remove it if `to` is None, and record it in the audit log.
 
-    expected: where the label must be now, None for nowhere; Unset for anywhere. Raise LabelMoved if
-    it is elsewhere, VersionFrozen if `to` is frozen.
+    expected: the version that the label must be on now; None for no version, UNSET for any.
+    Raise LabelMoved if the label is elsewhere, VersionFrozen if `to` is frozen, UnknownResources if
+    `to` is not in the store.
     """
     check_id("label", label)
     _check_names(who, why)
@@ -206,8 +209,11 @@ def _move(
 
 
 def _is_frozen(tx: Transaction, resources_id: str, version: int) -> bool:
-    """Return whether a version is frozen, and lock its labels until the commit. Raise
-    UnknownResources.
+    """Lock the store's labels until the commit, and return whether a version is frozen. Raise
+    UnknownResources if it is not in the store.
+
+    Reading by `has_version` takes the lock (`_LOCKS` of the PostgreSQL transaction); the row is
+    read after it.
     """
     within = min(max(version, 0), HIGHEST_VERSION)  # PostgreSQL refuses a number beyond its column's type
     if tx.one("has_version", resources_id=resources_id, version=within) is None:

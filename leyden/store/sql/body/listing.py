@@ -1,11 +1,11 @@
-"""Pages of rollouts, read from the indexes that hold them in the requested order.
+"""Read pages of rollouts from the indexes that hold them in the requested order.
 
-The cost of a page grows with its size and its `offset`, not with the store: in the order of
-arrival, by `start_time`, `end_time` and `rollout_id`; of all rollouts or of some statuses. An index
-holds one status in order, so a page of several statuses merges one short slice of each. A page of
-one run, of one group or of the forks of one rollout, in the order of arrival, is read from an index
-too; with other filters and orders its cost grows with the run, the group or the forks. Any other
-page looks at rollouts until it is full, or at all of them.
+The cost of a page of all rollouts or of some statuses, in the order of arrival or by `start_time`,
+`end_time` or `rollout_id`, grows with its size and its `offset`, not with the store. An index holds
+the rollouts of one status in order, so a page of several statuses merges one short slice of each. A
+page of one run, of one group or of the forks of one rollout, in the order of arrival, is read from
+an index too; with other filters and orders its cost grows with the run, the group or the forks. Any
+other page scans rollouts until it is full, or all of them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ def query_rollouts(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Rollout]:
-    """Return a page of rollouts, read in the cheapest way.
-
-    It reads the index of finished rollouts by measure, the index of a run or group, a slice of an
-    index for each status, or else scans. The total is exact wherever kept counts give it.
+    """Return a page of rollouts, read in the cheapest way: from the index of finished rollouts by
+    measure, from the index of a run, group or replay, from a slice of an index for each status, or
+    else by a scan. The total is exact if the kept counts give it.
     """
     order = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["r.seq"], never_null=_NEVER_NULL)
     others = Filters(filter_logic)
@@ -110,8 +109,8 @@ def _page_of_part(
     limit: int,
     offset: int,
 ) -> PaginatedResult[Rollout]:
-    """Return a page of the rollouts that belong to a run, belong to a group, or repeat one rollout.
-    Several of these may be given.
+    """Return a page of the rollouts that belong to a run, belong to a group and repeat one rollout,
+    as far as these are given.
     """
     run = None if run_id is None else run_key(tx, run_id)
     parameters = filters.parameters | {"run": run, "group_id": group_id, "replay_from": replay_from}
@@ -137,9 +136,12 @@ def _page_of_finished(
     limit: int,
     offset: int,
 ) -> PaginatedResult[Rollout]:
-    """Return a page by what rollouts came to, from the index of finished rollouts.
+    """Return a page of rollouts that is filtered or sorted by failure or by a measure, from the
+    index of finished rollouts.
 
-    Sorted by a measure, rollouts without a value come last, in the order of arrival.
+    In a page that is sorted by a measure, rollouts without a value come last, in the order of
+    arrival. They are not in that index, so they are read by a second query if the page reaches
+    them.
     """
     always = [] if run_id is None else ["r.run = :run"]
     parameters = filters.parameters if run_id is None else {**filters.parameters, "run": run_key(tx, run_id)}
@@ -160,7 +162,7 @@ def _page_of_finished(
 
 
 def _at(tx: Transaction, seqs: Sequence[int]) -> list[Row]:
-    """Return the rows of `select_rollouts` with these numbers, in this order."""
+    """Return the rows of `select_rollouts` with these values of `seq`, in this order."""
     rows = {row[SEQ]: row for row in tx.all("select_rollouts_at", seqs=json.dumps(seqs))} if seqs else {}
     return [rows[seq] for seq in seqs]
 
@@ -173,10 +175,8 @@ _HOLDS = {
     "running": _WORKED_ON,
     **dict.fromkeys(FINAL_STATUSES, "r.end_time IS NOT NULL"),
 }
-"""The condition by which an index finds the rollouts of a status.
-
-SQL uses a partial index only if the query states its condition.
-"""
+"""The condition of the index that holds the rollouts of each status. A database uses such a partial
+index only if the query states the condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class _Slices:
             )
         final = [status for status in FINAL_STATUSES if statuses is None or status in statuses]
         seqs = self._merged([self._slice("select_rollout_ends", "r.end_time", status) for status in final])
-        if len(seqs) < self.reach:  # what has not ended comes behind, as it arrived
+        if len(seqs) < self.reach:  # unfinished rollouts come last, in the order of arrival
             unfinished = [status for status in each_status if status not in FINAL_STATUSES]
             seqs += self._merged(
                 [self._slice("select_rollout_seqs", None, status, ended=False) for status in unfinished]
@@ -209,8 +209,9 @@ class _Slices:
         return seqs[: self.reach]
 
     def _slice(self, query: str, column: str | None = None, status: str | None = None, ended: bool = True) -> list[Row]:
-        """Read rollouts of one status (None: of all) by a column and their number. ended: whether
-        to include ended ones.
+        """Read the first rollouts of one status (None: of all), sorted by a column, then by `seq`.
+
+        ended: whether to include rollouts that have ended.
         """
         always = Filters("and", parameters=self.filters.parameters)
         always.equal("r.status", status)
@@ -228,5 +229,7 @@ class _Slices:
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    """Return the sort key of a row among other slices: its time, if any, then its number."""
+    """Return the sort key of a row of a slice, which is `seq` and perhaps a time: the time
+    first.
+    """
     return tuple(row[::-1])

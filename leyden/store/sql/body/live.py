@@ -25,10 +25,10 @@ def record_live_rollouts(tx: Transaction, rollouts: Sequence[LiveRollout]) -> No
 
 
 def _record(tx: Transaction, live: LiveRollout) -> None:
-    """Record one request of a live rollout. The first record of a rollout begins it.
+    """Record one report on a live rollout. The first report adds the rollout.
 
     A status ends the attempt once; later ones are ignored. Raise ConfigError if the rollout is in
-    the store with other attempts.
+    the store without this attempt.
     """
     check_attempt_id(live.attempt_id)
     check_time("the start_time of a live rollout", live.start_time)

@@ -1,4 +1,4 @@
-"""Finding what an id stands for, or raising the error that says it is not there."""
+"""Look up rows by their ids, and raise the error for an id that is not in the store."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def attempt_row(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
 
 
 def known_version(tx: Transaction, resources_id: str | None) -> tuple[str | None, int | None]:
-    """Return an id of resources and its newest version; for None those written last, if any.
+    """Return the id and the newest version of resources. For None, return those written last, or a
+    pair of None if there are none.
 
-    Raise UnknownResources.
+    Raise UnknownResources for an id that is not in the store.
     """
     if resources_id is None:
         latest = tx.one("get_latest_resources_version")
@@ -57,7 +58,7 @@ def known_version(tx: Transaction, resources_id: str | None) -> tuple[str | None
 
 
 def run_key(tx: Transaction, run_id: str) -> int:
-    """Return the number by which rollouts and metrics know the run. Raise UnknownRun."""
+    """Return the key by which rollouts and metrics refer to a run. Raise UnknownRun."""
     key = tx.one("get_run_key", run_id=run_id)
     if key is None:
         raise unknown_run(tx, run_id)

@@ -1,10 +1,10 @@
 """Outcomes of attempts and rollouts: rewards, tokens, cost and failures, kept in columns as spans
 arrive.
 
-An attempt's columns follow each span that carries a reward or is a recorded model call. A rollout
+Each span that carries a reward or is a recorded model call updates its attempt's columns. A rollout
 gets the values of its latest attempt when it finishes, and again if a reward arrives later.
-Filters, orders and summaries read one index of finished rollouts and no span. To add a measure:
-columns in a migration, two queries, a line in `_QUERIES`.
+Filters, orders and summaries read one index of finished rollouts and no span. To add a measure, add
+columns by a migration, two queries, and a line in `_QUERIES`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ NO_OUTCOME = (None, "", 0, 0, None, None)
 """The outcome columns of an attempt that has just begun, in the order of `attempt_columns`."""
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 _RECORDED_CALLS = frozenset({semconv.MODEL_CALL, semconv.EMBEDDINGS})
+"""The names of spans that the gateway records for calls."""
 _MOST_TOKENS = 2**53
+"""A span with more tokens is wrong, and counts none, so that sums do not overflow."""
 _MOST_BINS = 1000
 _QUERIES: Mapping[Measure, tuple[str, str]] = {
     "reward": ("summarise_reward", "histogram_of_reward"),
@@ -87,6 +89,7 @@ def _add_call(target: SpanTarget, span: Span) -> None:
 
 
 def _count(value: object) -> int:
+    """Return a number of tokens; 0 for a value that is none."""
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
 
 
@@ -109,8 +112,9 @@ def filter_by_outcome(
 ) -> None:
     """Add the conditions on outcomes of `query_rollouts` and `summarise_rollouts`.
 
-    between: [start, before) of each measure; a None is an open end, and two keep rollouts that have
-    the measure. Raise ConfigError for an unknown measure and for NaN.
+    between: `[start, before)` of each measure. None is an open end; two of them keep every rollout
+        that has the measure.
+    Raise ConfigError for an unknown measure and for NaN.
     """
     filters.among("r.arm", arm_in)
     filters.equal("r.resources_id", resources_id)
@@ -211,15 +215,18 @@ def _histogram(
     count: int,
     bins: int,
 ) -> Histogram:
-    """Count the `count` values of a measure in bins of equal width between its ends.
+    """Count the values of a measure in bins of equal width between the lowest and the highest.
 
     Equal values, and values whose range is too large or too small to be divided, are in one bin.
+
+    ends: the lowest and the highest value. count: the number of values.
     """
     lowest, highest = ends
     width = (highest - lowest) / bins
     if not (0 < width < math.inf and 1 / width < math.inf):
         return Histogram(edges=[lowest, highest], counts=[count])
     given = {**parameters, "lowest": lowest, "bins_per_unit": 1 / width}
+    # One text with a character for each value: chr(1 + the number of its bin)
     [[places]] = tx.page(_QUERIES[measure][1], f"{where} AND r.{measure} IS NOT NULL", given)
     counts = [places.count(chr(1 + place)) for place in range(bins)]
     counts[-1] += places.count(chr(1 + bins))  # the highest value belongs to the last bin

@@ -1,4 +1,4 @@
-"""Releases: one row each, and transitions by compare-and-set that may move labels in the same
+"""Releases: one row for each, and transitions by compare-and-set that may move labels in the same
 transaction.
 """
 
@@ -33,10 +33,10 @@ def create_release(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Insert a release, move its labels and note it in the audit log, in one transaction.
+    """Insert a release, move its labels and record it in the audit log, in one transaction.
 
-    A release that is present with this canary version is returned unchanged, so that a retry is
-    safe. Raise ConfigError if its canary is another version.
+    A stored release with this id and this canary version is returned unchanged, so that a retry is
+    safe. Raise ConfigError if the stored release has another canary version.
     """
     check_id("release_id", release_id)
     check_id("state", state)
@@ -86,8 +86,10 @@ def advance_release(
     """Move a release from `expected_state` to `state`, with its labels and frozen versions, or not
     at all.
 
-    details: merged into the present ones. deadline: Unset keeps it. A release already in `state` is
-    returned unchanged, so that a retry is safe. Raise ReleaseAdvanced if it is in a third state.
+    details: merged into the present details.
+    deadline: UNSET keeps the present one.
+    A release that is already in `state` is returned unchanged, so that a retry is safe. Raise
+    ReleaseAdvanced if it is in a third state.
     """
     check_id("state", state)
     _check_deadline(None if isinstance(deadline, Unset) else deadline)

@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 
 _SORTABLE = {name: f"s.{name}" for name in ("resources_id", "version", "create_time", "update_time")}
 _VERSION, _CREATE_TIME, _TEXT = 1, 2, 4
-"""Columns of `resources_columns`."""
+"""The places of three columns in `resources_columns`."""
 HIGHEST_VERSION = 2**53
+"""No store has a version this high, and every database takes the number."""
 
 
 # ---- versions ------------------------------------------------------------------------------------
@@ -40,9 +41,9 @@ def add_resources(
     parent: tuple[str, int] | None = None,
     author: str | None = None,
 ) -> ResourcesUpdate:
-    """Write version 1 of new resources. A repeated id with equal content returns what is there.
+    """Write version 1 of new resources. For a stored id with equal content, return what is stored.
 
-    Raise ConfigError if the id is present with other content.
+    Raise ConfigError if the id is stored with other content.
     """
     if resources_id is None:
         return _write(tx, ids.resources_id(), 1, tx.now, resources, parent, author)
@@ -67,8 +68,8 @@ def update_resources(
 ) -> ResourcesUpdate:
     """Write the next version of resources, or version 1 of an unknown id.
 
-    Content equal to the store's latest resources returns them, so that a retry makes no second
-    version.
+    If the store's latest resources have this id and this content, return them, so that a retry
+    makes no second version.
     """
     present = tx.one("get_resources", resources_id=resources_id)
     if present is None:
@@ -132,7 +133,7 @@ def _write(
     author: str | None,
 ) -> ResourcesUpdate:
     """Insert one version of resources and return it. Raise UnknownResources for a parent that is
-    not there.
+    not in the store.
     """
     check_id("resources_id", resources_id)
     check_id("author", author)
@@ -156,6 +157,7 @@ def _text(resources: NamedResources) -> str:
 
 
 def unknown_version(tx: Transaction, resources_id: str, version: int | None) -> UnknownResources:
+    """Return the error for resources, or a version of them, that are not in the store."""
     which = f"resources {resources_id!r}" if version is None else f"version {version} of resources {resources_id!r}"
     return UnknownResources(f"{which} is not in {tx.store_url}; see query_resources(all_versions=True)")
 
@@ -169,8 +171,8 @@ def set_endpoint(tx: Transaction, name: str, base_url: str, *, api_key: str | No
 
 
 def resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
-    """Build a version from its row, with the current address and key of each model that the store
-    knows by a name.
+    """Build a version from its row. An address `gateway://NAME` of a model is replaced by the
+    current base URL and key of that name.
     """
     update = resources_from(row)
     for resource in update.resources.values():

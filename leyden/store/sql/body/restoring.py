@@ -13,7 +13,7 @@ from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
 
 @dataclass(frozen=True)
 class Restored:
-    """The records that `restore` adds. Sequences are in the order of the other store."""
+    """The records that `restore` adds, in the order of the other store."""
 
     resources: Sequence[ResourcesUpdate]
     labels: Sequence[Label]
@@ -21,7 +21,7 @@ class Restored:
     audit: Sequence[AuditRecord]
     feedback: Sequence[Feedback]
     served: Sequence[tuple[str, str, int, str | None]]
-    """For each live rollout its id and the resources id, version and arm that it ran with, for late
+    """The id of each live rollout, and the resources id, version and arm that it ran with, for late
     feedback."""
 
 

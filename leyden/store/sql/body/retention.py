@@ -1,7 +1,7 @@
-"""Pruning: which rollouts are deleted, and which are kept in any case.
+"""Choose and delete the rollouts that retention does not keep.
 
-It takes two operations. One reads which rollouts may go, beside the writers. The other deletes a
-few of them, and checks again what may have changed meanwhile.
+Pruning takes two operations. One chooses the rollouts, while others write. The other deletes a few
+of them, and checks again what may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
 
 
 def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
-    """Return up to `limit` rollouts that `retention` does not keep, the oldest first.
+    """Return the `seq` of up to `limit` rollouts that `retention` does not keep, the oldest first.
 
-    Each list of `seq` is one short transaction of `forget`, of about _STEP_ROWS rows.
+    Each inner list is meant for one short transaction of `forget`, which deletes about _STEP_ROWS
+    rows.
     """
     tx.expect(None)
     kept, kept_bytes = 0, 0
@@ -61,8 +62,9 @@ def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[
 def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: int, now: float) -> Sequence[Row]:
     """Return the rollouts at the beginning of `rows` that `retention` does not keep.
 
-    rows: finished rollouts, the oldest first, each with its number, end time, bytes, and so on.
-    kept, kept_bytes: the number and the bytes of all finished rollouts.
+    rows: finished rollouts, the oldest first: `seq`, end time, bytes, and further columns.
+    kept, kept_bytes: the number and the bytes of all finished rollouts in the store.
+    now: Unix seconds.
     """
     for index, (_, end_time, size, *_) in enumerate(rows):
         too_many = retention.max_rollouts is not None and kept > retention.max_rollouts
@@ -89,7 +91,7 @@ def forget(tx: Transaction, seqs: Sequence[int]) -> int:
                 tx.put_many("insert_served", [(rollout_id, resources_id, version, arm)])
             attempts = tx.all("forget_attempts", seq=seq)
             for attempt_id, worker_id, end_time in attempts:
-                if end_time is None and worker_id is not None:  # of a rollout that was cancelled under its hands
+                if end_time is None and worker_id is not None:  # its rollout was cancelled while it worked
                     ids = {"worker_id": worker_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
                     tx.run("worker_freed", status="idle", now=tx.now, **ids)
             n_spans = tx.change("forget_spans", seq=seq)
@@ -102,6 +104,8 @@ def forget(tx: Transaction, seqs: Sequence[int]) -> int:
 
 
 def _must_stay(tx: Transaction) -> set[int]:
-    """Return the rollouts that must be kept, because new numbers and cursors begin after them."""
+    """Return the `seq` of the rollouts that must be kept: the newest one, and the one with the
+    newest span, because new numbers and cursors continue from theirs.
+    """
     newest = (tx.one("newest_rollout"), tx.one("rollout_of_newest_span"))
     return {row[0] for row in newest if row is not None}

@@ -65,10 +65,10 @@ def start_rollout(
     group_id: str | None = None,
     arm: str | None = None,
 ) -> AttemptedRollout:
-    """Insert a rollout with its first attempt, which the caller holds. The queue never has it.
+    """Insert a rollout with its first attempt, which the caller runs. It is never in the queue.
 
-    With both ids given a repeated call returns what is there. Raise ConfigError if the rollout is
-    present and the attempt is not.
+    If both ids are given and stored, return the stored rollout. Raise ConfigError if the rollout is
+    stored without the attempt.
     """
     if rollout_id is not None and tx.one("get_rollout_key", rollout_id=rollout_id) is not None:
         if attempt_id is not None and (again := started(tx, rollout_id, attempt_id)):
@@ -93,10 +93,10 @@ def start_rollout(
 
 
 def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-    """Enqueue rollouts and return them in the order given. One with a known id is returned as it
-    is.
+    """Enqueue rollouts and return them in the order given. A rollout that is stored already is
+    returned as it is.
 
-    Each resources and run id is looked up once, because most batches have one of both.
+    Each id of resources and of a run is looked up once, because most batches have one of each.
     """
     tx.expect(len(rollouts))
     given_ids = [request.rollout_id for request in rollouts if request.rollout_id is not None]
@@ -150,9 +150,10 @@ def update_rollout(
     *,
     priority: int | Unset = UNSET,
 ) -> Rollout:
-    """Change the given fields of a rollout, its status by the lifecycle. Return it as written.
+    """Change the given fields of a rollout, its status as the lifecycle allows. Return it as
+    written.
 
-    metadata: replaces the present one as a whole.
+    metadata: replaces the present metadata as a whole.
     """
     row = rollout_row(tx, rollout_id)
     if not isinstance(priority, Unset):
@@ -183,8 +184,8 @@ def update_rollout(
 
 
 def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Return the finished ones of these rollouts, in the order given. Raise UnknownRollout, naming
-    the first.
+    """Return those of the rollouts that are finished, in the order given, each once. Raise
+    UnknownRollout, naming the first unknown id.
     """
     tx.expect(len(rollout_ids))
     answer: list[Rollout] = []
@@ -218,9 +219,11 @@ def insert_rollout(
 ) -> Row:
     """Insert a new rollout and return it as a row of `select_rollouts` without an attempt.
 
-    A queued rollout's row has no SEQ: nothing needs it, so the operation need not wait for the
-    database to draw it.
-    resources: the id and the version of its resources, if any. run: the key of `request.run_id`.
+    The row of a queued rollout has no SEQ, because no caller needs it, and reading it would cost a
+    round trip to the database.
+
+    resources: the id and the version of its resources; two None for none.
+    run: the key of `request.run_id`; None for no run.
     """
     _check_priority(request.priority)
     check_id("rollout_id", request.rollout_id)
@@ -259,8 +262,8 @@ def insert_rollout(
 
 
 def _replayed_rollout(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the id of the rollout that one with this metadata repeats; None if it names no
-    possible id.
+    """Return the id of the rollout that a rollout with this metadata repeats; None if the metadata
+    name no possible id.
     """
     if not metadata:
         return None

@@ -1,7 +1,7 @@
-"""Runs and their metrics: written by trainers, read by everything that shows a run.
+"""Runs and their metrics.
 
-Rollouts name their run when they are enqueued (`rollouts.py`). A run and its metrics stay when its
-rollouts are forgotten.
+A rollout names its run when it is enqueued (`rollouts.py`). A run and its metrics stay when
+retention deletes its rollouts.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def add_metrics(tx: Transaction, run_id: str, points: Sequence[MetricPoint]) -> 
     for point in points:
         _check_point(point)
         last[point.iteration, point.stage, point.name] = point
-    if last:  # always in one order, so that two that write the same places never wait for each other
+    if last:  # sorted, so that two operations that write the same metrics do not deadlock
         tx.put_many("put_metric", [(key, *place, last[place].value, last[place].time) for place in sorted(last)])
 
 
@@ -129,7 +129,7 @@ def query_metrics(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[MetricPoint]:
-    """Return a page of a run's metrics by iteration, stage and name. All filters must match."""
+    """Return a page of a run's metrics that match all filters, by iteration, stage and name."""
     page = order_and_limit({}, None, "asc", limit, offset, tie=["m.iteration", "m.stage", "m.name"])
     filters = Filters("and")
     filters.equal("m.run", run_key(tx, run_id))

@@ -1,4 +1,4 @@
-"""Time series of samples. Each call drops old ones, so no schedule needs to prune them."""
+"""Time series of samples, of which each call that adds some deletes the old ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from leyden.types import PaginatedResult, Sample, SortOrder
 
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT = 1_000_000
+"""The most samples that are kept."""
 _FORGOTTEN = 64
 """How many of the oldest samples a call checks, beside twice as many as it adds, so that the excess
 shrinks with each call."""

@@ -1,6 +1,4 @@
-"""Searching spans: of one attempt or rollout, or of all rollouts by time, name and indexed
-attributes.
-"""
+"""Search the spans of one attempt or rollout, or all spans by time, name and indexed attributes."""
 
 from __future__ import annotations
 
@@ -71,8 +69,8 @@ def query_spans(
     """Search spans of one rollout by its index, or of all rollouts by time, name and indexed
     attributes.
 
-    `filter_logic` joins the filters on a span's own columns and attributes; times must hold in any
-    case. Raise ConfigError for an `attempt_id` without its rollout.
+    `filter_logic` joins the filters from `trace_id` to `kind`; times and attributes must hold in
+    any case. Raise ConfigError for an `attempt_id` without its rollout.
     """
     check_page(limit, offset)
     page = _Page(sort_by, sort_order, limit, offset)
@@ -104,7 +102,7 @@ def query_spans(
 
 
 def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[FoundSpan]]:
-    """Return the spans of each rollout's latest attempt, in their order. Raise UnknownRollout."""
+    """Return the spans of each rollout's latest attempt by sequence id. Raise UnknownRollout."""
     tx.expect(None)
     answer: dict[str, list[FoundSpan]] = {rollout_id: [] for rollout_id in rollout_ids}
     wanted = list(answer)
@@ -133,8 +131,8 @@ def _found(tx: Transaction, rows: Sequence[Row]) -> list[FoundSpan]:
 
 
 def _as_numbered(rows: list[Row]) -> list[Row]:
-    """Sort rows by their numbers, equal ones by arrival. Two passes over numbers cost less than one
-    over pairs.
+    """Sort rows by sequence id, equal ones by arrival. Two sorts by a number cost less than one by
+    a pair.
     """
     rows.sort(key=itemgetter(KEY))
     rows.sort(key=itemgetter(SEQUENCE_ID))
@@ -155,12 +153,12 @@ class _Page:
 
     @property
     def order(self) -> str:
-        """The order, without the limit."""
+        """The SQL of the page's order, without its limit."""
         return _order_and_limit(self.sort_by, self.sort_order, -1, 0, self.arrival)
 
     @property
     def sql(self) -> str:
-        """The order and the limit."""
+        """The SQL of the page's order and limit."""
         return _order_and_limit(self.sort_by, self.sort_order, self.limit, self.offset, self.arrival)
 
     @property
@@ -170,13 +168,13 @@ class _Page:
 
     @property
     def part(self) -> slice:
-        """Return the slice that cuts this page out of all items in its order."""
+        """The slice that cuts this page out of all items in its order."""
         return slice(self.offset, None if self.limit == -1 else self.offset + self.limit)
 
 
 _ALL_AS_NUMBERED = _Page("sequence_id", "asc", -1, 0)
-"""The most frequent request. It is sorted here, because the database would copy each span to sort
-them."""
+"""All spans by sequence id, the most frequent request. Its rows are sorted in Python, because the
+database would copy each span to sort them."""
 
 
 @lru_cache
@@ -193,9 +191,13 @@ def _of_rollout(
     asked: Mapping[str, bytes],
     page: _Page,
 ) -> PaginatedResult[FoundSpan]:
-    """Return the spans of one rollout. Any attribute can be matched, because all spans may be
-    read.
+    """Return a page of the spans of one rollout, or of one of its attempts. It can match any
+    attribute without an index, because it may read all of the rollout's spans.
+
+    asked: the digests of requested attribute values by name.
     """
+    # Columns of a row of counters: 0 the rollout's key, 1 its number of attempts, 2 the attempt's
+    # number (NULL in the one row of a rollout without attempts), 3 its id, 4 its last span's number
     counters = tx.all("get_span_counters", rollout_id=rollout_id)
     if not counters:
         raise unknown_rollout(tx, rollout_id)
@@ -233,8 +235,10 @@ def _of_rollout(
 def _of_all(
     tx: Transaction, always: Filters, either: Filters, asked: Mapping[str, bytes], page: _Page
 ) -> PaginatedResult[FoundSpan]:
-    """Return a page of spans of all rollouts: first their keys by an index, then the rows of the
-    page.
+    """Return a page of spans of all rollouts. Read the keys of the page's spans by an index, then
+    their rows.
+
+    asked: the digests of requested attribute values by name.
     """
     tx.expect(None)
     for key, digest in asked.items():

@@ -39,8 +39,8 @@ def attribute_digest(value: AttributeValue | None) -> bytes | None:
 
 
 def begin_attribute_index(tx: Transaction, key: str) -> None:
-    """Index this attribute of spans that arrive from now on. `extend_attribute_index` covers the
-    others.
+    """Begin to index an attribute: that of spans which arrive from now on. `extend_attribute_index`
+    indexes the earlier ones.
 
     Raise ConfigError for a name that no store takes.
     """
@@ -51,10 +51,8 @@ def begin_attribute_index(tx: Transaction, key: str) -> None:
 
 
 def extend_attribute_index(tx: Transaction, key: str) -> bool:
-    """Index this attribute of the next `_STEP` spans that were stored before
-    `begin_attribute_index`.
-
-    Return True once all of them are indexed.
+    """Index an attribute of the next `_STEP` spans that were stored before `begin_attribute_index`.
+    Return True once all of these spans are indexed.
     """
     tx.expect(_STEP)
     row = tx.one("get_attribute_index", attribute=key)
@@ -70,7 +68,7 @@ def extend_attribute_index(tx: Transaction, key: str) -> bool:
 
 
 def index_values(tx: Transaction, rollout: int, attempt: int, spans: Sequence[Span]) -> None:
-    """Index the attributes of these new spans, which were just inserted."""
+    """Add index rows for the indexed attributes of spans that were just inserted."""
     if not any(span.attributes for span in spans):
         return
     for attribute, key in tx.all("select_attribute_indexes"):

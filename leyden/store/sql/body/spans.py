@@ -1,5 +1,5 @@
-"""Adding spans: each is a heartbeat, numbered by its attempt's counter. Reading them: `search.py`
-and `stream.py`.
+"""Add spans. Each span is a heartbeat of its attempt, and is numbered by the attempt's counter.
+`search.py` and `stream.py` read spans.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ def add_span(tx: Transaction, span: Span) -> Span | None:
 
 
 def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
-    """Number and store spans, and return them as stored. One transaction: all or none.
+    """Number and store spans, and return those that were new, as stored. One transaction: all or
+    none.
 
-    Neighbours of one attempt are added together, and all attempts are read ahead in one round trip.
+    Consecutive spans of one attempt are added together, and all attempts are read in one round
+    trip.
     """
     tx.expect(len(spans))
     tx.lock(span.rollout_id for span in spans)
@@ -71,7 +73,9 @@ def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tu
 
 
 def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
-    """Return the target for spans of this attempt. Raise UnknownRollout or UnknownAttempt."""
+    """Return the numbers and statuses that adding spans to an attempt needs. Raise UnknownRollout
+    or UnknownAttempt.
+    """
     known = tx.known_target(rollout_id, attempt_id)
     if known is not None:
         return known
@@ -85,7 +89,9 @@ def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
 
 
 def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> list[Span]:
-    """Add spans of one attempt and answer the new ones; if there are any, the attempt is alive."""
+    """Add spans of one attempt, and return those that were new. If there are any, they are a
+    heartbeat of the attempt.
+    """
     for span in spans:
         check_span(span)
     if len(spans) > 1:
@@ -94,7 +100,7 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
     writer: TokenWriter | None = None
     rows: list[tuple[Any, ...]] = []
     unwritten: set[str] = set()
-    """The calls with tokens among `rows`."""
+    """The ids of spans with tokens among `rows`, which are not in the database yet."""
     added: list[Span] = []
     taken = 0
     for span in spans:
@@ -108,7 +114,7 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
         if span.tokens is not None:
             writer = writer or TokenWriter(tx, rollout, attempt)
             known_prefix = get_known_prefix(span)
-            if known_prefix is not None and known_prefix[0] in unwritten:  # the writer looks for it in the database
+            if known_prefix is not None and known_prefix[0] in unwritten:  # `pack` reads it from the database
                 tx.put_many("insert_span", rows)
                 rows.clear()
                 unwritten.clear()
@@ -119,13 +125,13 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
         rows.append(row)
         added.append(span)
     if not tx.put_new("insert_span", rows):
-        return []  # one span, which was there
+        return []  # it was a single span, which was stored already
     tx.spans = True
     if target.may_have_indexes:
         index_values(tx, rollout, attempt, added)
     add_to_outcome(tx, target, added)
     target.last_span = last_span
-    if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # most spans: nothing else moves
+    if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # the common case
         tx.put("beat_heart", (last_span, taken, len(added), tx.clock, rollout, attempt))
     else:
         _move_on(tx, target, added[0], taken, len(added))
@@ -133,11 +139,11 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
 
 
 def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Sequence[Span]:
-    """Return the spans that the attempt does not have, each once."""
+    """Return those of the spans that the attempt does not have, each once."""
     missing: dict[str, Span] = {}
     for span in spans:
         missing.setdefault(span.span_id, span)
-    if not target.last_span:  # it has none
+    if not target.last_span:  # the attempt has no spans
         return list(missing.values())
     span_ids = list(missing)
     for start in range(0, len(span_ids), _IDS_AT_ONCE):
@@ -151,8 +157,10 @@ def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Se
 
 
 def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_added: int) -> None:
-    """Advance the attempt's counters, and the statuses that follow: an unfinished attempt is alive,
-    and so are its rollout and its worker.
+    """Write the attempt's counters, and the statuses that a heartbeat changes: an unfinished
+    attempt becomes `running`, and so may its rollout and its worker.
+
+    span: one of the new spans. taken: their bytes. n_added: their number.
     """
     rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
     before, after = target.status, attempt_after_span(target.status)
@@ -179,12 +187,12 @@ def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_adde
         after,
         attempt_sequence=attempt,
         is_latest=attempt == target.attempts,
-        config=DEFAULT_CONFIG,  # is read only when an attempt ends
+        config=DEFAULT_CONFIG,  # any will do, because the config matters only when an attempt ends
     )
     if followed != target.rollout_status:
         tx.run("set_rollout_status", seq=rollout, status=followed)
         target.rollout_status = followed
-        tx.targets.clear()  # other attempts of this rollout may be among them
+        tx.targets.clear()  # targets of the rollout's other attempts hold its old status
         tx.targets[span.rollout_id, span.attempt_id] = target
     if before == "unresponsive" and target.worker_id is not None:
         ids = {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id}

@@ -1,8 +1,7 @@
 """Count the contents of a store from the counts that its database keeps (`tx.tally`).
 
-A rollout is counted when it is enqueued and when it finishes, and waiting rollouts are the rest. So
-only claimed, unfinished rollouts are read, and the cost does not grow with the history or the
-queue.
+A rollout is counted when it is enqueued and when it finishes. Only claimed, unfinished rollouts are
+read; the waiting ones are the remainder. So the cost does not grow with the history or the queue.
 """
 
 from __future__ import annotations

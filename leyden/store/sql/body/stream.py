@@ -1,7 +1,7 @@
-"""Spans in the order of their arrival, from a cursor on.
+"""Read spans in the order of their arrival, from a cursor on.
 
-A cursor holds a span's place as two numbers that only grow, so it is valid for ever. Retention
-never moves the newest span.
+A cursor holds a span's position as two numbers, of the transaction and of the span, that only grow.
+It is valid for ever, because retention keeps the newest span.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ cheaper."""
 def new_spans(
     tx: Transaction, after: str | None, rollout_ids: Sequence[str] | None = None, limit: int = 1000
 ) -> SpanPage:
-    """Return what `poll_new_spans` returns, without waiting."""
+    """Return up to `limit` spans after a cursor, and the next cursor, for `poll_new_spans`. Raise
+    ConfigError for a cursor that this store did not make.
+    """
     if limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     tx.expect(None)
     given = (0, 0) if after is None or after == "latest" else _position(tx, after)
-    row = tx.one("get_last_span", txid=given[0])  # asked first: what can be shown from now on is left to the next page
+    # Read the last visible span first: spans that become visible later belong to the next page.
+    row = tx.one("get_last_span", txid=given[0])
     last, since = ((0, 0), given) if row is None else ((row[0], row[1]), (row[2], given[1]))
     if after == "latest":
         since = last
@@ -41,14 +44,16 @@ def new_spans(
     between = {"txid": since[0], "key": since[1], "last_txid": last[0], "last_key": last[1]}
     page = f"{condition} ORDER BY 1, 2 LIMIT {within_reach(limit)}"
     found = tx.page("select_new_positions", page, between | parameters)
-    end = (found[-1][0], found[-1][1]) if len(found) == limit else last  # the spans of others were looked at too
+    end = (found[-1][0], found[-1][1]) if len(found) == limit else last  # a page that is not full has read all
     spans = [span_from(*one) for one in spans_at(tx, [row[1] for row in found])]
     return SpanPage.model_construct(spans=spans, after=_cursor(end))
 
 
 def _of_rollouts(rollout_ids: Sequence[str] | None, *, far: bool) -> tuple[str, dict[str, Any]]:
-    """Return a condition on rollouts. A sign prevents the use of their index if there is little to
-    skip.
+    """Return a condition on the rollouts of spans, and its parameters; empty for all rollouts.
+
+    far: use the index of the rollouts. Otherwise a `+` before the column prevents that, because
+        scanning the few new spans is cheaper.
     """
     filters = Filters("and")
     filters.among("rollout_id", rollout_ids)
@@ -71,5 +76,5 @@ def _position(tx: Transaction, after: str) -> tuple[int, int]:
 
 def _no_cursor(tx: Transaction, after: str | None) -> ConfigError:
     return ConfigError(
-        f"after={after!r} is no cursor of {tx.store_url}; give None for the first span, 'latest', or what was answered before"
+        f"after={after!r} is no cursor of {tx.store_url}; give None for the first span, 'latest', or the `after` of an earlier page"
     )

@@ -1,19 +1,18 @@
-"""Token records in the database: a record whose prompt begins like an earlier one's sequence keeps
-only the rest.
+"""Store token records so that a record whose prompt continues an earlier call holds only the rest.
 
-The prompts of a conversation repeat it from the beginning. So a record is stored as (base, shared,
-rest): the earlier record of the same attempt with whose ids (prompt and response) it begins; how
-many of them; and its own part (`types/tokens.py` defines its form). Every record on the way from
-one to its beginning gives it at least one id, so the cost of reading one grows with its length, and
-an attempt that is read whole is decoded once.
+Each prompt of a conversation repeats the conversation so far. A record is therefore stored as three
+parts. The base is the earlier record of the same attempt with whose ids (prompt, then response) its
+prompt begins. `shared` is the number of these ids. The rest is the record's own part
+(`types/tokens.py` defines its form). Each record in a chain of bases contributes at least one id,
+so the cost of reading a record grows with its length, and an attempt that is read as a whole is
+decoded once.
 
-The span of a record names the call that it continues (`get_known_prefix`); nothing is searched
-here. The ids are compared. A record whose span names no call, or names a wrong one, is stored
-whole.
+The span of a record names the call that it continues (`get_known_prefix`), so nothing is searched,
+but the ids are compared. A record whose span names no call, or a wrong one, is stored whole.
 
-A base is never deleted alone, because retention deletes whole rollouts. A record that another one
-continues to its last id is not unpacked when that one is written, so damage there (by another
-program, or a disk) is reported to its reader.
+A base is never deleted alone, because retention deletes whole rollouts. If a new record continues
+an earlier one to its last id, a digest is compared and the earlier one is not unpacked. Damage in
+it (by another program, or a disk) is then reported when it is read.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _MIN_SHARED = 16
 
 
 class TokenWriter:
-    """Packs the token records that one operation adds to one attempt, each against the one that it
-    continues.
+    """Packs the token records that one operation adds to one attempt, each as the continuation of
+    its base.
     """
 
     def __init__(self, tx: Transaction, rollout: int, attempt: int) -> None:
@@ -44,9 +43,8 @@ class TokenWriter:
     def pack(self, tokens: TokenRecord, known_prefix: tuple[str, int] | None) -> tuple[int | None, bytes]:
         """Return the key of the record's base (None if it is stored whole) and the bytes to store.
 
-        Raise the errors of `TokenRecord.pack`.
-
-        known_prefix: the result of `get_known_prefix` for its span.
+        known_prefix: the result of `get_known_prefix` for the record's span.
+        Raise ConfigError for a number that 32 bits do not hold, and for a bad mask.
         """
         prompt = pack_ints(tokens.prompt_ids)
         base = None if known_prefix is None else self._base(*known_prefix, prompt)
@@ -54,15 +52,14 @@ class TokenWriter:
         return base, tokens.pack(shared=shared, prompt=prompt)
 
     def _base(self, span_id: str, n_ids: int, prompt: bytes) -> int | None:
-        """Return the key of the earliest record with which a prompt has its first `n_ids` in
-        common.
+        """Return the key of the earliest record that begins with the first `n_ids` of a prompt.
 
-        span_id: of the call that the prompt continues.
+        span_id: the id of the call that the prompt continues.
         prompt: its ids as `pack_ints` packs them, four bytes each.
-        Returns None if that call is not stored, does not begin with those ids, or is damaged.
+        Return None if that call is not stored, does not begin with those ids, or is damaged.
         """
         if not (_MIN_SHARED <= n_ids <= len(prompt) // 4 and span_id.isprintable()):
-            return None  # every stored span's id is printable, and not every database takes another one
+            return None  # the ids of stored spans are printable, and PostgreSQL refuses some others
         row = self._tx.one("get_token_record", **self._attempt, span_id=span_id)
         if row is None:
             return None
@@ -76,8 +73,10 @@ class TokenWriter:
 
 
 def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None]:
-    """Return the token record of each row. The rows have the columns of `select_spans` first, and
-    may belong to different attempts.
+    """Return the token record of each row, None for a span without one. Raise StoreError for a
+    record that is damaged or whose base is lost.
+
+    rows: with the columns of `select_spans` first; they may belong to different attempts.
     """
     packed = [row for row in rows if row[TOKENS] is not None]
     if not packed:
@@ -86,7 +85,7 @@ def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None
     records = _Records(tx)
     for row in packed:
         records.see(row)
-    for row in reversed(packed):  # the last ones of a conversation bring the most of it
+    for row in reversed(packed):  # the chain of a conversation's last record contains most of the others
         records.find(row[TOKENS_BASE])
     bases = {row[TOKENS_BASE] for row in packed}
     read: dict[int, TokenRecord] = {}
@@ -103,7 +102,7 @@ def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None
 
 
 class _Records:
-    """Packed records by the key of their span, and where they begin."""
+    """Packed records by the key of their span. Missing ones are read with their chain of bases."""
 
     def __init__(self, tx: Transaction) -> None:
         self.ids: dict[int, bytes] = {}
@@ -112,11 +111,11 @@ class _Records:
         self._packed: dict[int, tuple[int | None, bytes]] = {}
 
     def see(self, row: Row) -> None:
-        """Remember a record that was read: its key, its base, and the record itself."""
+        """Keep the packed record and the base in a row."""
         self._packed[row[KEY]] = row[TOKENS_BASE], row[TOKENS]
 
     def find(self, key: int | None) -> None:
-        """Read a record and the records that it begins with, unless they are known."""
+        """Read a record and its chain of bases, unless the record is known."""
         if key is not None and key not in self._packed:
             for row in self._tx.all("select_token_chain", key=key):
                 self.see(row)
@@ -136,9 +135,9 @@ class _Records:
         return b"".join(reversed(pieces))
 
     def begins_with(self, key: int, ids: bytes) -> bool:
-        """Return whether a record's sequence begins with these ids, as `pack_ints` has them.
+        """Return whether a record's sequence begins with these ids, which `pack_ints` packed.
 
-        Compares digests and unpacks nothing if the ids are as many as the sequence has.
+        If the sequence has just as many ids, compare digests without unpacking the record.
         """
         data = self._record(key)[1]
         if len(ids) == 4 * whole_length(data):
@@ -146,8 +145,8 @@ class _Records:
         return self.first_ids(key, len(ids) // 4) == ids
 
     def origin(self, key: int, shared: int) -> int:
-        """Return the earliest record that has the first `shared` ids of this one, which makes the
-        way there as short as possible.
+        """Return the key of the earliest record in the chain of bases that has the first `shared`
+        ids of this one, so that chains are as short as possible.
         """
         while True:
             base, data = self._record(key)
@@ -156,6 +155,7 @@ class _Records:
             key = base
 
     def _record(self, key: int) -> tuple[int | None, bytes]:
+        """Return a record's base and its bytes. Raise StoreError if it is not in the store."""
         self.find(key)
         if key not in self._packed:
             raise StoreError(

@@ -1,4 +1,4 @@
-"""Workers: who is busy with what. A worker has one current attempt, the last that it was given."""
+"""Workers and the attempts that they run; a worker's current attempt is the last it was given."""
 
 from __future__ import annotations
 
