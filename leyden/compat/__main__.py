@@ -74,7 +74,9 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _is_served(finder: Finder, name: str) -> bool:
-    """Return whether Leyden serves a module, so that no file of an installed package is run."""
+    """Return whether Leyden itself provides this module, even if an installed package of that name
+    has a file for it.
+    """
     if (foreign := finder.module(name)) is None:
         return False
     spec = None if foreign.instead is not None else importlib.util.find_spec(name)

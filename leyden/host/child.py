@@ -532,9 +532,8 @@ class Command:
         on_death: called once with `obituary()` if the program ends and `close` was not called, in a
             thread of this object.
         guard: start the program through a process that ends it when this process ends. For a
-        program
-            that does not call `end_with_parent`. Its standard output is relayed too, and it has no
-            input.
+            program that does not call `end_with_parent`. Its standard output is relayed too, and it
+            has no input.
         inherits: descriptors of this process that the program gets, under the same numbers.
         """
         self.name, self._relay, self._on_death = name, relay, on_death
@@ -619,8 +618,9 @@ class Command:
         """Close standard input, wait for the program's end, kill its process group, and return its
         exit code.
 
-        A program of Leyden ends when its input does (`end_with_parent`). A guard sends SIGTERM to
-        its program instead, and kills it some seconds later. Safe to repeat.
+        A program of Leyden ends when its input does (`end_with_parent`). For any other program, the
+        process of `guard=True` sends it SIGTERM then, and kills it some seconds later. Safe to
+        repeat.
         """
         self._closing = True
         assert self._process.stdin is not None

@@ -16,7 +16,7 @@ _YES, _NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 
 
 def nullable_str(value: str) -> str | None:
-    """Return a text; None for `none`, `null`, `~` and `nil`."""
+    """Return `value`, or None if it is `none`, `null`, `~` or `nil`."""
     return None if value.lower() in _NOTHING else value
 
 

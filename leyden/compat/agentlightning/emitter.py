@@ -267,6 +267,10 @@ class OperationContext:
         self._record("set_output", {LightningSpanAttributes.OPERATION_OUTPUT.value: output})
 
     def _record(self, what: str, values: Mapping[str, Any]) -> None:
+        """Record values on the open span.
+
+        what: the method that the program called, for the error's text.
+        """
         if self._recording is None:
             raise RuntimeError(f"{what} is for the inside of `with operation(...) as op`")
         self._recording.record_attributes(sanitize_attributes(flatten_attributes(values)))

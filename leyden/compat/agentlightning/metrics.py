@@ -196,7 +196,7 @@ class PrometheusMetricsBackend(MetricsBackend):
             raise ImportError(
                 "PrometheusMetricsBackend needs `pip install prometheus_client`; ConsoleMetricsBackend needs nothing"
             ) from error
-        self._theirs: dict[str, Any] = {}
+        self._exported: dict[str, Any] = {}
 
     def has_prometheus(self) -> bool:
         """Return True: Prometheus scrapes `prometheus_client`'s metrics."""
@@ -206,11 +206,11 @@ class PrometheusMetricsBackend(MetricsBackend):
         made = self._client.Counter if metric.kind == "counter" else self._client.Histogram
         options = {} if metric.buckets is None else {"buckets": metric.buckets}
         title = f"{metric.kind.capitalize()} {name}"
-        self._theirs[name] = made(name.replace(".", "_"), title, labelnames=metric.label_names, **options)
+        self._exported[name] = made(name.replace(".", "_"), title, labelnames=metric.label_names, **options)
 
     def _record(self, name: str, metric: _Metric, labels: LabelKey, amount: float) -> None:
-        theirs = self._theirs[name].labels(**dict(labels)) if labels else self._theirs[name]
-        (theirs.inc if metric.kind == "counter" else theirs.observe)(amount)
+        exported = self._exported[name].labels(**dict(labels)) if labels else self._exported[name]
+        (exported.inc if metric.kind == "counter" else exported.observe)(amount)
 
 
 class MultiMetricsBackend(MetricsBackend):

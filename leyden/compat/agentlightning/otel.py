@@ -187,8 +187,7 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
     text of anything else.
 
     force: write a part that JSON lacks as its `str`; False raises ValueError for it. NaN and
-    infinity
-        are written as Python's `json` writes them.
+        infinity are written as Python's `json` writes them.
     """
     if isinstance(object, _PRIMITIVE):
         return object

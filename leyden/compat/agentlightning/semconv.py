@@ -124,6 +124,7 @@ def agl_attributes(attributes: Mapping[str, V]) -> dict[str, V]:
 
 
 def _agl_key(key: str) -> str:
+    """Return Agent Lightning's name of one attribute; another attribute's name as it is."""
     family, _, rest = key.partition(".")
     if family == "leyden" and rest.partition(".")[0] in _RENAMED_BELOW and "." in rest:
         return f"agentlightning.{rest}"

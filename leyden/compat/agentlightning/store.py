@@ -309,8 +309,7 @@ class LightningStoreServer(native.LightningStoreServer):
     it also has the methods of the store.
 
     host, port, launcher_args: the address; by default port 4747 of this machine. With `0.0.0.0`,
-    any
-        client is admitted unless there is a token.
+        any client is admitted unless there is a token.
     cors_allow_origins, launch_mode, n_workers, tracker: of no effect.
     """
 

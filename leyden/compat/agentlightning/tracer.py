@@ -218,6 +218,7 @@ class Tracer(native.Tracer):
 
 
 def _local_trace() -> Trace:
+    """Return a trace that belongs to no attempt, and that no store receives."""
     return Trace(LOCAL, LOCAL, LOCAL, None)
 
 

@@ -372,6 +372,7 @@ def load_handler_intraday_processed_data(
 
 @lru_cache(maxsize=100)
 def _handler_data(*place: Any) -> HandlerIntradayProcessedData:
+    """Make the data, once for equal arguments."""
     return HandlerIntradayProcessedData(*place)
 
 

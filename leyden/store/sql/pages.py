@@ -112,7 +112,9 @@ def page_of(
 ) -> PaginatedResult[T]:
     """Return a page of a named query.
 
-    read: makes an item of a row. where: the filters. order: the order and the limit.
+    read: makes an item of a row.
+    where: the filters.
+    order: the order and the limit.
     """
     items = [read(row) for row in tx.page(query, where + order, parameters)]
     total, exact = total_of(tx, query, where, parameters, found=len(items), limit=limit, offset=offset)

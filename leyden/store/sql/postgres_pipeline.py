@@ -156,6 +156,7 @@ class Pipeline:
         return self._values.dump_sequence(values, [self._any_format] * len(values))
 
     def _queue(self, key: _Key, packed: Sequence[Any] | None, formats: Sequence[Any] | None) -> QueuedResult:
+        """Add an execution of a statement to the batch, prepared at its first use."""
         name = self._prepared.get(key)
         if name is None:
             name = self._prepare(key)

@@ -53,9 +53,8 @@ class Session:
         """Use a connection.
 
         role: "reader" and "writer" are two connections to one database. "only" is the sole
-        connection
-            to its database, and reads without a transaction, because no other can change what it
-            reads.
+            connection to its database, and reads without a transaction, because no other can change
+            what it reads.
         publish: called with the news of each commit.
         """
         self.lock = threading.Lock()

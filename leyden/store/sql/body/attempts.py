@@ -140,7 +140,7 @@ def start_attempt(
 
 
 def started(tx: Transaction, rollout_id: str, attempt_id: str) -> AttemptedRollout | None:
-    """Return the rollout with this attempt if it has it already; otherwise None."""
+    """Return the rollout with this attempt, if the attempt is in the store; otherwise None."""
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout_id, attempt_id=attempt_id)
     return None if row is None or row[ATTEMPT] is None else attempted(row, attempt_from(rollout_id, row[ATTEMPT:]))
 
