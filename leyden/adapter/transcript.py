@@ -159,6 +159,7 @@ def _excerpt(stacktrace: str) -> str:
     if start <= 0:
         return "\n".join(lines)
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    start = next((number for number in frames if number >= start), start)  # no part of a frame
     own = max((number for number in frames if not _LIBRARY.search(lines[number])), default=start)
     if own >= start:
         return "\n".join([f"... ({start} earlier lines)", *lines[start:]])

@@ -225,13 +225,13 @@ def _name(directory: Path) -> str:
 
 
 def _looks(summary: RunSummary, directory: Path) -> list[str]:
-    """Return the commands that show more of a run: without a number to draw, none that draws."""
+    """Return the commands that show more of a run. No curve of one reward is offered."""
     show = show_command(directory)
     looks = [show, f"{show} --failed"] if summary.failures else [show]
     numbers = [name for name, value in summary.metrics.items() if isinstance(value, (int, float))]
-    if summary.reward is not None:
+    if any(reward is not None and len(reward.values) > 1 for reward in (summary.reward, summary.val_reward)):
         looks.append(f"leyden plot {_name(directory)}")
-    elif numbers:
+    elif summary.reward is None and numbers:
         metric = "loss" if "loss" in numbers else numbers[0]
         looks.append(f"leyden plot {_name(directory)} --metric {shlex.quote(metric)}")
     return looks

@@ -138,6 +138,7 @@ def test_a_run_that_reported_no_metric_is_not_said_to_have_a_curve(said: Said, t
     assert "leyden plot run --metric lr" in str(
         replace(summary, run_dir=Path(".leyden/run"), reward=None, metrics={"lr": 0.1})
     )
+    assert summary.reward is not None and "leyden plot" not in str(summary)  # one point is no curve
     assert said("plot", str(run), code=1)[1] == (
         "leyden: run ended without metrics, so there is nothing to draw; see it with `leyden show run`\n"
     )
