@@ -40,7 +40,8 @@ def check_number(
 ) -> None:
     """Raise ConfigError unless `value` is a finite number in this range. A bool is no number.
 
-    whole: it must be an int. or_none: what None means, where None is possible.
+    whole: it must be an int.
+    or_none: what None means, where None is possible.
     """
     if value is None and or_none is not None:
         return
@@ -177,7 +178,8 @@ def _check_call(
     """Raise InvalidArgument for an option that no parameter takes, and for a parameter without a
     value.
 
-    parameters: without `self`. possible: returns the names to suggest; called only for an error.
+    parameters: without `self`.
+    possible: returns the names to suggest; called only for an error.
     """
     kinds = {each.kind for each in parameters}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds

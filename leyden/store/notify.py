@@ -118,7 +118,8 @@ class Signals:
     def publish(self, claimable: int, finished: Sequence[str], spans: bool, labels: bool = False) -> None:
         """Wake the waiters that these changes concern. Call it after the commit, from any thread.
 
-        claimable: how many rollouts were put in the queue. finished: rollouts that finished.
+        claimable: how many rollouts were put in the queue.
+        finished: rollouts that finished.
         spans, labels: whether spans were added, and whether labels or releases changed.
         """
         with self._lock:

@@ -142,7 +142,8 @@ def read_checkpoint(path: str | Path) -> QlibCheckpoint:
 def convert_checkpoint(path: str | Path, output: str | Path) -> QlibCheckpoint:
     """Write the weights of Qlib's PPO or DQN as a `weight_file` of Leyden's.
 
-    path: the `.pth` file of Qlib. output: the file to write.
+    path: the `.pth` file of Qlib.
+    output: the file to write.
     Return the checkpoint that was read. Raise CheckpointError for a file that cannot be read, that
     would execute code, or that holds the weights of another policy.
     """

@@ -201,7 +201,8 @@ class ProcessedDataProvider(native.ProcessedDataProvider):
         """Return an object with the features of a day (`today`) and of the day before
         (`yesterday`).
 
-        feature_dim: the number of features. time_index: the beginning of each tick of the day.
+        feature_dim: the number of features.
+        time_index: the beginning of each tick of the day.
         """
         raise NotImplementedError(f"{type(self).__name__} has no get_data()")
 
@@ -326,7 +327,8 @@ class PickleProcessedDataProvider(ProcessedDataProvider):
         """Return an object with the features of a day (`today`) and of the day before
         (`yesterday`).
 
-        feature_dim: the number of features. time_index: the beginning of each tick of the day.
+        feature_dim: the number of features.
+        time_index: the beginning of each tick of the day.
         """
         return load_pickle_intraday_processed_data(self._data_dir, stock_id, date, feature_dim, time_index)
 

@@ -219,7 +219,8 @@ def _histogram(
 
     Equal values, and values whose range is too large or too small to be divided, are in one bin.
 
-    ends: the lowest and the highest value. count: the number of values.
+    ends: the lowest and the highest value.
+    count: the number of values.
     """
     lowest, highest = ends
     width = (highest - lowest) / bins

@@ -254,6 +254,9 @@ def _of_all(
 
 
 def _digest(key: str, value: AttributeValue) -> bytes:
+    """Return the digest by which the index finds this value. Raise ConfigError for a list, which is
+    not indexed.
+    """
     digest = attribute_digest(value)
     if digest is None:
         raise ConfigError(f"attributes[{key!r}] must be a string, a boolean or a number to be found, got {value!r}")

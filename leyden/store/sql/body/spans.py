@@ -160,7 +160,9 @@ def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_adde
     """Write the attempt's counters, and the statuses that a heartbeat changes: an unfinished
     attempt becomes `running`, and so may its rollout and its worker.
 
-    span: one of the new spans. taken: their bytes. n_added: their number.
+    span: one of the new spans.
+    taken: their bytes.
+    n_added: their number.
     """
     rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
     before, after = target.status, attempt_after_span(target.status)
