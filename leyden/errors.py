@@ -113,7 +113,7 @@ class AgentError(LeydenError, RuntimeError):
 
 
 class InvalidReturn(AgentError, TypeError):
-    """The agent returned something that is neither None, a number nor a list of spans."""
+    """The agent returned something other than None, finite numbers or spans of its attempt."""
 
 
 class InvalidEmission(AgentError, ValueError):
