@@ -170,16 +170,18 @@ async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting(caplog:
             TraceToTriplet(),
             publish=_unpublished,
             run_id="run",
-            options=replace(OPTIONS, runner_timeout_seconds=0.2),
+            options=replace(OPTIONS, report_seconds=1.0, runner_timeout_seconds=1.1),
         )
         await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:1"])
         with pytest.raises(
             ConfigError,
-            match=r"no runner has started any of 2 rollouts within leyden\.runner_timeout_seconds=0\.2 \(ro-",
+            match=r"no runner has started any of 2 rollouts within leyden\.runner_timeout_seconds=1\.1 \(ro-",
         ):
             await asyncio.to_thread(daemon.run_batch, ["a"], ["1"], step=0, mode="train", n=2)
         waited_for = {rollout.rollout_id for rollout in await store.query_rollouts()}
-    (said, *_) = [record.getMessage() for record in caplog.records]
+    first, last = caplog.records
+    assert last.created - first.created < 0.9, "the limit was only checked a whole period of reports later"
+    said = first.getMessage()
     assert said.startswith("waiting for 2 of 2 rollouts (2 queuing): ")
     assert {name.strip() for name in said.rpartition(":")[2].split(",")} == waited_for
 

@@ -338,11 +338,13 @@ class AgentModeDaemon(BatchInParts):
         """Log from time to time which rollouts have not finished. Raise ConfigError if no runner
         starts one within `runner_timeout_seconds`. Run until cancelled.
         """
-        started, has_runner = time.monotonic(), False
+        has_runner, total = False, len(unfinished)
         limit = self.options.runner_timeout_seconds
-        pause = min(self.options.report_seconds, limit or self.options.report_seconds)
-        total = len(unfinished)
+        deadline = None if limit is None else time.monotonic() + limit
         while True:
+            pause = self.options.report_seconds
+            if deadline is not None and not has_runner:
+                pause = min(pause, max(0.0, deadline - time.monotonic()))
             await asyncio.sleep(pause)
             waiting = sorted(unfinished)
             page = await self._collector.store.query_rollouts(rollout_id_in=waiting)
@@ -351,7 +353,7 @@ class AgentModeDaemon(BatchInParts):
             named = ", ".join(waiting[:_NAMED]) + (", ..." if len(waiting) > _NAMED else "")
             statuses = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
             logger.info("waiting for %d of %d rollouts (%s): %s", len(waiting), total, statuses, named)
-            if not has_runner and limit is not None and time.monotonic() - started >= limit:
+            if not has_runner and deadline is not None and time.monotonic() >= deadline:
                 raise ConfigError(
                     f"no runner has started any of {total} rollouts within leyden.runner_timeout_seconds={limit:g} "
                     f"({named}); start runners on this store, or raise the limit"
