@@ -103,6 +103,7 @@ def _write_samples(samples: Sequence[SampledResponse]) -> Json:
 
 
 def _read_sequences(data: Json) -> list[TrainingSequence]:
+    """Return the training sequences of a control call; the inverse of `write_sequences`."""
     token_ids = _unpack(data["token_ids"], unpack_ints)
     weights = _unpack(data["weights"], unpack_floats)
     columns = {name: _unpack(packed, unpack_floats) for name, packed in data["columns"].items()}
@@ -143,6 +144,9 @@ Method = Callable[[PolicyBackend, Json], Awaitable[Any]]
 
 
 async def _serve(backend: PolicyBackend, method: Method, body: bytes, headers: RequestHeaders) -> HttpReply:
+    """Reply to a control call with the method's result, or with a description of its error; the
+    status is 200 in both cases.
+    """
     try:
         answer = {"ok": await method(backend, json.loads(body))}
     except Exception as error:  # sent as the answer, because the caller is in another process

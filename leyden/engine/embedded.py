@@ -403,6 +403,9 @@ class EmbeddedBackend(PolicyBackend):
         return policy, threads
 
     def _listen(self) -> socket.socket:
+        """Return a socket that listens on the engine's address. Raise EngineError if it is taken
+        or not this machine's.
+        """
         host, port = self._address
         try:
             return listen(host, port)

@@ -247,7 +247,7 @@ class Endpoint:
         prompt_ids = prompt.token_ids
         field = "prompt" if request.kind == "text_completion" else "messages"
         if not prompt_ids:
-            raise bad_request(f"{field!r} has no tokens", param=field)
+            raise bad_request(f"{field!r} has no tokens; give it at least one", param=field)
         if len(prompt_ids) >= options.max_length:
             raise bad_request(
                 f"the prompt has {len(prompt_ids)} tokens; the context has {options.max_length}, answer included",
@@ -264,7 +264,9 @@ class Endpoint:
             bad = next((token for token in request.prompt if token >= self._options.n_vocabulary), None)
             if bad is not None:
                 raise bad_request(
-                    f"'prompt' has the token id {bad}; the vocabulary has {self._options.n_vocabulary}", param="prompt"
+                    f"'prompt' has the token id {bad}; the vocabulary has {self._options.n_vocabulary} tokens, so encode "
+                    "the prompt with this model's tokenizer",
+                    param="prompt",
                 )
             return Prompt(request.prompt)
         if self._text is None or self._chat is None:
@@ -428,8 +430,13 @@ def _ignore() -> None:
 
 
 def _check_key(scope: Scope, wanted: str | None) -> None:
+    """Raise Refusal unless a request has the endpoint's API key; None: it has none."""
     if wanted is not None and not is_secret(bearer_token(header(scope, b"authorization")), wanted.encode()):
-        raise bad_request("the API key is missing or wrong", status=401, code="invalid_api_key")
+        raise bad_request(
+            "the API key is missing or wrong; send the engine's api_key as `Authorization: Bearer`",
+            status=401,
+            code="invalid_api_key",
+        )
 
 
 def _response_id(request: CompletionRequest) -> str:

@@ -143,7 +143,9 @@ class Grammars:
                 self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=n_vocabulary, eos_token=eos_ids)
             except ValueError as error:
                 raise bad_request(
-                    f"this model's tokenizer cannot be constrained by a grammar: {error}", code="no_grammar"
+                    f"this model's tokenizer cannot be constrained by a grammar: {error}; use tool_choice='auto' and no "
+                    "JSON response_format",
+                    code="no_grammar",
                 ) from error
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():

@@ -116,6 +116,7 @@ class TorchLearner:
         trained = [TrainedPart.of(s, (), index) for index, s in enumerate(sequences) if any(s.weights)]
 
         def run(batch: Sequence[TrainedPart], owed: Owed) -> None:
+            """Fill `results` at the trained tokens of a micro-batch."""
             outputs = self._read(batch, Targets.of(batch, (), self._device), temperature, values=values)
             tensors = (outputs.logprobs_N, outputs.entropies_N, outputs.values_N)
             for lists, found_N in zip(results, (each for each in tensors if each is not None), strict=True):
@@ -376,6 +377,9 @@ class _Totals:
         self._n_trained = 0
 
     def add(self, seen: _Seen, *, n_tokens: int, n_trained: int) -> None:
+        """Add a micro-batch: its loss, its metrics, and its numbers of tokens and of trained
+        tokens.
+        """
         self._loss += seen.loss
         for name, value in seen.sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
@@ -385,6 +389,7 @@ class _Totals:
         self._n_trained += n_trained
 
     def result(self, n_sequences: int) -> ForwardBackwardResult:
+        """Return the totals; a metric is its mean over the trained tokens, or its maximum."""
         return ForwardBackwardResult(
             loss=self._loss,
             n_sequences=n_sequences,

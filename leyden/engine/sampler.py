@@ -55,6 +55,7 @@ async def sample(
 
 
 def _result(generation: Generation) -> SampledResponse:
+    """Return the response of a finished request. Raise its error if it failed."""
     if generation.error is not None:
         raise generation.error
     if generation.finish_reason is None:

@@ -107,7 +107,8 @@ def read_state(path: Path, learner: TorchLearner) -> LoadedState:
         about = json.loads((path / "engine.json").read_text())
         if about.get("format") != _FORMAT:
             raise CheckpointError(
-                f"{path} has engine state format {about.get('format')!r}; this version reads {_FORMAT}"
+                f"{path} has engine state format {about.get('format')!r}, and this version of Leyden reads {_FORMAT}; load it "
+                "with the version that wrote it"
             )
         weights = load_tensors(path / "model.safetensors")
         moments = load_tensors(path / "optimizer.safetensors")

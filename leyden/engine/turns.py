@@ -164,6 +164,7 @@ class Turns:
 
 
 def _digest(text: str) -> bytes:
+    """Return a short hash by which a known turn is found."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

@@ -66,7 +66,10 @@ class Residence:
         """Let `wait` return, because an agent blocks the loop. The agent is left running, and the
         next run gets another loop.
         """
-        logger.warning("an agent blocks the event loop of the runners and is left to itself")
+        logger.warning(
+            "an agent blocks the event loop of the runners and is left running; make it a sync agent, or call what "
+            "blocks with asyncio.to_thread"
+        )
         if self._home is not None:
             self._home.give_up()
         if not self._ended.done():
@@ -94,7 +97,11 @@ class Residence:
         if left:
             _, stubborn = await asyncio.wait(left, timeout=_LEFTOVER_SECONDS)
             if stubborn:
-                logger.warning("%d tasks that agents left behind do not let themselves be cancelled", len(stubborn))
+                logger.warning(
+                    "%d tasks that agents left behind ignore their cancellation: %s",
+                    len(stubborn),
+                    ", ".join(sorted({str(task.get_coro()) for task in stubborn})),
+                )
 
     def _settle(self) -> None:
         """Let `wait` return, or raise the coroutine's error."""
@@ -211,6 +218,7 @@ class AgentLoop:
 def _new_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **options: Any
 ) -> asyncio.Task[Any]:
+    """Return a new task, and add it to the residence of the code that starts it, if any."""
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
     residence = _RESIDENCE.get()
     if residence is not None:

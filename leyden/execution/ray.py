@@ -268,6 +268,7 @@ class RunnerActor:
         return await running
 
     def _take(self, message: RunnerMessage | None) -> None:
+        """Record the end of the runners' process by its last message; None: it was cancelled."""
         if message == "finished":
             self._crew.cluster.ray.kill(self._actor)
             self._end("has ended", finished=True)

@@ -395,6 +395,7 @@ def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:
 
 
 def _no_attempt(path: str) -> Refusal:
+    """Return the refusal of a call that does not name its attempt."""
     return Refusal(
         404,
         "attempt_missing",

@@ -112,6 +112,7 @@ class _Whole:
         return [(b"content-type", self.content_type.encode())]
 
     async def read(self) -> bytes:
+        """Return the body, which has arrived already."""
         return self._body
 
     async def pieces(self) -> AsyncIterator[bytes]:

@@ -367,6 +367,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return attempt_key(self._token, rollout_id, attempt_id)
 
     def _model_name(self, model: str | None) -> str:
+        """Return the name of the model; None: the only one. Raise ConfigError if the gateway does
+        not serve it, or if None leaves a choice.
+        """
         models = list(self._models)
         if model is None and len(models) == 1:
             return models[0]

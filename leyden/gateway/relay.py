@@ -380,10 +380,15 @@ class Relay:
     async def _relay(
         self, exchange: Exchange, model: UpstreamModel, passage: Passage, answer: UpstreamResponse
     ) -> None:
+        """Send an upstream's response to the client, as a stream or whole."""
         if answer.status != 200 or answer.content_type != "text/event-stream":
             return await self._relay_whole(exchange, passage, answer)
         if not passage.streams:
-            raise Refusal(502, "upstream_garbage", f"{model.address} answered with a stream that was not requested")
+            raise Refusal(
+                502,
+                "upstream_garbage",
+                f"{model.address} answered with a stream that was not requested; is the model's endpoint right?",
+            )
         await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
 
     async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:

@@ -162,6 +162,7 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
 
         @contextmanager
         def ready() -> Generator[Self]:
+            """Make the runner ready, and tear it down at the end of the block."""
             number = worker_id or 0
             self.init(agent, hooks=hooks or (), recorders=recorders)
             try:

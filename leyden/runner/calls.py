@@ -128,7 +128,7 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     await asyncio.wait({task}, timeout=_CANCEL_GRACE_SECONDS)
     if not task.done():
         logger.warning(
-            "an agent did not end within %.1f s of its cancellation and is left to itself", _CANCEL_GRACE_SECONDS
+            "an agent did not end within %.1f s of its cancellation and is left running", _CANCEL_GRACE_SECONDS
         )
         task.add_done_callback(_retrieve)
     else:
@@ -266,6 +266,7 @@ class CallingThread:
         context = contextvars.copy_context()
 
         def call() -> None:
+            """Call the agent, on the thread of `serve`, and settle the future on its own loop."""
             try:
                 result, failure = context.run(_call_beside_loop, agent), None
             except KeyboardInterrupt:

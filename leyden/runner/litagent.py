@@ -82,11 +82,11 @@ class LitAgentRunner(Runner[T]):
         self.tracer.init()
 
     def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
-        """Bind the store and the worker's name, and prepare the tracer.
+        """Bind the store and the worker's name, and prepare the tracer. If the agent uses OpenAI's
+        SDK, import it now, so that the first rollout does not wait a second for it.
 
         worker_name: by default `Worker-{worker_id}`, preceded by host and process id if the store
-            is shared with other processes. If the agent uses OpenAI's SDK, import it now, so that
-            the first rollout does not wait a second for it.
+            is shared with other processes.
         """
         self.worker_id, self._store = worker_id, store
         shared = f"{socket.gethostname()}-{os.getpid()}-" if store.capabilities["zero_copy"] else ""
@@ -260,6 +260,7 @@ class LitAgentRunner(Runner[T]):
 async def _read_resources(
     store: LightningStore, resources_id: str | None, version: int | None
 ) -> NamedResources | None:
+    """Return the resources of an id (None: the latest), or None if the store has none."""
     if resources_id is None:
         update = await store.get_latest_resources()
     else:

@@ -456,6 +456,7 @@ def _tell(news: Sequence[Coroutine[Any, Any, Any]]) -> None:
     """
 
     async def tell(call: Coroutine[Any, Any, Any]) -> None:
+        """Await a call of the store. Log a failure, unless the attempt is over."""
         try:
             async with asyncio.timeout(_TELL_SECONDS):
                 await call

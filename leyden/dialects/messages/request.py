@@ -74,6 +74,7 @@ def request_to_chat(request: Json) -> Json:
 
 
 def _chat_messages(request: Json) -> list[Json]:
+    """Return the messages of a chat request for a request's system prompt and messages."""
     messages: list[Json] = []
     if request.get("system"):
         messages.append({"role": "system", "content": _chat_text(request["system"], "system")})
@@ -399,6 +400,7 @@ def _join(turns: list[Json], turn: Json, *, joins: bool) -> None:
 
 
 def _user(message: Json, field: str) -> Json:
+    """Return the user message of the Messages API for that of a chat request."""
     content = message.get("content")
     if not isinstance(content, str):
         content = [

@@ -446,6 +446,7 @@ def _tool(tool: Any, field: str) -> Json:
 
 
 def _tool_choice(choice: Any) -> Any:
+    """Return the `tool_choice` of the Responses API for that of a chat request."""
     match choice:
         case str():
             return choice

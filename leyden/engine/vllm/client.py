@@ -42,6 +42,7 @@ class VLLMClient:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
         def session() -> aiohttp.ClientSession:
+            """Return a new HTTP session, for one event loop."""
             import aiohttp
 
             return aiohttp.ClientSession(
