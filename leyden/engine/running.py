@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from leyden.engine.base import EngineStatistics, OptimParams, OptimStepResult
 from leyden.engine.decoder import Decoder
+from leyden.engine.forward.products import packed_bytes
 from leyden.engine.learner import TorchLearner
 from leyden.engine.loading import LoadedPolicy
 from leyden.engine.state import StateFiles, read_state, restore_learner, state_files
@@ -124,7 +125,13 @@ class RunningPolicy:
         self.decoder.between_steps(swap).result()
 
     def statistics(self) -> EngineStatistics:
-        """Return the decoder's counters, the threads in use and the size of a micro-batch."""
+        """Return the decoder's counters, the threads in use, the size of a micro-batch and the
+        memory of packed weights.
+        """
         counted = self.decoder.statistics()
-        more = {"threads": float(self.threads), "max_tokens_per_microbatch": float(self.learner.max_tokens)}
+        more = {
+            "threads": float(self.threads),
+            "max_tokens_per_microbatch": float(self.learner.max_tokens),
+            "packed_weights_bytes": float(packed_bytes(self.policy.model)),
+        }
         return replace(counted, extra=counted.extra | more)

@@ -12,11 +12,13 @@ from typing import Any, cast
 
 import safetensors.torch
 import torch
+import torch.autograd.graph
 import torch.utils.checkpoint
 from torch import Tensor
 
 _safetensors: Any = safetensors.torch
 _checkpoint: Any = torch.utils.checkpoint
+_graph: Any = torch.autograd.graph
 
 
 def listed(tensor: Tensor) -> list[Any]:
@@ -35,8 +37,17 @@ def after_gradient(parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:
-    """Take one step of the optimizer."""
+    """Take one step of the optimizer.
+
+    Count it as a change of each parameter, as `changes` returns it; a fused step does not.
+    """
     cast(Any, optimizer).step()
+    _graph.increment_version([each for group in optimizer.param_groups for each in group["params"]])
+
+
+def changes(tensor: Tensor) -> tuple[int, int]:
+    """Return where a tensor's memory is and how often it was written to, as torch counts it."""
+    return tensor.data_ptr(), cast(Any, tensor)._version
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:

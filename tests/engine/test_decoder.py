@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import random
 from collections import Counter
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from leyden.engine import EmbeddedBackend, OptimParams, SampledResponse, SamplingParams
 from leyden.engine.decoder import Generation
+from leyden.engine.forward.products import has_faster_products
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import ConfigError, EngineError
@@ -105,6 +107,23 @@ async def test_a_step_drops_every_kept_row():
         longer = [1, 50, 51, 52, *first.token_ids, 60]
         check_logprobs(model, longer, await one(backend, longer, max_tokens=5))
         assert (await backend.statistics()).extra["reused_prompt_tokens"] == 0
+
+
+@pytest.mark.skipif(not has_faster_products(), reason="torch's own products are as fast here")
+async def test_weights_are_packed_while_they_are_sampled_and_never_outlive_a_step():
+    model = tiny.model(hidden=512, layers=1)  # its layers are large enough to be packed
+    model.generation_config.eos_token_id = None  # it is not to end before they are
+    async with EmbeddedBackend(model) as backend:
+        for _ in range(2):
+            sample = await one(backend, [1, 50, 51, 52], max_tokens=40)
+            assert (await backend.statistics()).extra["packed_weights_bytes"] > 0
+            check_logprobs(copy.deepcopy(model), [1, 50, 51, 52], sample)
+            await step(backend, learning_rate=1e-4)
+        sample = await one(backend, [1, 50, 51, 52], max_tokens=2)
+        check_logprobs(copy.deepcopy(model), [1, 50, 51, 52], sample)
+    async with EmbeddedBackend(model, deterministic=True) as backend:
+        await one(backend, [1, 50, 51, 52], max_tokens=40, seed=0)
+        assert (await backend.statistics()).extra["packed_weights_bytes"] == 0
 
 
 async def test_each_token_has_the_version_and_the_weights_that_drew_it():

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leyden.engine.forward.products import has_faster_products, linear, use_faster_products
+from leyden.engine.forward.products import (
+    _PRODUCTS_BEFORE_PACKING,  # pyright: ignore[reportPrivateUsage]
+    has_faster_products,
+    linear,
+    packed_bytes,
+    use_faster_products,
+)
+from leyden.engine.untyped import step
 
 torch.set_num_threads(1)
 needs_onednn = pytest.mark.skipif(not has_faster_products(), reason="torch's own products are as fast here")
@@ -83,3 +90,75 @@ def test_a_copy_of_a_model_has_weights_of_its_own():
             twin[0].weight.zero_()
             assert torch.equal(twin(x), twin[0].bias.expand(len(x), -1))
             assert not torch.equal(model(x), twin(x))
+
+
+def packing_model() -> Any:
+    """A model of one layer, whose next product without a gradient is computed with packed weights."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(1024, 512))
+    use_faster_products(model)
+    with torch.inference_mode():
+        for _ in range(_PRODUCTS_BEFORE_PACKING):
+            model(torch.ones(1, 1024))
+    assert packed_bytes(model) == 0
+    return model
+
+
+@needs_onednn
+@pytest.mark.parametrize("n_rows", [1, 7, 33, 300])
+def test_packed_weights_give_the_products_of_the_others(n_rows: int):
+    model = packing_model()
+    x = torch.randn(n_rows, 1024, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        found = model(x)
+        wanted = functional.linear(x, model[0].weight, model[0].bias)
+    assert packed_bytes(model) == 4 * 1024 * 512
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("change", ["fused step", "copy", "copy in inference mode", "data", "load"])
+def test_weights_that_change_are_not_read_from_the_old_packed_ones(change: str):
+    model = packing_model()
+    x, new = torch.ones(2, 1024), torch.full((512, 1024), 0.5)
+    with torch.inference_mode():
+        model(x)
+    assert packed_bytes(model) > 0
+    weight = model[0].weight
+    if change == "fused step":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        weight.grad = new
+        step(optimizer)
+    elif change == "data":
+        weight.data = new
+    elif change == "load":
+        model.load_state_dict({"0.weight": new, "0.bias": torch.zeros(512)})
+    else:
+        with torch.inference_mode() if change == "copy in inference mode" else torch.no_grad():
+            weight.copy_(new)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), functional.linear(x, weight, model[0].bias), rtol=1e-5, atol=1e-4)
+    assert packed_bytes(model) == 0
+
+
+@needs_onednn
+def test_a_gradient_and_a_copy_have_no_packed_weights():
+    model = packing_model()
+    with torch.inference_mode():
+        model(torch.ones(2, 1024))
+    assert packed_bytes(model) > 0
+    assert packed_bytes(copy.deepcopy(model)) == 0
+    model(torch.ones(2, 1024)).sum().backward()
+    assert packed_bytes(model) == 0
+
+
+@needs_onednn
+def test_deterministic_products_do_not_depend_on_how_many_came_before():
+    model = packing_model()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.inference_mode():
+            for _ in range(2 * _PRODUCTS_BEFORE_PACKING):
+                model(torch.ones(2, 1024))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert packed_bytes(model) == 0

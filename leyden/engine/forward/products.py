@@ -2,8 +2,9 @@
 
 torch computes float32 products on a CPU with MKL, whose AVX-512 kernels run on Intel's CPUs alone.
 On an AMD CPU with AVX-512, oneDNN takes less than half the time, forwards and backwards. Every
-build of torch for x86 brings it. Results are equal up to rounding. This module knows tensors and
-linear layers; no model.
+build of torch for x86 brings it. Results are equal up to rounding. Decoding multiplies by the same
+weights step after step, so a linear layer packs them into oneDNN's own layout once that pays. This
+module knows tensors and linear layers; no model.
 
 Shapes: N rows of the input, I features in, O features out.
 """
@@ -20,6 +21,8 @@ from torch.nn import functional
 
 from leyden.engine import untyped
 
+_onednn: Any = torch.ops.mkldnn
+"""oneDNN's operators, as `torch.compile` calls them."""
 _SMALLEST: Final = 2**22
 """Multiplications from which a product is worth it. Each call of oneDNN costs 10 microseconds
 more."""
@@ -28,10 +31,20 @@ _SMALLEST_WITH_GRADIENT: Final = 2**24
 
 Each new shape costs 0.2 milliseconds once. Decoding repeats its shapes; gradients seldom do.
 """
+_SMALLEST_PACKED: Final = 2**18
+"""Elements from which weights are packed."""
+_ROWS_OF_A_PRODUCT: Final = 64
+"""Rows that the layout of packed weights is chosen for; fewer and more are as fast."""
+_PRODUCTS_BEFORE_PACKING: Final = 16
+"""Products without a gradient after which weights that have not changed are packed.
+
+Packing takes as long as 10 to 25 products save, so waiting for 16 costs at most about twice the
+time of a choice that knew how many products follow.
+"""
 
 
 def use_faster_products(model: torch.nn.Module) -> None:
-    """Let every plain linear layer of a model compute large float32 products with `linear`, LoRA's
+    """Let every plain linear layer of a model compute large float32 products with oneDNN, LoRA's
     layers and the layers that they wrap included.
 
     Do nothing where torch's own products are as fast.
@@ -40,7 +53,13 @@ def use_faster_products(model: torch.nn.Module) -> None:
         return
     for module in model.modules():
         if type(module) is torch.nn.Linear:
-            module.forward = functools.partial(_linear_of, module)
+            module.forward = LinearForward(module)
+
+
+def packed_bytes(model: torch.nn.Module) -> int:
+    """Return the memory that a model's linear layers hold for packed weights."""
+    forwards = (module.forward for module in model.modules())
+    return sum(each.packed_bytes for each in forwards if isinstance(each, LinearForward))
 
 
 @functools.cache
@@ -51,7 +70,8 @@ def has_faster_products() -> bool:
     generator = torch.Generator().manual_seed(0)
     x_NI, weight_OI = (torch.randn(*shape, generator=generator) for shape in ((5, 7), (3, 7)))
     try:
-        found = _product(x_NI, weight_OI), _product(x_NI, weight_OI.clone().T.contiguous().T)
+        layouts = weight_OI, weight_OI.clone().T.contiguous().T, _pack(weight_OI)
+        found = [_product(x_NI, each) for each in layouts]
     except (RuntimeError, TypeError, AttributeError, NotImplementedError):
         return False  # another torch, which calls it otherwise
     return all(torch.allclose(each, x_NI @ weight_OI.T, atol=1e-5) for each in found)
@@ -59,24 +79,69 @@ def has_faster_products() -> bool:
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias, as `torch.nn.functional.linear` does; x has shape (..., I)."""
-    has_gradient = torch.is_grad_enabled() and (x.requires_grad or weight_OI.requires_grad)
+    has_gradient = _has_gradient(x, weight_OI)
     smallest = _SMALLEST_WITH_GRADIENT if has_gradient else _SMALLEST
-    if (
-        x.numel() * weight_OI.shape[0] < smallest
-        or x.dim() < 2
-        or x.dtype != torch.float32
-        or weight_OI.dtype != torch.float32
-        or x.device.type != "cpu"
-        or not has_faster_products()
-    ):
+    if x.numel() * weight_OI.shape[0] < smallest or not _is_for_onednn(x, weight_OI) or not has_faster_products():
         return functional.linear(x, weight_OI, bias_O)
     if not has_gradient:
         return _product(x, weight_OI, bias_O)
     return untyped.apply(_Linear, x, weight_OI, bias_O)
 
 
-def _linear_of(module: torch.nn.Linear, input: Tensor) -> Tensor:
-    return linear(input, module.weight, cast(Tensor | None, module.bias))
+class LinearForward:
+    """The `forward` of a linear layer: `linear`, with weights that are packed while they are used
+    often and do not change.
+
+    A product with a gradient drops the packed weights, because a gradient needs the most memory and
+    a step of the optimizer follows. Where torch is to be deterministic nothing is packed: a
+    product's last bits would depend on how many came before it. A copy begins without packed
+    weights.
+    """
+
+    def __init__(self, module: torch.nn.Linear) -> None:
+        self._module = module
+        self._restart(None)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        weight_OI, bias_O = self._module.weight, cast("Tensor | None", self._module.bias)
+        if weight_OI.numel() < _SMALLEST_PACKED or not _is_for_onednn(input, weight_OI):
+            return linear(input, weight_OI, bias_O)
+        if (
+            _has_gradient(input, weight_OI)
+            or weight_OI.is_inference()  # torch does not count its changes
+            or torch.are_deterministic_algorithms_enabled()
+        ):
+            self._restart(None)
+            return linear(input, weight_OI, bias_O)
+        if (changes := untyped.changes(weight_OI)) != self._changes:
+            self._restart(changes)
+        packed = self._packed
+        if packed is None:
+            self._n_products += 1
+            if self._n_products <= _PRODUCTS_BEFORE_PACKING:
+                return linear(input, weight_OI, bias_O)
+            packed = self._packed = _pack(weight_OI)
+        return _product(input, packed, bias_O)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_module": self._module}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_module"])
+
+    @property
+    def packed_bytes(self) -> int:
+        """The memory of the packed weights."""
+        return 0 if self._packed is None else self._packed.numel() * self._packed.element_size()
+
+    def _restart(self, changes: tuple[int, int] | None) -> None:
+        """Drop the packed weights and count products anew.
+
+        changes: what `untyped.changes` returns for the weights whose products are counted.
+        """
+        self._changes = changes
+        self._n_products = 0
+        self._packed: Tensor | None = None
 
 
 class _Linear(torch.autograd.Function):
@@ -103,10 +168,22 @@ class _Linear(torch.autograd.Function):
         )
 
 
+def _has_gradient(x: Tensor, weight_OI: Tensor) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or weight_OI.requires_grad)
+
+
+def _is_for_onednn(x: Tensor, weight_OI: Tensor) -> bool:
+    return x.dim() >= 2 and x.dtype == torch.float32 and weight_OI.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _pack(weight_OI: Tensor) -> Tensor:
+    """Return a copy of the weights in oneDNN's layout, which `_product` reads faster."""
+    return _onednn._reorder_linear_weight(weight_OI.detach(), _ROWS_OF_A_PRODUCT)
+
+
 def _product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias by oneDNN. Both may be transposed views."""
-    product: Any = torch.ops.mkldnn._linear_pointwise  # pyright: ignore[reportPrivateUsage] -- what torch.compile calls
-    return product(x, weight_OI, bias_O, "none", [], "")
+    """Return x @ weight.T + bias by oneDNN. Weights may be packed; both may be transposed views."""
+    return _onednn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
 
 
 def _is_amd() -> bool:
