@@ -105,6 +105,7 @@ def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunk
 
 
 def _delta(choice: Choice) -> Json:
+    """Return the part of a message that a chunk of a stream adds."""
     delta: Json = {"role": "assistant"} if choice.begins else {}
     delta["content"] = choice.text
     if choice.calls:

@@ -241,6 +241,7 @@ class Chat:
             )
 
     def _render(self, messages: list[Json], tools: list[Json], *, add_generation_prompt: bool = True) -> str:
+        """Return the text of the chat template for a conversation."""
         text: Any = self._text.tokenizer.apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=add_generation_prompt, tokenize=False
         )

@@ -94,6 +94,7 @@ def read_samples(data: Json) -> list[SampledResponse]:
 
 
 def _write_samples(samples: Sequence[SampledResponse]) -> Json:
+    """Return responses as JSON; `read_samples` is the inverse."""
     return {
         "token_ids": _pack([s.token_ids for s in samples], pack_ints),
         "logprobs": _pack([s.logprobs for s in samples], pack_floats),
@@ -162,6 +163,7 @@ async def _sample(backend: PolicyBackend, data: Json) -> Json:
 
 
 async def _forward(backend: PolicyBackend, data: Json) -> Json:
+    """Return the result of `forward` as JSON; `read_forward` is the inverse."""
     sequences = _read_sequences(data["sequences"])
     result = await backend.forward(sequences, temperature=data["temperature"], values=data["values"])
     lists = {"logprobs": result.logprobs, "entropies": result.entropies, "values": result.values}
@@ -200,6 +202,7 @@ async def _state_written(backend: PolicyBackend, data: Json) -> None:
 
 
 async def _load_state(backend: PolicyBackend, data: Json) -> int:
+    """Load a state, and return the policy version that it has."""
     await backend.load_state(Path(data["path"]))
     return backend.policy_version
 

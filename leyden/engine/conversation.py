@@ -192,6 +192,9 @@ def read_response_format(given: Json) -> Json | None:
 
 
 def _object(value: Any, where: str) -> Json:
+    """Return the value if it is a JSON object, and raise Refusal otherwise. where: its name for the
+    message.
+    """
     if not isinstance(value, dict):
         raise _wrong(where, "an object", value)
     return cast(Json, value)

@@ -357,10 +357,12 @@ class Decoder:
         _notify_waiting(by_loop)
 
     def _leave(self, row: _DecodingRow) -> None:
+        """Remove a row from the batch, and give back its place in the cache."""
         self._rows.remove(row)
         self._slots.release(row.slot)
 
     def _fail(self, generations: Sequence[Generation], why: str) -> None:
+        """End requests with an EngineError, and notify their callers."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         for generation in generations:
             generation.error = EngineError(why)
@@ -369,6 +371,7 @@ class Decoder:
 
 
 def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
+    """Run a chore, and set its future to the result or the error."""
     try:
         result = chore()
     except BaseException as error:  # noqa: BLE001 -- the future raises it in the caller

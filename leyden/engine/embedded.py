@@ -283,6 +283,7 @@ class EmbeddedBackend(PolicyBackend):
         return self._started().statistics()
 
     def _started(self) -> RunningPolicy:
+        """Return the running engine. Raise EngineError if it is not started."""
         if self._running is None:
             raise EngineError("the engine is not running; call start() first, or use 'async with'")
         return self._running
@@ -415,6 +416,7 @@ class EmbeddedBackend(PolicyBackend):
             ) from error
 
     def _stop(self) -> None:
+        """Stop the engine if it runs. It blocks."""
         with self._lock:
             running, self._running = self._running, None
             if running is None:
@@ -423,6 +425,7 @@ class EmbeddedBackend(PolicyBackend):
             self._restore_torch()
 
     def _restore_torch(self) -> None:
+        """Give torch its setting for deterministic algorithms back."""
         if self._deterministic:
             import torch
 

@@ -342,6 +342,7 @@ class _PendingResponse:
             generation.notify = self._notified
 
     def _notified(self) -> None:
+        """Wake the handler that waits for tokens; on its event loop."""
         self._news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

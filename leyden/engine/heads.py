@@ -231,5 +231,6 @@ class _ChunkedLinear(torch.autograd.Function):
 
 
 def _tempered(hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    """Return a chunk's logits in float32, divided by the temperature."""
     logits_CV = linear(hidden_CE, weight_VE, bias_V).float()
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)

@@ -194,6 +194,7 @@ class IsolatedBackend(PolicyBackend):
         return EngineStatistics(**await self._call("statistics", {}))
 
     def _started(self) -> _EngineProcess:
+        """Return the engine's process. Raise EngineError if it is not started."""
         if self._child is None:
             raise EngineError("the engine is not running; call start() first, or use 'async with'")
         return self._child
@@ -215,6 +216,9 @@ class IsolatedBackend(PolicyBackend):
                 raise
 
     async def _call(self, method: str, payload: dict[str, Any]) -> Any:
+        """Call a method of the engine in its process, and return its answer. Raise the error that
+        it raised there.
+        """
         child = self._started()
         return read_answer(await asyncio.to_thread(child.call, method, payload))
 

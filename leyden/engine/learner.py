@@ -229,6 +229,8 @@ class TorchLearner:
         return held_tokens(batch, shares_prefixes=self._forward.shares_prefixes)
 
     def _note_accumulation(self, name: str, parameter: Tensor) -> None:
+        """Add the parameter's name to `_accumulated` when a pass has added its gradient."""
+
         def note(_: Tensor) -> None:
             self._accumulated.add(name)
 

@@ -168,6 +168,9 @@ def _one_at_a_time() -> Generator[None]:
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
+    """Return torch's floating-point type of this name; None for None. Raise ConfigError for another
+    name.
+    """
     if name is None:
         return None
     dtype = getattr(torch, name, None)

@@ -54,6 +54,7 @@ class OffloadedOptimizer:
             free_cached_memory()
 
     def _move(self, device: torch.device) -> None:
+        """Move the master weights and the optimizer's moments to a device."""
         for master in self._masters:
             master.data = master.data.to(device)
         for state in cast("list[dict[str, Any]]", list(self._optimizer.state.values())):

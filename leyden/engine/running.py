@@ -95,6 +95,7 @@ class RunningPolicy:
         self.writing[path] = self._writer.submit(self._state_files().copied().write, path)
 
     def _state_files(self) -> StateFiles:
+        """Return the files of the engine's state, read between two steps of the decoder."""
         decoder = self.decoder
         return decoder.between_steps(
             lambda: state_files(self.learner, policy_version=decoder.policy_version, rng=decoder.random)

@@ -61,6 +61,9 @@ class Text:
         return frozenset(number for number, token in known.items() if token.special and token.content in tokens)
 
     def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens without special ones. It uses the tokenizer's Rust backend
+        where that gives the same.
+        """
         if self._decode_directly:
             return self._backend.decode(ids, skip_special_tokens=True)
         return self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -170,6 +170,7 @@ class AgentLoop:
             self._not_lent.set()
 
     def _run_until_done(self, task: asyncio.Task[Any]) -> None:
+        """Run the loop in this thread until the task has ended."""
         while not task.done():  # an agent may call `loop.stop()`, and the stop that `run_here` requests may come late
             self.loop.run_forever()
 

@@ -155,6 +155,7 @@ def _report_exits(link: _ParentLink) -> None:
 
 
 async def _work(link: _ParentLink, worker_id: int, packed: bytes) -> None:
+    """Run a worker until it has ended or the parent cancels it."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)

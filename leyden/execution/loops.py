@@ -92,6 +92,7 @@ class _OnOneLoop:
         return functools.partial(self._call, found) if inspect.iscoroutinefunction(found) else found
 
     async def _call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a method on the wrapped store's own event loop."""
         work: Coroutine[Any, Any, Any] = method(*args, **kwargs)
         if asyncio.get_running_loop() is self._loop:
             return await work

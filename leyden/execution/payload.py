@@ -68,6 +68,9 @@ class _Pickler(CloudPickler):
 
 
 def _dumps(thing: Any, main_by_name: bool) -> bytes:
+    """Return a thing in pickled form. main_by_name: whether what `__main__` defines is pickled by
+    its name.
+    """
     buffer = io.BytesIO()
     _Pickler(buffer, main_by_name).dump(thing)
     return buffer.getvalue()
@@ -117,6 +120,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _travels(thing: Any, main_by_name: bool) -> bool:
+    """Return whether a thing can be pickled."""
     try:
         _dumps(thing, main_by_name)
     except Exception:  # noqa: BLE001 -- any error means that it cannot be pickled

@@ -320,6 +320,7 @@ class WorkerSupervisor:
         return await process.ended
 
     def _stop_all(self) -> None:
+        """Ask all processes to claim nothing more and to end."""
         for process in self._processes.values():
             if not process.ended.done():
                 process.send("stop")

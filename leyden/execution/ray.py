@@ -260,6 +260,7 @@ class RunnerActor:
             finding.cancel()
 
     async def _work(self) -> RunnerMessage | None:
+        """Run the actor's worker, and return its last message."""
         running = _result_of(self._actor.run.remote())
         with contextlib.suppress(self._crew.died):  # `running` raises it too
             if await _result_of(self._actor.wait_prepared.remote()) and not self.prepared.done():
@@ -288,6 +289,7 @@ class RunnerActor:
     def _end(
         self, how: str, *, finished: bool = False, failure: RunnerFailure | None = None, final: bool = False
     ) -> None:
+        """Record how the process ended, once."""
         self._crew.placed.discard(self._worker_id)
         if not self.ended.done():
             worked_seconds = time.monotonic() - self._since

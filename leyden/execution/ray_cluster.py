@@ -192,6 +192,7 @@ def _disconnect(ray: Any, folder: str) -> None:
 
 
 def _is_in(process: psutil.Process, folder: str) -> bool:
+    """Return whether a process has a folder's name in its command line."""
     try:
         return any(folder in word for word in process.cmdline())
     except psutil.Error:
@@ -199,6 +200,7 @@ def _is_in(process: psutil.Process, folder: str) -> bool:
 
 
 def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
+    """Return a process and all that it started; [] if it has ended."""
     try:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:

@@ -96,5 +96,6 @@ async def _end(runners: Runners, stop: Latch, ended: asyncio.Future[None], *, dr
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, and wait until it has ended."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

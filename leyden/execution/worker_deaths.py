@@ -53,6 +53,7 @@ async def end_attempts(
 
 
 def _is_left_by(rollout: Rollout, worker_name: str) -> TypeGuard[AttemptedRollout]:
+    """Return whether a rollout's attempt belongs to the worker and has not ended."""
     return (
         isinstance(rollout, AttemptedRollout)
         and rollout.attempt.worker_id == worker_name

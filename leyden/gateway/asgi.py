@@ -141,6 +141,7 @@ def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
 
 
 def _text(raw: bytes) -> str:
+    """Return the text of a header, which is UTF-8, or else Latin-1."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

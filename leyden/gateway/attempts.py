@@ -376,6 +376,7 @@ def _looking_up(key: AttemptKey) -> Generator[None]:
 
 
 def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
+    """Return the refusal of a call whose attempt has ended."""
     return Refusal(
         410,
         "attempt_ended",

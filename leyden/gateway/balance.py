@@ -106,6 +106,7 @@ class Balancer:
             self._health[server].attempts -= 1
 
     def _ready(self, server: UpstreamModel) -> bool:
+        """Return whether a server may get a call: it works, or it is time to try it once more."""
         health = self._of(server)
         return not health.failures or (not health.probing and health.left_until <= self._clock())
 

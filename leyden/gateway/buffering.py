@@ -97,6 +97,7 @@ class Buffering:
                 logger.info("%s keeps token ids of model %r in streams again", model.address, model.model_name)
 
     def _pause(self, server: _Lossy) -> None:
+        """Request whole answers of a server for a while, longer after each loss."""
         server.losses += 1
         server.whole_has_ids = True
         server.stream_again_at = self._clock() + _pause_seconds(server.losses)

@@ -255,6 +255,7 @@ class RemoteGateway:
 
 
 def _message(answer: bytes) -> str:
+    """Return the message of an error's body, or the body if it has none."""
     try:
         return str(from_json(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -214,6 +214,7 @@ class _HostedProxy(LLMProxy):
             self._first_gate = None
 
     def _new_gate(self) -> Gate:
+        """Return a closed gate, which the main process opens."""
         self._first_gate = Gate(self._pause_wait_seconds, closed=True)
         return self._first_gate
 

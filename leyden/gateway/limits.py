@@ -85,6 +85,7 @@ def _count(value: Any) -> int:
 
 
 def _refusal(name: str, limit: float, spent: float) -> Refusal:
+    """Return the refusal of a call of an attempt that has reached a limit."""
     return Refusal(
         429,
         "attempt_limit",

@@ -142,6 +142,7 @@ class _Streamed:
 
 
 def _not_allowed(name: str) -> _Whole:
+    """Return the reply to a request with a field that only the operator may set."""
     message = (
         f"an agent may not set {name} for LiteLLM; the gateway's operator can set it in the model's litellm_params"
     )

@@ -315,6 +315,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return f"http://{netloc(self._access_host, self._listening_port())}/v1"
 
     def _listening_port(self) -> int:
+        """Return the port. Raise GatewayError if the gateway has none yet."""
         if self._port is None:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         return self._port
@@ -538,6 +539,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return f"http://{netloc(reachable(self._access_host), self._listening_port())}"
 
     def _given_store(self) -> LightningStore:
+        """Return the store. Raise ConfigError if the gateway has none."""
         if self._store is None:
             raise ConfigError(
                 "the gateway has no store to record calls in; give store= or call set_store() before start()"
@@ -766,6 +768,7 @@ def _checked_store(store: Any) -> LightningStore:
 
 
 def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:
+    """Return the HTTP session for calls of upstreams, without a limit of connections."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_UPSTREAM_KEEP_ALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS),

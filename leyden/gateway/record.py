@@ -202,6 +202,7 @@ def _ids(name: str, value: Any) -> list[int]:
 
 
 def _check_usage(usage: Any, n_prompt: int, n_response: int) -> None:
+    """Raise Unproven unless the usage counts as many tokens as there are ids."""
     if not isinstance(usage, dict):
         raise Unproven("the upstream gave no usage to check the ids against")
     counted = cast(Json, usage)
@@ -283,6 +284,7 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
 
 
 def _message(choice: Json) -> Any:
+    """Return the message of a choice; a text completion's is made of its text."""
     if "message" in choice:
         return choice["message"]
     return {"role": "assistant", "content": choice.get("text")}

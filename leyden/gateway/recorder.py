@@ -120,6 +120,9 @@ class Recorder:
             self._enqueue(call)
 
     def _enqueue(self, call: ModelCall) -> None:
+        """Add a call to the queue. It is written at once if a batch is full or someone waits for
+        it, and else soon.
+        """
         self._queue.append(call)
         if len(self._queue) >= _BATCH or self._closing or (call.rollout_id, call.attempt_id) in self._waiters:
             self._ready.set()

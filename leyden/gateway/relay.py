@@ -566,6 +566,7 @@ def _cancelled(exchange: Exchange) -> Refusal:
 
 
 def _unreachable(model: UpstreamModel, gone: ServerGone) -> Refusal:
+    """Return the refusal of a call whose connection to the upstream failed."""
     if gone.began:
         return Refusal(502, "upstream_incomplete", f"{model.address} broke off in the middle of its answer ({gone})")
     return Refusal(502, "upstream_unreachable", f"cannot reach {model.address} for model {model.model_name!r} ({gone})")
@@ -584,6 +585,7 @@ def _shown_event(stream: PassageStream, event: bytes, data: bytes) -> bytes:
 
 
 def _parse_request(raw: bytes) -> dict[str, Any]:
+    """Return the request's JSON object. Raise Refusal if the body is none."""
     try:
         return parse_request(raw)
     except (ValueError, RecursionError) as error:

@@ -154,6 +154,7 @@ async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = 
 
 
 def _can_answer(span: Span) -> bool:
+    """Return whether a recorded call has a response that can be sent again."""
     said = span.attributes
     is_answered = span.status.status_code != "ERROR" and semconv.GEN_AI_OUTPUT_MESSAGES in said
     return is_answered and isinstance(said.get(semconv.CALL_INDEX), int)
@@ -184,6 +185,7 @@ def difference(recorded: Span, request: ComparedRequest) -> str | None:
 
 
 def _recorded(span: Span, name: str) -> Any:
+    """Return the value that a span's attribute holds as JSON; None if it has no such attribute."""
     text = span.attributes.get(name)
     return json.loads(text) if isinstance(text, str) else None
 

@@ -105,6 +105,7 @@ class Retries:
             self._forget(one)
 
     def _add(self, one: Try) -> None:
+        """Keep an entry, and drop the oldest ones beyond the limit."""
         self._tries[one] = None
         self._by_attempt.setdefault(one.key, {}).setdefault(one.digest, []).append(one)
         self._n_bytes += _ENTRY_BYTES + len(one.body)

@@ -187,6 +187,7 @@ class Spool(Generic[T]):
 
 
 def _opened(path: Path, flags: int = 0) -> Any:
+    """Open a file for reading and appending, for this user only, and create it if it is missing."""
     return os.fdopen(
         os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o600), "r+b", buffering=0
     )  # a buffer would keep what a full disk refused
@@ -200,6 +201,7 @@ def _write(file: Any, data: bytes) -> None:
 
 
 def _lock(file: Any) -> None:
+    """Lock a file. Raise OSError if another process has locked it."""
     import fcntl
 
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -249,6 +249,7 @@ class _WorkerGateway(LLMProxy):
 
     @asynccontextmanager
     async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
+        """Yield the applications with their sockets: the worker's own, and the common one."""
         async with AsyncExitStack() as stack:
             sessions = [await stack.enter_async_context(_session(path)) for path in self._paths]
             own = listen_unix(self._paths[self._index])
@@ -396,6 +397,7 @@ def _attempt_of(scope: Scope) -> AttemptKey | None:
 
 
 def _named_by_claim(text: str) -> AttemptKey | None:
+    """Return the attempt of a live rollout's claim; None if the text is no claim."""
     claim = parse_claim(text)
     return None if claim is None else (claim.rollout_id, claim.attempt_id)
 

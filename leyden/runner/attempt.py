@@ -290,6 +290,7 @@ def _why_unanswered(calls: PaginatedResult[Span]) -> str | None:
 
 
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:
+    """Return the outcome of an attempt that an error ended."""
     text = describe_error(error)
     return Outcome("failed", kind, f"{type(error).__name__}: {text}" if text else type(error).__name__, error)
 

@@ -156,6 +156,9 @@ def _retrieve(task: asyncio.Future[Any]) -> None:
 
 
 def _result(task: asyncio.Future[Any]) -> Any:
+    """Return the result of an agent's task. Raise its error, as a RuntimeError where it would end
+    the runner.
+    """
     if task.cancelled():
         raise RuntimeError("the agent cancelled itself (asyncio.CancelledError)")
     error = task.exception()
@@ -291,6 +294,7 @@ class CallingThread:
 
 
 def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+    """Set a future to a result or an error, unless its waiter has been cancelled."""
     if future.done():
         return  # cancelled
     if failure is None:

@@ -210,6 +210,9 @@ class LitAgentRunner(Runner[T]):
         return await store.get_rollout_by_id(rollout.rollout_id)
 
     def _attempt_runner(self) -> AttemptRunner:
+        """Return a runner of single attempts. Raise ConfigError if the agent or the store is
+        missing.
+        """
         if self._agent is None:
             raise ConfigError(
                 "the runner has no agent; call init(agent) first, or use run_context(agent=..., store=...)"
@@ -218,6 +221,7 @@ class LitAgentRunner(Runner[T]):
         return AttemptRunner(self._agent, self, store, self.tracer, self._hooks, self._recorders, CancelWatch(store))
 
     def _bound_store(self) -> LightningStore:
+        """Return the store. Raise ConfigError if there is none."""
         if self._store is None:
             raise ConfigError(
                 "the runner has no store; call init_worker(worker_id, store) first, or use run_context(...)"
@@ -333,6 +337,7 @@ class _RunningSet:
         return room
 
     def _room(self, concurrency: int, most_at_first: int | None) -> int:
+        """Return how many attempts may start now."""
         if self.failed.done():
             return 0  # the runner ends
         most = concurrency if most_at_first is None else min(concurrency, most_at_first + self.ended)
@@ -359,12 +364,14 @@ class _RunningSet:
             self.failed.set_exception(error)
 
     def _count(self, outcome: Outcome) -> None:
+        """Count an attempt that has ended."""
         self.ended += 1
         self.completed += outcome.completed
         self.succeeded += outcome.status == "succeeded"
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

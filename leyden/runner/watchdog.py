@@ -287,12 +287,14 @@ class LagWatchdog:
                 _tell([each.interrupt(reason) for each in siblings if not each.interrupted])
 
     def _forget(self, in_flight: InFlight) -> None:
+        """Stop watching an attempt that has ended."""
         self._in_flight.discard(in_flight)
         in_flight.task = None  # else the value in `_owners` would keep its own weak key alive for ever
         if not self._in_flight and not self._closing.is_set():
             self._wanted.clear()
 
     def _close(self) -> None:
+        """Give the loop its task factory back, and end the watchdog's thread."""
         if self._loop.get_task_factory() is self._factory:
             self._loop.set_task_factory(self._factory_before)
         self._closing.set()

@@ -102,6 +102,9 @@ class ModelAddresses:
         )
 
     def _at_own_address(self, resource: ResourceUnion, version: VersionKey) -> ResourceUnion:
+        """Return a copy of a resource; a model's copy has the model's own address. Raise
+        ConfigError if `models=` lacks it.
+        """
         if not isinstance(resource, LLM):
             return resource.model_copy()
         model = (self._own or {}).get(resource.model)

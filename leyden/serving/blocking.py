@@ -174,6 +174,7 @@ class BlockingStore:
             self._thread.run(spans.aclose())
 
     def _end(self, attempt: Attempt, **changes: Any) -> None:
+        """Update an attempt at its end, and do nothing if it has ended already."""
         try:
             self._call("update_attempt", attempt.rollout_id, attempt.attempt_id, **changes)
         except IllegalTransition:  # the loop has ended it already, or the rollout was cancelled
@@ -247,6 +248,7 @@ class BlockingAlgorithm:
         return [name for name in names if name in inspect.signature(self._algorithm.function).parameters]
 
     def _initial(self) -> NamedResources | None:
+        """Return the resources to begin with: the control's, or else the latest."""
         try:
             return self._recorded.get_optimized_resources(CONTROL)
         except UnknownResources:

@@ -132,6 +132,7 @@ class Outbox:
             self.aside.close()
 
     def _wait_for_store(self, error: Exception) -> None:
+        """Note that the store does not take records, and log it the first time."""
         if self.store_error is None:
             logger.warning("records of live rollouts and feedback wait for %s: %s", self._store.url, error)
         self.store_error = str(error) or type(error).__name__
@@ -208,12 +209,14 @@ class Outbox:
         return False
 
     async def _add(self, records: list[OutboxRecord]) -> None:
+        """Write records to the store."""
         if live := [record for record in records if isinstance(record, LiveRollout)]:
             await self._store.record_live_rollouts(live)
         if feedback := [record for record in records if isinstance(record, Feedback)]:
             await self._store.add_many_feedback(feedback)
 
     def _refuse(self, record: OutboxRecord, error: LeydenError) -> None:
+        """Count and log a record that the store refused."""
         self.refused += 1
         logger.error(
             "%s refused a record of rollout %r, which is dropped: %s", self._store.url, record.rollout_id, error

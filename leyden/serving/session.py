@@ -417,6 +417,7 @@ class OnlineSession:
             self._lost += 1
 
     def _running(self) -> Outbox:
+        """Return the outbox. Raise ConfigError if the session is not running."""
         if self._outbox is None or self._thread is None:
             raise ConfigError("the session is not running; call start() or use `with OnlineSession(...) as session:`")
         return self._outbox

@@ -170,6 +170,9 @@ def _chat_part(block: Json, field: str) -> Json:
 
 
 def _chat_url(source: Json, field: str) -> str:
+    """Return the URL of an image's source, a data URL for base64. Raise Untranslatable for another
+    kind.
+    """
     if source.get("type") == "url":
         return a_text(source.get("url"), f"{field}.url")
     if source.get("type") == "base64":
@@ -230,6 +233,7 @@ def with_thinking(message: Json, blocks: list[Json]) -> None:
 
 
 def _chat_call(block: Json, field: str) -> Json:
+    """Return a `tool_use` block as a tool call of chat."""
     function = {
         "name": a_text(block.get("name"), f"{field}.name"),
         "arguments": arguments_of(an_object(block.get("input"), f"{field}.input")),
@@ -479,6 +483,7 @@ def _block(part: Json, field: str) -> Json:
 
 
 def _source(url: str) -> Json:
+    """Return the source of an image with this URL, base64 for a data URL."""
     if found := _DATA_URL.fullmatch(url):
         return {"type": "base64", "media_type": found[1], "data": found[2]}
     return {"type": "url", "url": url}

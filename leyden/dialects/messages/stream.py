@@ -127,6 +127,7 @@ class EventsFromChat:
         return [] if self._open == kind else [*self._close(), self._begin(kind, block)]
 
     def _begin(self, kind: str | int, block: Json) -> Json:
+        """Return the event that opens a block."""
         self._open = kind
         self._n_blocks += 1
         return {"type": "content_block_start", "index": self._n_blocks - 1, "content_block": block}
@@ -188,6 +189,7 @@ class EventsToChat:
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
 
     def _start(self, message: Json) -> list[Json]:
+        """Return the chunk for `message_start`."""
         self._usage |= message.get("usage") or {}
         self._head = {"id": message.get("id"), "object": "chat.completion.chunk", "created": 0}
         self._head["model"] = message.get("model")
@@ -237,6 +239,7 @@ class EventsToChat:
         return self._chunk(dict.fromkeys(REASONING, text))
 
     def _arguments(self, index: int, text: str) -> list[Json]:
+        """Return the chunk for a piece of a call's arguments. index: the block's."""
         self._blocks[index]["arguments"] += text
         return [self._chunk({"tool_calls": [{"index": self._calls[index], "function": {"arguments": text}}]})]
 
@@ -253,6 +256,7 @@ class EventsToChat:
         return []
 
     def _end(self, delta: Json, usage: Any) -> list[Json]:
+        """Return the chunk with the finish reason of `message_delta`, and keep the usage."""
         self._usage |= {name: value for name, value in an_object(usage or {}, "usage").items() if value is not None}
         extra = {"stop_reason": delta["stop_sequence"]} if delta.get("stop_sequence") is not None else {}
         return [self._chunk({}, **{"finish_reason": finish_reason(delta.get("stop_reason")), **extra})]

@@ -123,6 +123,7 @@ def _open_turn(messages: list[Json], *, lacks: tuple[str, ...]) -> Json | None:
 
 
 def _new_turn(messages: list[Json]) -> Json:
+    """Append an assistant message without content, and return it."""
     messages.append({"role": "assistant"})
     return messages[-1]
 
@@ -204,12 +205,14 @@ def _reasoning_text(item: Json, field: str) -> str:
 
 
 def _chat_call(item: Json, field: str) -> Json:
+    """Return a `function_call` item as a tool call of chat."""
     function = {"name": item.get("name"), "arguments": a_text(item.get("arguments"), f"{field}.arguments")}
     rest = without(item, ("type", "id", "call_id", "name", "arguments", "status"))
     return {"id": item.get("call_id"), "type": "function", "function": function, **rest}
 
 
 def _chat_output(item: Json, field: str) -> Json:
+    """Return a `function_call_output` item as a tool message of chat."""
     output = item.get("output")
     if not isinstance(output, str):
         parts = enumerate(a_list(output, f"{field}.output"))
@@ -258,6 +261,9 @@ def _chat_logprobs(request: Json) -> Json:
 
 
 def _chat_tool(tool: Any, field: str) -> Json:
+    """Return a tool of the Responses API as a tool of chat. Raise Untranslatable if it is no
+    function.
+    """
     tool = an_object(tool, field)
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; chat has functions only")
@@ -267,6 +273,7 @@ def _chat_tool(tool: Any, field: str) -> Json:
 
 
 def _chat_tool_choice(choice: Any) -> Any:
+    """Return chat's `tool_choice`. Raise Untranslatable if it names no function."""
     if isinstance(choice, str):
         return choice
     named = an_object(choice, "tool_choice")
@@ -344,6 +351,7 @@ def _items(messages: list[Any]) -> list[Json]:
 
 
 def _input_content(content: Any, field: str) -> str | list[Json]:
+    """Return chat content as the content of an input message."""
     if isinstance(content, str):
         return content
     return [
@@ -437,6 +445,9 @@ def _text_config(chat: Json) -> Json:
 
 
 def _tool(tool: Any, field: str) -> Json:
+    """Return a tool of chat as a tool of the Responses API. Raise Untranslatable if it is no
+    function.
+    """
     tool = an_object(tool, field)
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; possible: function")

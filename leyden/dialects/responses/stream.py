@@ -68,14 +68,17 @@ class EventsFromChat:
         return [self._event(event) for event in events]
 
     def _event(self, event: Json) -> bytes:
+        """Return an event as bytes, with the next sequence number."""
         self._n_events += 1
         return named_event({**event, "sequence_number": self._n_events - 1})
 
     def _wants_logprobs(self) -> bool:
+        """Return whether the request asks for log-probabilities."""
         included = a_list(self._request.get("include"), "include")
         return bool(self._request.get("top_logprobs") or "message.output_text.logprobs" in included)
 
     def _start(self, chunk: Json) -> list[Json]:
+        """Return the events that begin a response, given the first chunk."""
         self._head = {name: chunk.get(name) for name in ("id", "created", "model")}
         response = envelope(self._head, self._request, [], status="in_progress")
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
@@ -148,17 +151,20 @@ class EventsFromChat:
         return [*self._close(), self._begin(kind, item), self._part(part, **fields)]
 
     def _begin(self, kind: str | int, item: Json) -> Json:
+        """Return the event that opens an output item."""
         self._open = kind
         self._reasoning += kind == "reasoning"
         self._output.append(item)
         return {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": _copy(item)}
 
     def _part(self, kind: str, **fields: Any) -> Json:
+        """Return the event that adds an empty part to the open item."""
         part = {"type": kind, "refusal" if kind == "refusal" else "text": "", **fields}
         self._output[-1]["content"].append(part)
         return {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": _copy(part)}
 
     def _text(self, kind: str, text: str, **fields: Any) -> list[Json]:
+        """Return the event that adds text to the first part of the open item."""
         part = self._output[-1]["content"][0]
         part["refusal" if part["type"] == "refusal" else "text"] += text
         return [{"type": kind, **self._place(), "content_index": 0, "delta": text, **fields}]
@@ -277,6 +283,7 @@ class EventsToChat:
         return []
 
     def _end(self, response: Json) -> list[Json]:
+        """Return the last chunks: the finish reason, and the usage."""
         self.ended = True
         reason = finish_reason(response, bool(self._calls))
         usage: Json = {**self._head, "choices": [], "usage": chat_usage(response.get("usage"))}

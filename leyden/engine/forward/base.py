@@ -132,6 +132,7 @@ class KeyValueStore:
         return self._read[place][:n]
 
     def _layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a layer that has been written to."""
         keys, values = self._keys[layer], self._values[layer]
         assert keys is not None
         assert values is not None

@@ -181,6 +181,9 @@ class _HeadInput:
         self._hook.remove()
 
     def _catch(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Keep the head's input, and return the arguments with no token instead. torch calls it
+        before the head.
+        """
         if threading.get_ident() != self._thread:
             return None
         self.hidden = arguments[0]

@@ -109,11 +109,13 @@ def probe(model: Any, forward: ModelForward) -> None:
 
 
 def _own_logits(model: Any, sequence: list[int]) -> Tensor:
+    """Return the model's own logits (S, V) of one sequence, without a cache."""
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
     return cast(Tensor, model(input_ids=ids, use_cache=False).logits[0])
 
 
 def _compare(got: Tensor, wanted: Tensor, what: str) -> None:
+    """Raise Mismatch if logits differ by more than rounding. what: their name for the message."""
     if got.shape != wanted.shape:
         raise Mismatch(f"{what}: logits have shape {tuple(got.shape)}, the model's have {tuple(wanted.shape)}")
     difference = float((got.float() - wanted.float()).abs().max())

@@ -110,6 +110,7 @@ class LayoutForward:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_single(self, index: int, q_BHD: Tensor, rows: _Single) -> Tensor:
+        """Return the attention's output (B, H * D) for one new token of each row."""
         keys, values = self._store.read(index, rows.rows_B, rows.length)
         n, n_heads, size = q_BHD.shape
         # The heads of one group share keys, so they are passed as the queries of one head.

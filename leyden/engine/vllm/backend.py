@@ -559,6 +559,7 @@ class VLLMBackend(PolicyBackend):
             )
 
     def _started(self) -> _StartedBackend:
+        """Return the started engine. Raise EngineError if it is not started."""
         if self._running is None:
             raise EngineError("the engine is not running; call start() first, or use 'async with'")
         return self._running
@@ -603,11 +604,13 @@ def _reachable(model: str | Path) -> Path:
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of the model's text part, or the whole if it has only that."""
     config = read_config(folder)
     return config.get("text_config", config)
 
 
 def _context(folder: Path) -> int:
+    """Return the model's context in tokens; 2048 if its configuration does not say."""
     config = _text_config(folder)
     return int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
 

@@ -137,6 +137,7 @@ class VLLMClient:
         return [await one(probe) for probe in probes]  # one after another, so that no batch changes the last bits
 
     def _choice(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the only choice of an answer. Raise EngineError if it has none."""
         choices: list[Mapping[str, Any]] = answer.get("choices") or []
         if not choices:
             raise EngineError(f"{self.url} returned no choice: {str(dict(answer))[:_ANSWER_CHARACTERS]}")
@@ -248,6 +249,7 @@ class VLLMClient:
 
 
 def _token_ids(choice: Mapping[str, Any], url: str) -> list[int]:
+    """Return the token ids of a choice. Raise EngineError if the server did not report them."""
     ids: Any = choice.get("token_ids")
     if not isinstance(ids, list):
         raise EngineError(f"{url} reports no token ids; it must honour `return_token_ids` (vLLM 0.10.2 and later)")

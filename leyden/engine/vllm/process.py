@@ -127,12 +127,14 @@ class StartedServer:
         self._command.close(grace_seconds=_CLOSE_SECONDS)
 
     def _relay(self, line: str) -> None:
+        """Log a line of the server's output, and keep it for error messages."""
         self._lines.append(line)
         if not self._is_ready and self._first_error is None and _EXCEPTION.search(line):
             self._first_error = line
         relay_line(logger, NAME, line)
 
     def _note_death(self, obituary: str) -> None:
+        """Keep and log how the server ended. Called in the thread that watches it."""
         self._obituary = obituary
         self._died.set()
         logger.error("%s", self._explained(obituary))

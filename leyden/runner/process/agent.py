@@ -234,6 +234,7 @@ def _attributes(output: ProcessOutput) -> Attributes:
 
 
 def _shown_command(command: Sequence[str]) -> str:
+    """Return a command for messages, its first 100 characters at most."""
     line = shlex.join(command)
     return line if len(line) <= 100 else f"{line[:100]}..."
 

@@ -115,6 +115,7 @@ def _listed(attributes: Mapping[str, str], others: str | None) -> str:
 
 
 def _own(resource: Any, rollout: AttemptedRollout) -> Any:
+    """Return the resource; a gateway's model gets the attempt's own address."""
     if isinstance(resource, ProxyLLM):
         return resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
     return resource

@@ -144,6 +144,7 @@ class RunningProgram:
         return await self.output()
 
     def _request_stop(self) -> None:
+        """Tell the supervisor to end the program."""
         control = self._supervisor.stdin
         assert control is not None
         if not control.closed:
@@ -159,6 +160,7 @@ class RunningProgram:
 
 
 async def _read_to_end(pipe: IO[bytes]) -> bytes:
+    """Return everything that is written to a pipe until it is closed."""
     reader = StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: StreamReaderProtocol(reader), pipe)
     try:
@@ -205,6 +207,7 @@ def _text(head: bytes, tail: bytes, total: int) -> str:
 
 
 def _signal_name(number: int) -> str:
+    """Return a signal's name, such as "SIGKILL"."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -43,6 +43,7 @@ def read_reward(text: str | bytes) -> Reward:
 
 
 def _named(rewards: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rewards. Raise ValueError if there are several and none is the primary one."""
     if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
         raise ValueError(f"of the rewards {sorted(rewards)} none is called {semconv.PRIMARY_REWARD!r}")
     return rewards

@@ -273,11 +273,13 @@ class Supervisor:
             self.kill()
 
     def _check_memory(self) -> None:
+        """Stop the program if its processes together use more memory than allowed."""
         self._memory_bytes = max(self._memory_bytes, held := sum(map(_resident_bytes, self._processes())))
         if held > self._spec["memory_bytes"]:
             self._stop("memory")
 
     def _stop(self, cause: str) -> None:
+        """Note why the program is ended, unless it has ended or is being ended already."""
         if self._status is None and self._cause is None:
             self._cause = cause
 
@@ -302,6 +304,7 @@ class Supervisor:
         return found
 
     def _signal_all(self, number: int) -> None:
+        """Send a signal to all processes of the program."""
         send = os.kill if _LINUX else os.killpg
         for pid in self._processes():
             with contextlib.suppress(OSError):  # gone, or another user's
@@ -346,6 +349,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _resident_bytes(pid: int) -> int:
+    """Return the memory that a process uses now; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as sizes:
             return int(sizes.read().split()[1]) * _PAGE_BYTES

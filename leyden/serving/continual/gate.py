@@ -150,6 +150,7 @@ def _gain(
 
 
 def _rewards(outcomes: Sequence[TaskOutcome]) -> Rewards:
+    """Return the mean reward by task; a failure counts 0."""
     found: dict[int, list[float]] = {}
     for outcome in outcomes:
         reward = 0.0 if outcome.failed else outcome.reward

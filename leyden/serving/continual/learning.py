@@ -401,6 +401,9 @@ class ContinualLearning:
     # ---- transitions -----------------------------------------------------------------------------
 
     async def _give_to_canary(self, release: Release, why: str, details: Mapping[str, Any]) -> CycleStatus:
+        """Make the release the canary, or stop it if a person has moved the label or frozen the
+        version.
+        """
         try:
             release = await start_canary(self._store, release, self._canary, details=details, who=_WHO, why=why)
         except (LabelMoved, VersionFrozen) as error:
@@ -528,10 +531,12 @@ class ContinualLearning:
         return data
 
     def _held_out(self, data: LearningData) -> list[Any]:
+        """Return the tasks on which the gate measures a candidate."""
         tasks = [each.input for each in data.held_out] if self._gate.tasks is None else list(self._gate.tasks)
         return tasks[: self._gate.n_tasks]
 
     def _is_own(self, row: Release) -> bool:
+        """Return whether the release belongs to a cycle of this name."""
         prefix, _, number = _cycle_of(row).rpartition("-")
         return prefix == self._name and number.isdigit()
 
@@ -539,6 +544,7 @@ class ContinualLearning:
         return self._folder / cycle.release_id
 
     async def _production(self) -> Version | None:
+        """Return the version in production; None if the label is on none."""
         labels = {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
         return labels.get(PRODUCTION)
 
