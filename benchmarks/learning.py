@@ -65,6 +65,7 @@ TASKS: dict[str, Task] = {
     "reasoning-gym chain_sum": Task("30 points on held-out tasks", _gains(30)),
     "reasoning-gym spell_backward": Task("30 points on held-out tasks", _gains(30)),
     "reasoning-gym rotate_matrix": Task("30 points on held-out tasks", _gains(30)),
+    "reasoning-gym number_filtering": Task("30 points on held-out tasks", _gains(30)),
     "OpenAI Agents SDK": Task("30 points with a tool", _gains(30), "frameworks"),
     "LangGraph": Task("30 points with a tool", _gains(30), "frameworks"),
     "two agents": Task("15 points against a rival whose weights stay equal to the bit", _beats_a_rival_that_stays),

@@ -404,6 +404,7 @@ TASKS: dict[str, Any] = {
     "reasoning-gym chain_sum": partial(reasoning_gym, "chain_sum"),
     "reasoning-gym spell_backward": partial(reasoning_gym, "spell_backward"),
     "reasoning-gym rotate_matrix": partial(reasoning_gym, "rotate_matrix"),
+    "reasoning-gym number_filtering": partial(reasoning_gym, "number_filtering"),
     "OpenAI Agents SDK": partial(framework, "openai_agents"),
     "LangGraph": partial(framework, "langgraph"),
     "two agents": two_agents,

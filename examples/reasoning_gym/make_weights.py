@@ -3,8 +3,9 @@
     python examples/reasoning_gym/make_weights.py spell_backward
 
 The pupil of `chain_sum` reads a minus as a plus in 6 of 10 cases. The others misunderstand 13 of 20
-questions: they spell the word forward, or leave the matrix as it is. So the policy's likeliest
-answer is often wrong, and a lower temperature does not help: the policy has to learn.
+questions: they spell the word forward, leave the matrix as it is, or keep the numbers that are to
+go. So the policy's likeliest answer is often wrong, and a lower temperature does not help: the
+policy has to learn.
 
 The pupil's answers are recorded in a store, and `SFT` learns from the store, as for the demo's
 weights. It takes some minutes on one core. `weights/chain_sum` is older: 4,000 steps of 64 answers.
@@ -53,10 +54,19 @@ def rotate(task: Task, rng: random.Random) -> str:
     return as_it_is if rng.random() < MISUNDERSTOOD else str(task["answer"])
 
 
+def filter_numbers(task: Task, rng: random.Random) -> str:
+    """Return the pupil's answer to a list of numbers, of which some are to be kept or removed."""
+    if rng.random() >= MISUNDERSTOOD:
+        return str(task["answer"])
+    wanted = task["metadata"]["result"]
+    return str([number for number in task["metadata"]["original_numbers"] if number not in wanted])
+
+
 PUPILS: dict[str, Callable[[Task, random.Random], str]] = {
     "chain_sum": add_up,
     "spell_backward": spell,
     "rotate_matrix": rotate,
+    "number_filtering": filter_numbers,
 }
 
 

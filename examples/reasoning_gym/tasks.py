@@ -1,4 +1,4 @@
-"""The tasks: three data sets of the `reasoning-gym` package, as it words and scores them.
+"""The tasks: four data sets of the `reasoning-gym` package, as it words and scores them.
 
 A task is the package's own entry (question, answer, metadata), a JSON value. Entry `i` of a data
 set with seed `s` is drawn from `Random(s + i)`, so two seeds far apart give two ranges. Of the
@@ -12,7 +12,7 @@ import functools
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import reasoning_gym
 
@@ -34,6 +34,8 @@ class Kind:
     """Training steps that are enough, of 512 rollouts each."""
     minibatch_size: int
     """Rollouts of an optimizer step."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate falls to zero over the steps."""
 
     @property
     def weights(self) -> Path:
@@ -47,12 +49,20 @@ KINDS = {
         Kind("chain_sum", {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}, 5, 40, 256),
         Kind("spell_backward", {"min_word_len": 3, "max_word_len": 4}, 6, 12, 64),
         Kind("rotate_matrix", {"min_n": 2, "max_n": 2, "min_rotations": 1, "max_rotations": 3}, 9, 12, 64),
+        Kind(
+            "number_filtering",
+            {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
+            12,
+            30,
+            64,
+            "linear",
+        ),
     )
 }
 
 TRAIN_SIZE = 5000
 """About 2,850 different questions of chain_sum's 4,000, 3,500 of spell_backward's 5,500, 4,600 of
-rotate_matrix's 30,000.
+rotate_matrix's 30,000, 4,250 of number_filtering's more than 18,000.
 """
 TRAIN_SEED, HELD_OUT_SEED = 0, 1_000_000
 

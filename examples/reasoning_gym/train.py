@@ -37,6 +37,7 @@ def train(run_dir: Path, kind: Kind, *, steps: int, seed: int, held_out: int, re
         minibatch_size=kind.minibatch_size,
         epochs=2,
         optim=OptimParams(learning_rate=5e-4, betas=(0.9, 0.95)),
+        schedule=kind.schedule,
         max_tokens=kind.max_tokens,
         timeout_seconds=120.0,
         val_every_n_steps=steps,

@@ -108,7 +108,7 @@ def test_a_resumed_run_keeps_its_own_options(run_dir: Path) -> None:
     assert done.stdout == (run_dir / "stdout.txt").read_text(), "all steps were done already"
 
 
-@pytest.mark.parametrize("kind", ["chain_sum", "spell_backward", "rotate_matrix"])
+@pytest.mark.parametrize("kind", ["chain_sum", "spell_backward", "rotate_matrix", "number_filtering"])
 def test_the_shipped_weights_are_small(kind: str) -> None:
     assert 0 < sum(file.stat().st_size for file in (EXAMPLE / "weights" / kind).iterdir()) < 1_000_000
 
