@@ -13,6 +13,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from leyden.options import check_number
+
 DIGITS = "0123456789"
 
 
@@ -38,6 +40,9 @@ class LuckGame:
     lucky: bool
     n_moves: int = 4
     luck: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_number("n_moves", self.n_moves, at_least=2, whole=True)
 
     def reward(self, answers: Sequence[str]) -> float:
         """Return the points of a game's first answers: the game's reward if all `n_moves` are
