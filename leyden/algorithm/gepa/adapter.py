@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa.bridge import Bridge
-from leyden.algorithm.gepa.reflective import objective_rewards, reflective_record
+from leyden.algorithm.gepa.reflective import objective_scores, reflective_record
 from leyden.extras import import_optional
 from leyden.types import PromptTemplate
 
@@ -139,6 +139,8 @@ class _GepaAdapter:
     ) -> None:
         self._evolution, self._bridge, self._new_batch = evolution, bridge, evaluation_batch
         self._has_objectives = has_objectives
+        self._objectives: dict[str, None] = {}
+        """The names of all objectives so far, in the order in which they were seen."""
 
     def evaluate(self, batch: list[Item], candidate: Texts, capture_traces: bool = False) -> Any:
         return self.batch_evaluate([(candidate, batch)])[0]
@@ -153,7 +155,7 @@ class _GepaAdapter:
                 outputs=[None] * len(scores),
                 scores=[score.reward for score in scores],
                 trajectories=scores,
-                objective_scores=[objective_rewards(score) for score in scores] if self._has_objectives else None,
+                objective_scores=objective_scores(scores, self._objectives) if self._has_objectives else None,
             )
             for scores in found
         ]

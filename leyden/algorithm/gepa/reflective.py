@@ -54,6 +54,26 @@ def objective_rewards(score: Score) -> dict[str, float]:
     return get_rewards_from_span(found[-1]) if found else {}
 
 
+def objective_scores(scores: Sequence[Score], known: dict[str, None]) -> list[dict[str, float]]:
+    """Return the rewards of each rollout by dimension, for the package `gepa`.
+
+    A rollout without rewards gets its score, `failed_reward`, in each known dimension, because the
+    package takes a mean over the rollouts that have the dimension. If none is known, the score is a
+    dimension by itself, for all rollouts from then on, because the package needs at least one.
+
+    known: the dimensions of all rollouts so far, to which those of `scores` are added.
+    """
+    found = [objective_rewards(score) for score in scores]
+    known |= dict.fromkeys(name for each in found for name in each)
+    if not known:
+        known[semconv.PRIMARY_REWARD] = None
+    of_all = known.keys() & {semconv.PRIMARY_REWARD}
+    return [
+        {**dict.fromkeys(of_all if each else known, score.reward), **each}
+        for each, score in zip(found, scores, strict=True)
+    ]
+
+
 def _conversation(calls: Sequence[ModelCallView], prompt: PromptTemplate) -> dict[str, str]:
     """Return the text of the last call's messages under the key "messages", without system messages
     and the prompt itself. Return an empty dict if nothing is left.

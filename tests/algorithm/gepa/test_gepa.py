@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa.race import Race, common_stages, stages
+from leyden.algorithm.gepa.reflective import objective_scores
 from leyden.algorithm.prompts import PromptResult, best_label, read_history
 from leyden.errors import ConfigError, ReflectionFailed
 from leyden.store import InMemoryLightningStore
@@ -134,6 +136,27 @@ async def test_the_best_candidate_in_a_dimension_of_the_reward_stays_a_parent_un
     assert result.reward is not None and result.reward > 0.5
     first_success = next(place for place, text in enumerate(rewritten) if text != rules.SEED)
     assert (rules.SEED in rewritten[first_success:]) == (frontier != "instance"), "the first prompt is the shortest"
+
+
+@pytest.mark.parametrize("frontier", ["objective", "hybrid", "cartesian"])
+async def test_a_search_whose_first_prompt_always_fails_finds_one_that_does_not(frontier: Any) -> None:
+    @ly.rollout
+    async def fails_without_the_rule(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> None:
+        if rules.RULES[task["topic"]] not in prompt_template.template:
+            raise ValueError(f"I do not know about {task['topic']}.")
+        ly.emit_reward({"solved": 1.0, "brevity": 1 / len(prompt_template.template.splitlines())}, primary_key="solved")
+
+    async with FakeUpstream(reply=evolving.reply) as upstream:
+        gepa = ly.GEPA(**{**evolving.OPTIONS, "max_steps": 30}, candidate_selection="pareto", frontier=frontier)
+        result, _ = await optimise(gepa, upstream, agent=fails_without_the_rule)
+    assert result.reward is not None and result.reward > 0.5, "the first prompt failed on every task"
+
+
+def test_a_failed_rollout_lowers_the_mean_of_every_known_dimension() -> None:
+    failed, known = Score(0, 0, -1.0, "it failed", None), dict[str, None]()
+    assert objective_scores([failed], known) == [{"primary": -1.0}]
+    known = {"solved": None, "brevity": None}
+    assert objective_scores([failed], known) == [{"solved": -1.0, "brevity": -1.0}]
 
 
 async def test_by_success_the_prompt_whose_rewriting_helps_is_chosen_most_often() -> None:
