@@ -2,14 +2,14 @@
 sampling.
 
 One step is one round: a model criticises the worst runs of each prompt in the beam, and a model
-rewrites the prompt. Then those candidates run that look best in one draw from what all rewards so
-far say about them (`prompts/beliefs.py`): a new prompt is believed to be about as good as its
-parent and as edits have been. So few rollouts are spent on bad prompts, and few on telling apart
-prompts that are equally good. The leading candidate takes the place of the best one if it is ahead
-after both ran the same validation tasks. All work of a round runs at the same time. What depends on
-chance depends on the seed, the round and the branch alone, answers of the reflection model are
-kept, and scores are kept by content, so a killed run continues to the same end. The best prompts
-are measured on the whole validation set at the end.
+rewrites the prompt. All rewards so far say what each edit is worth (`effects.py`), and the edits
+that look best are joined in one prompt (`joining.py`): each candidate that runs is the best one in
+a draw from what is believed. So a round can add several edits, few rollouts are spent on bad ones,
+and an edit that turns out to be useless is undone. The leading candidate takes the place of the
+best one if it is ahead after both ran the same validation tasks. All work of a stage runs at the
+same time. What depends on chance depends on the seed, the round and the branch alone, answers of
+the reflection model are kept, and scores are kept by content, so a killed run continues to the same
+end. The best prompts are measured on the whole validation set at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leyden.algorithm.apo.joining import Joined, edit_prices, join_edits
 from leyden.algorithm.apo.plan import Costs
 from leyden.algorithm.apo.round import Round, ignored_warning, reflection_warnings
 from leyden.algorithm.apo.search import Search
@@ -56,7 +57,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
     Costs at most `beam_width * branch_factor * gradient_batch_size + val_batch_size` rollouts a
-    round, `2 * n_val + gradient_batch_size` in addition, and twice as many calls of the reflection
+    round, `2 * (n_val + gradient_batch_size)` in addition, and twice as many calls of the reflection
     models as a round has branches if each first answer can be used.
 
     async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of
@@ -89,7 +90,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the most characters of a prompt; a longer one is refused.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
-    seed: seed of the choice of tasks, parents and requests.
+    seed: seed of the choice of tasks, edits and requests.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         """Do one round: rewrite the beam, run the candidates that look best, choose."""
         search, self._reflector.counts = self._search, ReflectionCounts()
         n_runs = self._affordable_runs(iteration)
-        self._round = Round(planned=(n_runs + 1) * self._costs.gradient + 2 * self._costs.sample)
+        self._round = Round(planned=n_runs * self._costs.gradient + self._costs.first + 2 * self._costs.sample)
         if n_runs == 0:
             return self._end(iteration, "the budget has no room for another prompt")
         n_new = await self._rewrite(iteration, n_runs)
@@ -248,7 +249,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     async def load(self, path: Path) -> None:
         """Restore the search's state from a checkpoint that `save` wrote."""
         state = json.loads((path / _STATE).read_text())
-        if "search" not in state:
+        if "edits" not in state.get("search", {}):
             raise CheckpointError(f"{path} was written by an older Leyden; start a new run, whose scores are reused")
         self.collector.budget.restore(state["spent"])
         self._search = Search.from_json(state["search"])
@@ -338,16 +339,15 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             self._journal.add(place, decided, purpose="budget")
         return int(decided)
 
-    def _batch(self, number: int) -> list[int]:
-        """Return the training tasks of a batch; batches take tasks of shuffled passes in turn."""
-        size, n_tasks = self._costs.gradient, len(self._train)
-        return [epoch_place(n_tasks, turn, self.seed) for turn in range(number * size, (number + 1) * size)]
+    def _turns(self, start: int, count: int) -> list[int]:
+        """Return the training tasks of these turns; each pass through all tasks is shuffled."""
+        return [epoch_place(len(self._train), turn, self.seed) for turn in range(start, start + count)]
 
     async def _rewrite(self, iteration: int, n_branches: int) -> int:
         """Add new prompts of the candidates in the beam, and return their number."""
         search = self._search
         if not search.train[0]:
-            await self._try_to_measure(0, "train", self._batch(0), iteration)
+            await self._try_to_measure(0, "train", self._turns(0, self._costs.first), iteration)
         parents = [search.beam[branch % len(search.beam)] for branch in range(n_branches)]
         children = await gather_all(
             [self._branch(Branch(iteration, branch), parent) for branch, parent in enumerate(parents)]
@@ -359,17 +359,43 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         """Run the candidates that look best on new training tasks, make the best of them the next
         beam, and return them all.
         """
-        search, batch = self._search, self._batch(iteration + 1)
-        drawn = search.draw(n_runs, f"{self.seed}/{iteration}")
+        search, size = self._search, self._costs.gradient
+        batch = self._turns(self._costs.first + iteration * size, size)
+        drawn = await self._draw(iteration, n_runs)
         await gather_all([self._try_to_measure(place, "train", batch, iteration) for place in drawn])
         search.beam = search.ranked([place for place in drawn if search.train[place]])[: self.beam_width] or [0]
         return drawn
+
+    async def _draw(self, iteration: int, count: int) -> list[int]:
+        """Return the candidates that run next, by Thompson sampling: for each, draw the effects of
+        all edits, take the candidate that is best then, and give it the edits that are best.
+        """
+        search, model, drawn = self._search, self._search.effects(), list[int]()
+        chance, prices = random.Random(f"{self.seed}/{iteration}"), edit_prices(search, model.deviation)
+        for branch in range(count):
+            effects = model.draw(chance)
+            best_first = sorted(range(len(search.candidates)), key=lambda place: -effects.value(search.edits[place]))
+            joined = join_edits(search, best_first[0], effects, prices, max_characters=self.max_prompt_characters)
+            place = await self._add_joined(joined, Branch(iteration, branch))
+            if place in drawn:
+                place = next((each for each in best_first if each not in drawn), None)
+            drawn += [] if place is None else [place]
+        return drawn
+
+    async def _add_joined(self, joined: Joined, branch: Branch) -> int:
+        """Return the number of the candidate with these prompts. Add it if there is none."""
+        search, parent = self._search, joined.parent
+        version = await self.publish(search.candidates[parent])
+        candidate = joined.candidate(search, branch, (version.resources_id, version.version))
+        search.add(candidate, parent, joined.edits)
+        return [each.key for each in search.candidates].index(candidate.key)
 
     async def _branch(self, place: Branch, parent: int) -> Candidate | None:
         """Rewrite a prompt of a candidate after its worst runs; None if no prompt can be used."""
         search, candidate = self._search, self._search.candidates[parent]
         slot = place.round * self.beam_width * self.branch_factor + place.branch
-        name = name_to_improve(self._names, search.edits(), slot, f"{self.seed}/{place}")
+        successes = search.successes() if len(self._names) > 1 else {}
+        name = name_to_improve(self._names, successes, slot, f"{self.seed}/{place}")
         highest = self.reward_range[1] if self.reward_range and self._is_in_range else None
         tasks = search.worst_tasks(parent, self._costs.gradient, f"{self.seed}/{place}", highest=highest)
         if not tasks:
@@ -437,12 +463,12 @@ class APO(PromptOptimiser, IterativeAlgorithm):
 
         places: indices into the search's candidates.
         """
-        search, found = self._search, self._search.beliefs()
+        search, values = self._search, self._search.values()
         records = [
             record_of(
                 search.candidates[place],
                 await self.publish(search.candidates[place]),
-                reward=found[place].mean,
+                reward=values[place],
                 tasks=len(search.rewards(place)),
                 kept=place in search.beam,
                 accepted=place == search.best,
@@ -478,6 +504,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
 
     def _metrics(self) -> Metrics:
         search = self._search
-        rewards = {"reward": search.beliefs()[search.ranked(search.measured)[0]].mean} if search.measured else {}
+        rewards = {"reward": max(search.values()[place] for place in search.measured)} if search.measured else {}
         counts = {**self._round.metrics(), **self._reflector.counts.metrics()}
         return {**rewards, **counts, **self.collector.budget.metrics()}

@@ -22,6 +22,14 @@ class Costs:
     """Tasks of the test set."""
 
     @property
+    def first(self) -> int:
+        """Return the number of training tasks that the first prompts run before round 1.
+
+        They are more than in a round, so that the first critics see various failures.
+        """
+        return 2 * self.gradient
+
+    @property
     def reserve(self) -> int:
         """Return the number of rollouts that are reserved for the best candidate on the whole
         validation set, and for the test set.
@@ -30,7 +38,7 @@ class Costs:
 
     def check(self, limit: int | None) -> None:
         """Raise ConfigError if a budget has no room for the first prompts and a single new one."""
-        least = self.val + 2 * self.gradient + self.val
+        least = self.val + self.first + self.gradient + self.val
         if limit is not None and limit < least:
             raise ConfigError(
                 f"budget has {limit:,} rollouts, and measuring the first prompts and one new one takes up to {least:,}; "
@@ -39,7 +47,7 @@ class Costs:
 
     def affordable(self, wanted: int, left: int, search: Search) -> int:
         """Return how many candidates a round can run for `left` rollouts, at its highest cost."""
-        first = 0 if search.train[0] else self.gradient
+        first = 0 if search.train[0] else self.first
         has_best = search.best is not None and len(search.val[search.best]) >= self.sample
         compared = self.sample if has_best else 2 * self.sample
         return max(0, min(wanted, (left - self.reserve - first - compared) // self.gradient))

@@ -1,25 +1,29 @@
-"""`Search`: all candidates of a run, their rewards and the beam, as a checkpoint keeps them."""
+"""`Search`: all candidates of a run, their edits and rewards, and the beam, as a checkpoint keeps
+them.
+"""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from leyden.algorithm.prompts.beliefs import Belief, beliefs
+from leyden.algorithm.apo.effects import EffectModel
 from leyden.algorithm.prompts.candidate import Candidate
 
 
 @dataclass(slots=True)
 class Search:
     """The state of an APO search: its candidates, their rewards and the beam. A candidate's number
-    is its index in `candidates`; 0 is the user's prompt.
+    is its index in `candidates`; 0 is the user's prompt. An edit has the number of the candidate
+    for which a model wrote it.
     """
 
     candidates: list[Candidate]
     parents: list[int | None] = field(default_factory=lambda: [None])
+    edits: list[tuple[int, ...]] = field(default_factory=lambda: [tuple[int, ...]()])
+    """The edits that each candidate has."""
     train: list[dict[int, float]] = field(default_factory=lambda: [dict[int, float]()])
     """Rewards of each candidate by training task."""
     val: list[dict[int, float]] = field(default_factory=lambda: [dict[int, float]()])
@@ -28,6 +32,8 @@ class Search:
     """The candidates that the next round rewrites."""
     best: int | None = None
     """The best candidate so far; None before the first was measured on validation tasks."""
+    _fitted: tuple[int, int, EffectModel] | None = field(default=None, compare=False, repr=False)
+    """The effects for this number of candidates and of rewards, neither of which ever falls."""
 
     @property
     def known(self) -> set[str]:
@@ -39,10 +45,26 @@ class Search:
         """Return the candidates that have a reward."""
         return [place for place in range(len(self.candidates)) if self.train[place] or self.val[place]]
 
-    def add(self, candidate: Candidate, parent: int) -> bool:
-        """Add a new candidate; return whether no equal one was there."""
+    @property
+    def written(self) -> list[int]:
+        """Return the edits that a model wrote."""
+        return [place for place, edits in enumerate(self.edits) if place in edits]
+
+    def change(self, edit: int) -> tuple[str, str, str]:
+        """Return the name of the prompt that an edit changes, and its text before and after."""
+        after, before = self.candidates[edit], self.candidates[self.parents[edit] or 0]
+        name = after.edited or ""
+        return name, before.prompts[name].template, after.prompts[name].template
+
+    def add(self, candidate: Candidate, parent: int, edits: Sequence[int] | None = None) -> bool:
+        """Add a new candidate; return whether no equal one was there.
+
+        edits: the edits that it has. None: a new one, and those of its parent.
+        """
         is_new = candidate.key not in self.known
         if is_new:
+            own = [*self.edits[parent], len(self.candidates)] if edits is None else edits
+            self.edits.append(tuple(own))
             self.candidates.append(candidate)
             self.parents.append(parent)
             self.train.append({})
@@ -54,22 +76,24 @@ class Search:
         kinds = (("train", self.train), ("val", self.val))
         return {(kind, task): reward for kind, by_place in kinds for task, reward in by_place[place].items()}
 
-    def beliefs(self) -> list[Belief]:
-        """Return the mean and the variance of what each candidate is believed to be worth."""
-        return beliefs(self.parents, [self.rewards(place) for place in range(len(self.candidates))])
-
-    def draw(self, count: int, seed: str) -> list[int]:
-        """Return the candidates that run next, by Thompson sampling: those with the highest values
-        in one draw from what is believed.
+    def effects(self) -> EffectModel:
+        """Return what the rewards say about the effect of each edit. It is fitted once for the same
+        rewards.
         """
-        chance = random.Random(seed)
-        values = [chance.gauss(each.mean, math.sqrt(each.variance)) for each in self.beliefs()]
-        return sorted(range(len(values)), key=lambda place: -values[place])[:count]
+        size, n_rewards = len(self.candidates), sum(map(len, (*self.train, *self.val)))
+        if self._fitted is None or self._fitted[:2] != (size, n_rewards):
+            self._fitted = (size, n_rewards, EffectModel(self.edits, list(map(self.rewards, range(size))), size))
+        return self._fitted[2]
+
+    def values(self) -> list[float]:
+        """Return the mean reward that is expected of each candidate."""
+        expected = self.effects().expected
+        return [expected.value(edits) for edits in self.edits]
 
     def ranked(self, places: Sequence[int]) -> list[int]:
         """Return candidates, the one with the highest expected value first."""
-        found = self.beliefs()
-        return sorted(places, key=lambda place: -found[place].mean)
+        values = self.values()
+        return sorted(places, key=lambda place: -values[place])
 
     def worst_tasks(self, place: int, count: int, seed: str, *, highest: float | None = None) -> list[int]:
         """Return the training tasks on which a candidate has the lowest rewards.
@@ -87,17 +111,17 @@ class Search:
         shuffled = random.Random(seed).sample(sorted(rewards), len(rewards))
         return sorted(shuffled, key=lambda task: rewards[task])[:count]
 
-    def edits(self) -> dict[str, tuple[int, int]]:
-        """Return how many rewritten prompts were measured, and how many are believed to be better.
-
-        The counts are by the prompt's name; better means better than the parent.
+    def successes(self) -> dict[str, tuple[int, int]]:
+        """Return how many edits ran, and how many of them are believed to help, by the name of the
+        prompt that they change.
         """
-        found, counts = self.beliefs() if self.measured else [], dict[str, tuple[int, int]]()
-        for place in self.measured:
-            name, parent = self.candidates[place].edited, self.parents[place]
-            if name is not None and parent is not None:
-                tried, raised = counts.get(name, (0, 0))
-                counts[name] = (tried + 1, raised + (found[place].mean > found[parent].mean))
+        counts: dict[str, tuple[int, int]] = {}
+        if self.measured:
+            effects = self.effects().expected.edits
+            for edit in sorted({edit for place in self.measured for edit in self.edits[place]}):
+                name = self.candidates[edit].edited or ""
+                ran, helped = counts.get(name, (0, 0))
+                counts[name] = (ran + 1, helped + (effects[edit] > 0))
         return counts
 
     def as_json(self) -> dict[str, Any]:
@@ -105,6 +129,7 @@ class Search:
         return {
             "candidates": [candidate.as_json() for candidate in self.candidates],
             "parents": self.parents,
+            "edits": self.edits,
             "train": [list(rewards.items()) for rewards in self.train],
             "val": [list(rewards.items()) for rewards in self.val],
             "beam": self.beam,
@@ -117,6 +142,7 @@ class Search:
         return cls(
             candidates=[Candidate.from_json(each) for each in stored["candidates"]],
             parents=stored["parents"],
+            edits=[tuple(edits) for edits in stored["edits"]],
             train=[{int(task): reward for task, reward in each} for each in stored["train"]],
             val=[{int(task): reward for task, reward in each} for each in stored["val"]],
             beam=stored["beam"],

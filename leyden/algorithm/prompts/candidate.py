@@ -43,9 +43,9 @@ class Candidate:
     parent: tuple[str, int] | None = None
     """The resources id and version that it was made from."""
     edited: str | None = None
-    """The name of the prompt that differs from the parent's."""
+    """The name of the prompt that differs from the parent's; several are joined by commas."""
     reason: str = ""
-    """The critique that the edit follows."""
+    """The critique that the edit follows; of several edits, one a line."""
     key: str = field(init=False)
     """A digest of the prompts. Equal prompts have equal keys."""
 

@@ -34,9 +34,9 @@ class CandidateRecord(BaseModel):
     version: int
     parent: tuple[str, int] | None
     edited: str | None
-    """The name of the prompt that differs from the parent's."""
+    """The name of the prompt that differs from the parent's; several are joined by commas."""
     reason: str
-    """The critique that the edit follows."""
+    """The critique that the edit follows; of several edits, one a line."""
     reward: float
     """GEPA: the mean over validation tasks. APO: what it expects, after all rewards so far."""
     tasks: int

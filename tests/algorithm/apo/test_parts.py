@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyden.algorithm.apo.effects import EffectModel, Effects
+from leyden.algorithm.apo.joining import Joined, edit_prices, join_edits
 from leyden.algorithm.apo.plan import Costs
 from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
 from leyden.algorithm.apo.round import ignored_warning
@@ -161,7 +164,7 @@ def test_the_candidates_that_run_in_a_round_fit_what_is_left(
 ) -> None:
     costs = Costs(gradient, sample, sample + more, test)
     runs = costs.affordable(16, left, Search([candidate("a")]))
-    assert runs == 0 or (1 + runs) * gradient + 2 * sample + more + 2 * test <= left
+    assert runs == 0 or (2 + runs) * gradient + 2 * sample + more + 2 * test <= left
 
 
 def test_the_best_of_many_equal_candidates_is_rarely_called_better() -> None:
@@ -207,7 +210,7 @@ def searched(*rewards: dict[int, float]) -> Search:
 
 def test_an_edit_counts_as_a_success_if_it_is_believed_to_have_helped() -> None:
     bad, good = dict.fromkeys(range(8), 0.0), dict.fromkeys(range(8), 1.0)
-    assert searched(bad, good, bad, {}).edits() == {"prompt": (2, 1)}
+    assert searched(bad, good, dict.fromkeys(range(8), -1.0), {}).successes() == {"prompt": (2, 1)}
 
 
 def test_the_critic_reads_the_worst_runs_and_none_of_a_candidate_that_solves_all() -> None:
@@ -221,10 +224,87 @@ def test_the_critic_reads_the_worst_runs_and_none_of_a_candidate_that_solves_all
 
 def test_candidates_are_drawn_more_often_the_better_they_look() -> None:
     search = searched(dict.fromkeys(range(6), 0.0), dict.fromkeys(range(6), 1.0), {})
-    drawn = [search.draw(1, str(seed))[0] for seed in range(200)]
+    model = search.effects()
+
+    def best(seed: int) -> int:
+        effects = model.draw(random.Random(seed))
+        return max(range(3), key=lambda place: effects.value(search.edits[place]))
+
+    drawn = [best(seed) for seed in range(200)]
     assert drawn.count(1) > drawn.count(2) > drawn.count(0), "a new prompt may be as good as the best"
-    assert search.draw(2, "seed") == search.draw(2, "seed")
+    assert model.draw(random.Random(1)) == model.draw(random.Random(1))
     assert search.ranked([0, 1, 2])[0] == 1
+
+
+# ---- joined edits --------------------------------------------------------------------------------
+
+
+def written(*sentences: str) -> Search:
+    """Return a search whose first prompt has a child with each of these sentences added."""
+    first = candidate("Help. {x}")
+    search = Search([first])
+    search.train[0][0] = 0.0
+    for place, sentence in enumerate(sentences):
+        text = f"Help. {{x}}\n{sentence}"
+        search.add(first.edit("prompt", text, place=Branch(0, place), parent=("rs-0", 1), reason=sentence), 0)
+    return search
+
+
+def join(search: Search, place: int, gains: list[float], *, max_characters: int = 1000) -> Joined:
+    prices = edit_prices(search, 0.1)
+    return join_edits(search, place, Effects(0.0, [0.0, *gains]), prices, max_characters=max_characters)
+
+
+def test_edits_that_are_worth_their_length_are_joined_and_the_others_are_undone() -> None:
+    search = written("Be kind.", "Be brief.", "Be so very extraordinarily kind.")
+    assert edit_prices(search, 0.1)[3] > edit_prices(search, 0.1)[1] > 0
+    joined = join(search, 1, [0.1, 0.1, -0.1])
+    assert (joined.edits, joined.prompts["prompt"].template) == ((1, 2), "Help. {x}\nBe kind.\nBe brief.")
+    made = joined.candidate(search, Branch(4, 1), ("rs-0", 1))
+    assert (joined.parent, made.round, made.branch, made.edited) == (0, 5, 1, "prompt")
+    assert made.reason == "Be kind.\nBe brief.", "its parent is the prompt that ran"
+    assert search.add(made, joined.parent, joined.edits)
+    search.train[4][0] = 1.0
+    undone = join(search, 4, [0.1, -0.1, 0.0])
+    assert (undone.parent, undone.edits, undone.prompts["prompt"].template) == (4, (1,), "Help. {x}\nBe kind.")
+    assert undone.candidate(search, Branch(5, 0), ("rs-4", 1)).reason == "Undone: Be brief."
+    barely = 1.5 * edit_prices(search, 0.1)[1]
+    assert join(search, 0, [barely, 0.0, barely]).edits == (1,), "the long one has a higher price"
+
+
+def test_a_joined_prompt_gets_few_edits_at_once_and_keeps_to_the_limit_of_its_length() -> None:
+    search = written("Be kind.", "Be brief.", "Be quick.", "Be exact.")
+    assert join(search, 0, [0.1, 0.2, 0.3, 0.4]).edits == (3, 4)
+    assert join(search, 0, [0.1, 0.2, 0.3, 0.4], max_characters=25).edits == (4,)
+
+
+def test_an_edit_of_a_sentence_that_the_prompt_has_changed_is_left_out() -> None:
+    first = candidate("Be rude. {x}")
+    search = Search([first])
+    for place, text in enumerate(("Be kind. {x}", "Be quick. {x}")):
+        search.add(first.edit("prompt", text, place=Branch(0, place), parent=None, reason=""), 0)
+    assert join(search, 1, [0.2, 0.2]).prompts == search.candidates[1].prompts
+
+
+def test_the_effect_of_an_edit_is_found_from_all_prompts_that_have_it() -> None:
+    chance = random.Random(0)
+    true, noise = [0.3, 0.2, 0.1, 0.0, -0.1, 0.0], 0.2
+    edits = [[edit for edit in range(6) if chance.random() < 0.5] for _ in range(40)]
+    tasks = [chance.gauss(0, 0.3) for _ in range(30)]
+    rewards = [
+        {
+            task: 0.2 + sum(true[edit] for edit in own) + tasks[task] + chance.gauss(0, noise)
+            for task in chance.sample(range(30), 6)
+        }
+        for own in edits
+    ]
+    model = EffectModel(edits, rewards, 7)
+    assert model.expected.edits[:6] == pytest.approx(true, abs=0.1)
+    draws = [model.draw(chance).edits for _ in range(300)]
+    deviations = [statistics.pstdev(each[edit] for each in draws) for edit in (0, 6)]
+    assert 0.02 < deviations[0] < 0.06, "close to 2 * noise / sqrt(240)"
+    assert deviations[1] > 0.1, "an edit that never ran may be worth as much as any other"
+    assert statistics.fmean(each[0] for each in draws) == pytest.approx(model.expected.edits[0], abs=0.02)
 
 
 def test_rewards_that_never_differ_are_warned_of_once_they_are_many() -> None:
