@@ -67,22 +67,24 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     apply_edit_model: the model that rewrites. None: `gpt-4.1-mini` with a client, otherwise the one
         model that the gateway serves.
     diversity_temperature: sampling temperature of the reflection models.
-    gradient_batch_size: training tasks that a candidate runs in a round, the same for all, and the
-        number of runs that a critic reads.
-    val_batch_size: validation tasks on which a candidate is compared with the best one before it
-        takes its place.
-    beam_width: prompts that a round rewrites, the best of those that ran in the round before.
-    branch_factor: new prompts of each prompt in the beam. A round runs as many candidates
-        as it has branches: `beam_width * branch_factor`.
+    gradient_batch_size: the number of training tasks that a candidate runs in a round, the same
+        tasks for all, and the number of runs that a critic reads.
+    val_batch_size: the number of validation tasks on which a candidate is compared with the best
+        one before it replaces it.
+    beam_width: the number of prompts that a round rewrites, the best of those that ran in the round
+        before.
+    branch_factor: the number of new prompts from each prompt in the beam. A round runs as many
+        candidates as it has branches: `beam_width * branch_factor`.
     beam_rounds: number of rounds.
     reward_range: the lowest and the highest reward of the agent; None: unknown. A prompt with the
-        highest one on all its tasks is not rewritten. A reward outside of it is warned of.
+        highest reward on all its tasks is not rewritten. A reward outside the range is logged as a
+        warning.
     rollout_batch_timeout: seconds after which the unfinished rollouts of a batch count as failed.
     run_initial_validation: measure the first prompts on the whole validation set, before round 1.
     gradient_prompt_files, apply_edit_prompt_files: files with requests to the reflection models in
         place of Leyden's own; each branch uses one of them.
-    resource_name: the prompt to improve; None: all prompts, and more often the ones whose
-        edits have helped.
+    resource_name: the prompt to improve; None: all prompts, those more often whose edits have
+        helped.
     agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
         model; None: the one that the gateway serves.
     test_dataset: tasks on which the first and the best prompts are compared when
@@ -187,8 +189,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     # ---- the loop's points -----------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Validate data, prompts, models and budget, and start the search from the user's
-        prompts.
+        """Check data sets, prompts, models and budget, and set the search to the user's prompts.
+        Raise ConfigError if one of them is missing or too small.
         """
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("APO needs tasks to learn from; pass a train_dataset with at least one")
@@ -213,7 +215,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._costs.check(self.collector.budget.rollouts)
 
     async def step(self, iteration: int) -> Metrics:
-        """Do one round: rewrite the beam, run the candidates that look best, choose."""
+        """Do one round: rewrite the beam, run the candidates that look best, and compare the
+        leading one with the best one so far.
+        """
         search, self._reflector.counts = self._search, ReflectionCounts()
         n_runs = self._affordable_runs(iteration)
         self._round = Round(planned=n_runs * self._costs.gradient + self._costs.first + 2 * self._costs.sample)
@@ -231,9 +235,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return metrics
 
     async def validate(self, iteration: int) -> Metrics:
-        """Return the reward of the best prompts on the tasks on which they were compared.
-
-        Without any best prompts, measure the first ones on the whole validation set.
+        """Return the reward of the best prompts on the validation tasks on which candidates are
+        compared. If there are none yet, measure the first prompts on the whole validation set.
         """
         search = self._search
         if search.best is None and await self._try_to_measure(0, "val", range(len(self._val)), iteration):
@@ -242,12 +245,14 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return {} if search.best is None else {"reward": self._mean(search.best, self._sample)}
 
     async def save(self, path: Path) -> None:
-        """Write the beam, the best prompts and their rewards."""
+        """Write the state of the search, and what the budget has spent, to a checkpoint."""
         state = {"search": self._search.as_json(), "spent": self.collector.budget.spent}
         (path / _STATE).write_text(json.dumps(state))
 
     async def load(self, path: Path) -> None:
-        """Restore the search's state from a checkpoint that `save` wrote."""
+        """Restore the state of the search, and what the budget had spent, from a checkpoint. Raise
+        CheckpointError for one of an older version.
+        """
         state = json.loads((path / _STATE).read_text())
         if "edits" not in state.get("search", {}):
             raise CheckpointError(f"{path} was written by an older Leyden; start a new run, whose scores are reused")
@@ -276,8 +281,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     async def evaluate_prompt_on_batch(
         self, prompt: Candidate, tasks: Sequence[Any], mode: RolloutMode = "val", *, keep_until: int | None = None
     ) -> Scores:
-        """Return the scores of a candidate on tasks; what is unfinished after
-        `rollout_batch_timeout` counts as failed.
+        """Return the scores of a candidate on tasks. Rollouts that are unfinished after
+        `rollout_batch_timeout` count as failed.
         """
         found: list[Score] = []
         async for score in self.evaluator.scores(
@@ -299,19 +304,21 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     ) -> str | None:
         """Return a critique of a candidate's prompt by the gradient model; None if it wrote none.
 
-        rollouts: what the agent did with it. name: of the prompt; None: the first to improve.
-        place: under which the answer is kept for a resumed run; None: it is not kept.
+        rollouts: rollouts of the agent with this candidate.
+        name: the name of the prompt; None: the first one to improve.
+        place: the position in the search under which the answer is kept for a resumed run; None: it
+            is not kept.
         """
         return await self._writer.criticise(self._reflector, prompt, name or self._names[0], rollouts, place)
 
     async def textual_gradient_and_apply_edit(
         self, prompt: Candidate, rollouts: Sequence[Score], *, name: str | None = None, place: Branch | None = None
     ) -> Candidate | None:
-        """Return a new candidate: the prompt, rewritten by the edit model after a critique; None if
-        there is none to use.
+        """Return a new candidate with the prompt rewritten by the edit model after a critique; None
+        if no text can be used.
 
-        A text that lost or invented a placeholder, is too long or known is refused. The arguments
-        are those of `compute_textual_gradient`.
+        A text is refused if it has lost or invented a placeholder, is too long, or was tried
+        before. The arguments are those of `compute_textual_gradient`.
         """
         name = name or self._names[0]
         critique = await self.compute_textual_gradient(prompt, rollouts, name=name, place=place)
@@ -325,10 +332,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     # ---- one round -------------------------------------------------------------------------------
 
     def _affordable_runs(self, iteration: int) -> int:
-        """Return how many candidates the rollouts that are left allow, at the round's highest cost.
+        """Return how many candidates the budget allows in this round, at its highest cost.
 
-        Tokens and cost allow about as many rollouts as they have paid for so far. A resumed round
-        has as many as it began with.
+        From the tokens and the cost that are left, the number of rollouts is estimated by the mean
+        so far. The decision is written to the journal, so that a resumed round has as many
+        candidates as before.
         """
         wanted, left = self.beam_width * self.branch_factor, self.collector.budget.rollouts_expected
         if left is None:
@@ -340,11 +348,15 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return int(decided)
 
     def _turns(self, start: int, count: int) -> list[int]:
-        """Return the training tasks of these turns; each pass through all tasks is shuffled."""
+        """Return the training tasks at `count` positions from `start` on, in an endless sequence of
+        shuffled passes through all tasks.
+        """
         return [epoch_place(len(self._train), turn, self.seed) for turn in range(start, start + count)]
 
     async def _rewrite(self, iteration: int, n_branches: int) -> int:
-        """Add new prompts of the candidates in the beam, and return their number."""
+        """Let the reflection models rewrite the candidates in the beam, and add the new candidates.
+        Return their number.
+        """
         search = self._search
         if not search.train[0]:
             await self._try_to_measure(0, "train", self._turns(0, self._costs.first), iteration)
@@ -363,12 +375,16 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         batch = self._turns(self._costs.first + iteration * size, size)
         drawn = await self._draw(iteration, n_runs)
         await gather_all([self._try_to_measure(place, "train", batch, iteration) for place in drawn])
+        # The user's prompt, if the budget allowed none of the drawn candidates to run.
         search.beam = search.ranked([place for place in drawn if search.train[place]])[: self.beam_width] or [0]
         return drawn
 
     async def _draw(self, iteration: int, count: int) -> list[int]:
-        """Return the candidates that run next, by Thompson sampling: for each, draw the effects of
-        all edits, take the candidate that is best then, and give it the edits that are best.
+        """Return the numbers of the candidates that run next, at most `count`, by Thompson
+        sampling.
+
+        For each, draw the effects of all edits, take the candidate that is the best with these
+        effects, and join it with the edits that are worth their length.
         """
         search, model, drawn = self._search, self._search.effects(), list[int]()
         chance, prices = random.Random(f"{self.seed}/{iteration}"), edit_prices(search, model.deviation)
@@ -383,7 +399,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return drawn
 
     async def _add_joined(self, joined: Joined, branch: Branch) -> int:
-        """Return the number of the candidate with these prompts. Add it if there is none."""
+        """Return the number of the candidate with the joined prompts; add it if there is none."""
         search, parent = self._search, joined.parent
         version = await self.publish(search.candidates[parent])
         candidate = joined.candidate(search, branch, (version.resources_id, version.version))
@@ -416,9 +432,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             return None
 
     async def _try_to_measure(self, place: int, mode: RolloutMode, tasks: Sequence[int], iteration: int) -> bool:
-        """Have a candidate's rewards on these tasks; return whether the budget was enough.
+        """Measure a candidate on tasks for which it has no reward yet. Return whether the budget
+        was enough.
 
-        Rewards that are there already cost nothing.
+        place: the candidate's number.
         """
         data, rewards = (self._train, self._search.train) if mode == "train" else (self._val, self._search.val)
         missing = [task for task in dict.fromkeys(tasks) if task not in rewards[place]]
@@ -437,7 +454,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return True
 
     async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
-        """Compare the candidate that looks best with the best one so far, on validation tasks."""
+        """Compare the candidate that looks best with the best one so far on validation tasks, and
+        accept it if it is still ahead. Record the round's candidates.
+
+        drawn: the candidates that ran in this round.
+        """
         search, before = self._search, self._search.best
         leader = search.ranked(search.measured)[0]
         if leader != before:
@@ -458,10 +479,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         await self.accept(self._search.candidates[place])
 
     async def _record(self, round_: int, places: Sequence[int]) -> None:
-        """Add the round's candidates to the run's prompt records, each with its mean reward and
-        number of tasks so far.
+        """Write the records of a round's candidates to the store, each with its expected reward and
+        its number of tasks so far.
 
-        places: indices into the search's candidates.
+        places: the numbers of the candidates.
         """
         search, values = self._search, self._search.values()
         records = [
@@ -479,19 +500,24 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         await self.record(round_, records)
 
     def _mean(self, place: int, tasks: Sequence[int]) -> float:
+        """Return a candidate's mean reward on validation tasks on which it was measured."""
         rewards = self._search.val[place]
         return statistics.fmean(rewards[task] for task in tasks)
 
     def _end(self, iteration: int, why: str, metrics: Metrics | None = None) -> Metrics:
-        """End the run after this round, with the best prompts so far."""
+        """End the run after this round, with the best prompts so far. Return the round's metrics.
+
+        why: the reason, for the log.
+        """
         logger.warning("the run ends after round %d with its best prompt: %s", iteration + 1, why)
         self._loop.stop()
         return metrics or self._metrics()
 
     def _report(self, iteration: int, n_new: int) -> None:
-        """Warn of a round that could not work.
+        """Log warnings about a round that went wrong. Raise ReflectionFailed if every reflection
+        call failed.
 
-        Raise ReflectionFailed if the reflection models are away.
+        n_new: the number of new prompts.
         """
         counts = self._reflector.counts
         warnings = reflection_warnings(iteration + 1, counts, n_new)

@@ -1,6 +1,7 @@
-"""`Effects`: what each edit adds to the reward, as far as all rewards tell together.
+"""`EffectModel`: estimate what each edit of a prompt adds to the reward, from all rewards of a
+search together.
 
-A linear Gaussian model, fitted by empirical Bayes (expectation maximisation):
+It is a linear Gaussian model, fitted by empirical Bayes (expectation maximisation):
 
     reward of a prompt on a task = base + effects of its edits + effect of the task + noise
 
@@ -9,7 +10,7 @@ are normally distributed around a common mean, so an edit without rewards is bel
 others. The effects of tasks make comparisons paired: hard tasks do not count against the prompt
 that ran them.
 
-Pure functions of numbers: they know no prompts, no models and no optimiser.
+Pure functions of numbers, which know no prompts, no language models and no optimiser.
 """
 
 from __future__ import annotations
@@ -24,35 +25,42 @@ from typing import TypeVar
 Task = TypeVar("Task", bound=Hashable)
 
 _ROUNDS = 20
-"""Rounds of expectation maximisation."""
+"""The number of rounds of expectation maximisation."""
 _DRAW_SWEEPS = 10
-"""Sweeps over all edits for a draw, which starts at the mean."""
+"""The number of sweeps over all edits for a draw, which starts at the posterior mean."""
 _PRIOR_COUNT = 2.0
-"""Imagined observations behind the first guess of each variance and of the mean effect."""
+"""The number of observations for which the first guess of a variance, or of the mean effect, counts
+when it is averaged with the data."""
 _OPTIMISM = 0.5
-"""The first guess of the mean effect, in standard deviations of effects: new edits are tried."""
+"""The first guess of the mean effect, in standard deviations of the effects. It is positive, so
+that new edits are tried."""
 _PRIOR_SHARE = 0.25
-"""The first guess of the variance of edits' and of tasks' effects: a share of the rewards' one."""
+"""The first guess of the variance of the edits' effects, and of the tasks', as a fraction of the
+variance of all rewards."""
 _LEAST_VARIANCE = 1e-6
+"""Takes the place of smaller variances, by which the model would divide: of equal rewards, and of
+prompts without edits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The reward without any edit, and what each edit adds to it."""
+    """The mean reward of a prompt without edits, and what each edit adds to it."""
 
     base: float
     edits: Sequence[float]
+    """What each edit adds, by its number."""
 
     def value(self, edits: Sequence[int]) -> float:
-        """Return the mean reward of a prompt with these edits."""
+        """Return the mean reward of a prompt with the edits of these numbers."""
         return self.base + sum([self.edits[edit] for edit in edits])
 
 
 class EffectModel:
-    """The posterior distribution of all effects.
+    """The posterior distribution of the effects of all edits, given the rewards.
 
-    edits: of each prompt, the edits that it has, by number. rewards: of each prompt, by task; at
-    least one prompt has one. n_edits: the number of all edits.
+    edits: the numbers of the edits of each prompt.
+    rewards: the rewards of each prompt, by task. At least one prompt has a reward.
+    n_edits: the number of all edits.
     """
 
     def __init__(self, edits: Sequence[Sequence[int]], rewards: Sequence[Mapping[Task, float]], n_edits: int) -> None:
@@ -102,11 +110,11 @@ class EffectModel:
             steps = [(effects.edits[edit] - self._mean) ** 2 + variance for edit, variance in variances.items()]
             self._spread = _shrunk(guess, steps)
         self.expected = effects
-        """The posterior mean."""
+        """The posterior mean of the effects."""
 
     def draw(self, chance: random.Random) -> Effects:
-        """Return one draw from the posterior: the mean that disturbed rewards and a disturbed prior
-        would have.
+        """Return one draw from the posterior distribution: the posterior mean after normal noise
+        was added to the rewards and to the prior mean of each edit.
         """
         noise, spread = math.sqrt(self._noise), math.sqrt(self._spread)
         sums = [
@@ -117,9 +125,12 @@ class EffectModel:
         return self._solve(self.expected, sums, prior, sweeps=_DRAW_SWEEPS)
 
     def _solve(self, start: Effects, sums: Sequence[float], prior: Sequence[float], *, sweeps: int) -> Effects:
-        """Return the effects after each was set to its best value, given the others, so many times.
+        """Return the effects after `sweeps` passes, each of which sets every effect to its best
+        value, given the others.
 
-        sums: of each measured prompt, the sum of its rewards without the effects of their tasks.
+        start: the effects before the first pass.
+        sums: for each prompt with rewards, the sum of its rewards less the effects of their tasks.
+        prior: the prior mean of each edit's effect.
         """
         counts, noise, spread = self._counts, self._noise, self._spread
         effects, base, total = list(start.edits), start.base, sum(self._counts)
@@ -140,10 +151,10 @@ class EffectModel:
         return Effects(base, effects)
 
     def _values(self, effects: Effects) -> list[float]:
-        """Return the mean reward of each measured prompt."""
+        """Return the mean reward of each prompt that has rewards, according to these effects."""
         return [effects.value(edits) for edits in self._edits]
 
 
 def _shrunk(guess: float, values: Sequence[float]) -> float:
-    """Return the mean of the values, with the guess as some more of them."""
+    """Return the mean of the values and of `_PRIOR_COUNT` more that equal the guess."""
     return (_PRIOR_COUNT * guess + sum(values)) / (_PRIOR_COUNT + len(values))

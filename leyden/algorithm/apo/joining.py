@@ -1,9 +1,9 @@
-"""`join_edits`: give a prompt the edits of other prompts that are worth their length, and take away
-those that are not.
+"""`join_edits`: add to a prompt the edits of other prompts that are worth their length, and remove
+its own edits that are not.
 
 A long prompt costs tokens with each call, and a few rewards cannot tell a useless sentence from a
-useful one. So each edit has a price for the text that it adds. Pure functions: they know candidates
-and texts, no models and no store.
+useful one. So each edit has a price for the text that it adds. Pure functions of candidates and
+texts, which know no models and no store.
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ from leyden.types import PromptTemplate
 _PRICE = 0.04
 """The price of an edit of mean length, in standard deviations of all rewards."""
 _MOST_ADDED = 2
-"""The most edits that are added to a prompt at once, so that useless ones come in slowly."""
+"""The largest number of edits that a prompt gets at once, so that few useless ones come in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Prompts with joined edits."""
+    """Prompts that have the edits of several candidates."""
 
     parent: int
-    """A candidate that ran, from which some edits were taken away, or to which some were added."""
+    """The number of the candidate to which edits were added, or from which some were removed. It
+    has rewards, or is the parent of one that has none."""
     edits: tuple[int, ...]
+    """The numbers of the edits that the prompts have."""
     prompts: Mapping[str, PromptTemplate]
+    """The prompts, by the names of their resources."""
 
     def candidate(self, search: Search, branch: Branch, version: tuple[str, int]) -> Candidate:
-        """Return the prompts as a candidate. Its reason is that of the edits.
+        """Return the prompts as a candidate. Its reason joins those of the edits that were added or
+        removed.
 
-        version: the parent's resources id and version.
+        branch: the position of the candidate in the search.
+        version: the id and version of the parent's resources.
         """
         before = search.edits[self.parent]
         added = [edit for edit in self.edits if edit not in before]
@@ -56,9 +61,8 @@ class Joined:
 
 
 def edit_prices(search: Search, deviation: float) -> dict[int, float]:
-    """Return the price of each edit: by how much it must raise the reward to be worth its length.
-
-    It is negative for an edit that makes a prompt shorter.
+    """Return the price of each edit, by its number: by how much it must raise the reward to be
+    worth its length. The price of an edit that makes a prompt shorter is negative.
 
     deviation: the standard deviation of all rewards.
     """
@@ -73,16 +77,19 @@ def edit_prices(search: Search, deviation: float) -> dict[int, float]:
 def join_edits(
     search: Search, place: int, effects: Effects, prices: Mapping[int, float], *, max_characters: int
 ) -> Joined:
-    """Return a candidate's prompts without the edits whose effect is below their price, and with
-    the best other edits whose effect is above it.
+    """Return the prompts of the candidate `place` without the edits whose effect is below their
+    price, and with at most two other edits, those whose effect is the most above it.
 
-    An edit that does not fit, or that makes a prompt which cannot be used, is left as it is.
+    An edit is neither added nor removed if that does not fit the text, or makes a prompt that
+    cannot be used.
+
+    max_characters: the largest number of characters of a prompt.
     """
     gains = {edit: effects.edits[edit] - price for edit, price in prices.items()}
     edits, prompts = list(search.edits[place]), dict(search.candidates[place].prompts)
 
     def put(edit: int, *, undo: bool) -> bool:
-        """Make an edit in the prompts, or undo it; return whether that is possible."""
+        """Add an edit to the prompts, or remove it if `undo`; return whether that is possible."""
         name, before, after = search.change(edit)
         prompt = prompts[name]
         text = transfer_edit(*((after, before) if undo else (before, after)), prompt.template)

@@ -1,4 +1,4 @@
-"""`Costs`: what a round may cost, and how many candidates a budget lets run."""
+"""`Costs`: how many rollouts a round may take, and how many candidates a budget allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leyden.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The numbers of rollouts that the parts of a run take."""
+    """How many rollouts the parts of a run take."""
 
     gradient: int
     """Training tasks that a candidate runs in a round."""
@@ -31,13 +31,16 @@ class Costs:
 
     @property
     def reserve(self) -> int:
-        """Return the number of rollouts that are reserved for the best candidate on the whole
-        validation set, and for the test set.
+        """The rollouts that are reserved for the end: to measure the best candidate on the whole
+        validation set, and two candidates on the test set.
         """
         return self.val - self.sample + 2 * self.test
 
     def check(self, limit: int | None) -> None:
-        """Raise ConfigError if a budget has no room for the first prompts and a single new one."""
+        """Raise ConfigError if a budget has no room for the first prompts and a single new one.
+
+        limit: the budget's rollouts; None: no limit.
+        """
         least = self.val + self.first + self.gradient + self.val
         if limit is not None and limit < least:
             raise ConfigError(
@@ -46,7 +49,11 @@ class Costs:
             )
 
     def affordable(self, wanted: int, left: int, search: Search) -> int:
-        """Return how many candidates a round can run for `left` rollouts, at its highest cost."""
+        """Return how many candidates a round can run, at most `wanted`, if it takes as many
+        rollouts as it can.
+
+        left: the rollouts that the budget has left.
+        """
         first = 0 if search.train[0] else self.first
         has_best = search.best is not None and len(search.val[search.best]) >= self.sample
         compared = self.sample if has_best else 2 * self.sample

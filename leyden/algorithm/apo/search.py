@@ -1,5 +1,5 @@
-"""`Search`: all candidates of a run, their edits and rewards, and the beam, as a checkpoint keeps
-them.
+"""`Search`: the state of an APO search, which checkpoints store: all candidates of a run, their
+edits and rewards, and the beam.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Search:
     candidates: list[Candidate]
     parents: list[int | None] = field(default_factory=lambda: [None])
     edits: list[tuple[int, ...]] = field(default_factory=lambda: [tuple[int, ...]()])
-    """The edits that each candidate has."""
+    """The numbers of the edits that each candidate has."""
     train: list[dict[int, float]] = field(default_factory=lambda: [dict[int, float]()])
     """Rewards of each candidate by training task."""
     val: list[dict[int, float]] = field(default_factory=lambda: [dict[int, float]()])
@@ -31,35 +31,41 @@ class Search:
     beam: list[int] = field(default_factory=lambda: [0])
     """The candidates that the next round rewrites."""
     best: int | None = None
-    """The best candidate so far; None before the first was measured on validation tasks."""
+    """The number of the best candidate so far; None before one was measured on validation tasks."""
     _fitted: tuple[int, int, EffectModel] | None = field(default=None, compare=False, repr=False)
-    """The effects for this number of candidates and of rewards, neither of which ever falls."""
+    """The last fitted model, after the numbers of candidates and of rewards to which it was fitted.
+    Neither number ever falls, so equal numbers mean equal data."""
 
     @property
     def known(self) -> set[str]:
-        """Return the key of every candidate."""
+        """The keys of all candidates."""
         return {candidate.key for candidate in self.candidates}
 
     @property
     def measured(self) -> list[int]:
-        """Return the candidates that have a reward."""
+        """The numbers of the candidates that have a reward."""
         return [place for place in range(len(self.candidates)) if self.train[place] or self.val[place]]
 
     @property
     def written(self) -> list[int]:
-        """Return the edits that a model wrote."""
+        """The numbers of the edits: of the candidates that a model wrote, other than joined
+        ones.
+        """
         return [place for place, edits in enumerate(self.edits) if place in edits]
 
     def change(self, edit: int) -> tuple[str, str, str]:
-        """Return the name of the prompt that an edit changes, and its text before and after."""
+        """Return the name of the prompt that an edit changes, and the prompt's text before and
+        after the edit.
+        """
         after, before = self.candidates[edit], self.candidates[self.parents[edit] or 0]
         name = after.edited or ""
         return name, before.prompts[name].template, after.prompts[name].template
 
     def add(self, candidate: Candidate, parent: int, edits: Sequence[int] | None = None) -> bool:
-        """Add a new candidate; return whether no equal one was there.
+        """Add a candidate, unless one with the same prompts exists; return whether it was added.
 
-        edits: the edits that it has. None: a new one, and those of its parent.
+        parent: the number of its parent.
+        edits: the numbers of the edits that it has; None: those of its parent, and a new one.
         """
         is_new = candidate.key not in self.known
         if is_new:
@@ -72,13 +78,13 @@ class Search:
         return is_new
 
     def rewards(self, place: int) -> dict[tuple[str, int], float]:
-        """Return all rewards of a candidate, by kind and task."""
+        """Return all rewards of a candidate, by kind ("train" or "val") and task."""
         kinds = (("train", self.train), ("val", self.val))
         return {(kind, task): reward for kind, by_place in kinds for task, reward in by_place[place].items()}
 
     def effects(self) -> EffectModel:
-        """Return what the rewards say about the effect of each edit. It is fitted once for the same
-        rewards.
+        """Return the model of what each edit adds to the reward, fitted to all rewards so far. It
+        is only fitted again after there are new candidates or rewards.
         """
         size, n_rewards = len(self.candidates), sum(map(len, (*self.train, *self.val)))
         if self._fitted is None or self._fitted[:2] != (size, n_rewards):
@@ -86,21 +92,21 @@ class Search:
         return self._fitted[2]
 
     def values(self) -> list[float]:
-        """Return the mean reward that is expected of each candidate."""
+        """Return the expected mean reward of each candidate, given all rewards so far."""
         expected = self.effects().expected
         return [expected.value(edits) for edits in self.edits]
 
     def ranked(self, places: Sequence[int]) -> list[int]:
-        """Return candidates, the one with the highest expected value first."""
+        """Return the numbers of candidates, sorted by their expected reward, the highest first."""
         values = self.values()
         return sorted(places, key=lambda place: -values[place])
 
     def worst_tasks(self, place: int, count: int, seed: str, *, highest: float | None = None) -> list[int]:
-        """Return the training tasks on which a candidate has the lowest rewards.
+        """Return the `count` training tasks on which a candidate has the lowest rewards; tasks with
+        equal rewards in random order.
 
-        Equal ones come in random order. If it has the highest reward on each task, return none,
-        because a critic would have to guess.
-
+        If it has the highest reward on every task, return none, because a critic would have to
+        guess.
         highest: the highest possible reward; None: the highest one so far, if rewards differ.
         """
         rewards, known = self.train[place], {reward for each in (*self.train, *self.val) for reward in each.values()}
@@ -112,8 +118,8 @@ class Search:
         return sorted(shuffled, key=lambda task: rewards[task])[:count]
 
     def successes(self) -> dict[str, tuple[int, int]]:
-        """Return how many edits ran, and how many of them are believed to help, by the name of the
-        prompt that they change.
+        """Return for each prompt, by its name, how many of its edits ran, and how many of those are
+        expected to raise the reward.
         """
         counts: dict[str, tuple[int, int]] = {}
         if self.measured:

@@ -140,7 +140,7 @@ class _GepaAdapter:
         self._evolution, self._bridge, self._new_batch = evolution, bridge, evaluation_batch
         self._has_objectives = has_objectives
         self._objectives: dict[str, None] = {}
-        """The names of all objectives so far, in the order in which they were seen."""
+        """The names of all objectives so far, in the order in which they first occurred."""
 
     def evaluate(self, batch: list[Item], candidate: Texts, capture_traces: bool = False) -> Any:
         return self.batch_evaluate([(candidate, batch)])[0]

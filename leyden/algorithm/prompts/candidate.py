@@ -1,6 +1,6 @@
-"""A candidate's prompts, and where they came from.
+"""`Candidate`: the prompts of one candidate of a search, and their origin.
 
-Pure values and functions: they know no store and no model.
+Values and pure functions, which know no store and no model.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """All prompts of one candidate, and its origin."""
+    """All prompts of one candidate, and their origin."""
 
     prompts: Mapping[str, PromptTemplate]
-    """Prompts by the name of their resource."""
+    """The prompts, by the names of their resources."""
     round: int = 0
-    """The round in which it was written, from 1; 0: the prompts that the user gave."""
+    """The round in which the candidate was written, from 1; 0 for the user's prompts."""
     branch: int = 0
     """The branch of the round that made the candidate."""
     parent: tuple[str, int] | None = None
-    """The resources id and version that it was made from."""
+    """The id and version of the resources from which the candidate was made."""
     edited: str | None = None
-    """The name of the prompt that differs from the parent's; several are joined by commas."""
+    """The name of the prompt that differs from the parent's; several names are joined by commas."""
     reason: str = ""
-    """The critique that the edit follows; of several edits, one a line."""
+    """The critique that the edit follows; those of several edits are joined by line breaks."""
     key: str = field(init=False)
     """A digest of the prompts. Equal prompts have equal keys."""
 
@@ -59,14 +59,17 @@ class Candidate:
     ) -> Candidate:
         """Return a candidate with another text of one prompt.
 
+        name, text: the name of the prompt, and its new text.
+        place: the position of the new candidate in the search; None: none.
         parent: the id and version of this candidate's resources.
+        reason: the critique that the edit follows.
         """
         prompt = self.prompts[name].model_copy(update={"template": text})
         round_, branch = (0, 0) if place is None else (place.round + 1, place.branch)
         return Candidate({**self.prompts, name: prompt}, round_, branch, parent, name, reason)
 
     def resources(self, others: NamedResources) -> NamedResources:
-        """Return the resources with this candidate's prompts in them."""
+        """Return the other resources together with this candidate's prompts."""
         return {**others, **self.prompts}
 
     def as_json(self) -> dict[str, Any]:
@@ -78,7 +81,7 @@ class Candidate:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Candidate:
-        """Return the candidate whose `as_json` is `stored`."""
+        """Return the candidate that `as_json` has described."""
         read: dict[str, Any] = {**stored}
         read["prompts"] = {name: PromptTemplate.model_validate(prompt) for name, prompt in stored["prompts"].items()}
         read["parent"] = None if stored["parent"] is None else tuple(stored["parent"])
@@ -86,10 +89,10 @@ class Candidate:
 
 
 def names_to_improve(resources: NamedResources, resource_name: str | None, *, algorithm: str) -> list[str]:
-    """Return the names of the prompts to improve: the given one, or all.
+    """Return the names of the prompts to improve: `resource_name`, or all prompts if it is None.
 
-    algorithm: the name of its class, for errors.
-    Raise ConfigError if there is none, or if one cannot be formatted.
+    algorithm: the name of the algorithm's class, for messages.
+    Raise ConfigError if there is no such prompt, or if one cannot be formatted.
     """
     prompts = {name: prompt for name, prompt in resources.items() if isinstance(prompt, PromptTemplate)}
     if not prompts:

@@ -1,8 +1,9 @@
-"""The prompts of a run in its store: the best version's label, and what each round decided.
+"""Read and write what the store keeps about the prompts of a run: the label of the best version,
+and the candidates of each round.
 
-Prompt optimisers write them; `leyden prompts` and `get_best_prompt(run)` read them, also
-from a run that has ended or crashed. A round's record is an attempt of the algorithm's own,
-as its model calls are.
+Prompt optimisers write them. `leyden prompts` and `get_best_prompt(run)` read them, also for a run
+that has ended or crashed. The record of a round is an attempt of the algorithm itself, like those
+of its model calls.
 """
 
 from __future__ import annotations
@@ -28,25 +29,28 @@ class CandidateRecord(BaseModel):
     """One candidate of a round, and what the round decided about it."""
 
     round: int
-    """Number of the round, from 1; 0 for the prompts that the user gave."""
+    """The number of the round, from 1; 0 for the user's prompts."""
     branch: int
     resources_id: str
     version: int
     parent: tuple[str, int] | None
+    """The id and version of the resources from which the candidate was made."""
     edited: str | None
-    """The name of the prompt that differs from the parent's; several are joined by commas."""
+    """The name of the prompt that differs from the parent's; several names are joined by commas."""
     reason: str
-    """The critique that the edit follows; of several edits, one a line."""
+    """The critique that the edit follows; those of several edits are joined by line breaks."""
     reward: float
-    """GEPA: the mean over validation tasks. APO: what it expects, after all rewards so far."""
+    """With GEPA, the mean reward over validation tasks. With APO, the expected reward, given all
+    rewards so far."""
     tasks: int
-    """The tasks that the candidate ran to be measured."""
+    """The number of tasks on which the candidate has run."""
     kept: bool
     """Whether the search still uses the candidate after the round."""
     accepted: bool
-    """Whether it became the best one in this round."""
+    """Whether the candidate became the best one in this round."""
     comparison: str = ""
-    """The comparison with the candidate that was the best before."""
+    """The comparison with the candidate that was the best before, as text; empty if there is
+    none."""
 
 
 def record_of(
@@ -61,9 +65,13 @@ def record_of(
 ) -> CandidateRecord:
     """Return the record of a measured candidate.
 
-    version: the resources that hold the candidate. reward, tasks: see `CandidateRecord`.
-    kept: whether the search still uses the candidate. accepted: whether it is the best one now.
-    comparison: an accepted candidate's comparison with the best one before it.
+    version: the resources that hold the candidate.
+    reward: the mean reward over validation tasks (GEPA), or the expected reward (APO).
+    tasks: the number of tasks on which the candidate has run.
+    kept: whether the search still uses the candidate after the round.
+    accepted: whether the candidate is the best one now.
+    comparison: the comparison with the candidate that was the best before; only recorded for an
+        accepted candidate.
     """
     return CandidateRecord(
         round=candidate.round,
@@ -95,9 +103,11 @@ async def record_round(
     algorithm: str,
     pin: str,
 ) -> None:
-    """Write what a round decided. Safe to repeat: the first record stays, whatever its status.
+    """Write the record of a round, and pin the records of all rounds so far. Safe to repeat: the
+    first record of a round stays, whatever its status.
 
-    algorithm: the name of its class. pin: the name under which the records of all rounds are kept.
+    algorithm: the name of the algorithm's class.
+    pin: the name under which the records are pinned.
     """
     records = [rollout_id_at(run_id, _PURPOSE, number) for number in range(round_ + 1)]
     await store.start_rollout(
@@ -115,11 +125,10 @@ async def record_round(
 
 
 async def read_history(store: LightningStore, run_id: str) -> list[CandidateRecord]:
-    """Return every candidate that a run has measured, in the order of rounds and branches.
+    """Return the records of all candidates that a run has measured, by round and branch. If several
+    rounds have measured a candidate, the last one's record is returned.
 
-    A candidate that several rounds have measured is as the last of them knows it.
-
-    A record is whole from its first write on, so it counts whatever its status.
+    A record is complete from its first write on, so it is read whatever its status.
     """
     rounds = await store.query_rollouts(group_id=algorithm_group(run_id))
     decided = [
