@@ -1,15 +1,17 @@
 """`APO`: improve an agent's prompts by textual gradients (ProTeGi, arXiv:2305.03495) and Thompson
 sampling.
 
-One step is one round: a model criticises the worst runs of each prompt in the beam, and a model
-rewrites the prompt. All rewards so far say what each edit is worth (`effects.py`), and the edits
-that look best are joined in one prompt (`joining.py`): each candidate that runs is the best one in
-a draw from what is believed. So a round can add several edits, few rollouts are spent on bad ones,
-and an edit that turns out to be useless is undone. The leading candidate takes the place of the
-best one if it is ahead after both ran the same validation tasks. All work of a stage runs at the
-same time. What depends on chance depends on the seed, the round and the branch alone, answers of
-the reflection model are kept, and scores are kept by content, so a killed run continues to the same
-end. The best prompts are measured on the whole validation set at the end.
+One step is one round. A model criticises the worst rollouts of each prompt in the beam, and a model
+rewrites the prompt. Then the effect of each edit on the reward is estimated from all rewards so far
+(`effects.py`). Each candidate that runs is the best one according to effects that are drawn from
+their posterior distribution, joined with the best edits of others (`joining.py`). So a round can
+add several edits to a prompt, spends few rollouts on bad ones, and removes an edit that turns out
+to be useless. The leading candidate replaces the best one if it is ahead after both ran the same
+validation tasks. At the end, the best prompts are measured on the whole validation set.
+
+All work of a stage runs at the same time. Random choices depend on the seed, the round and the
+branch alone, and answers of the reflection models and scores are stored, so a run that was killed
+continues to the same end.
 """
 
 from __future__ import annotations
@@ -368,8 +370,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return sum(search.add(child, parent) for child, parent in pairs if child is not None)
 
     async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
-        """Run the candidates that look best on new training tasks, make the best of them the next
-        beam, and return them all.
+        """Run the candidates that look best on new training tasks, and make the best of them the
+        next beam. Return the numbers of all that were chosen to run, at most `n_runs`.
         """
         search, size = self._search, self._costs.gradient
         batch = self._turns(self._costs.first + iteration * size, size)
