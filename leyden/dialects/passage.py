@@ -200,6 +200,7 @@ class PassageStream:
         return self._end(self._events.end())
 
     def _end(self, events: list[bytes]) -> bytes:
+        """Return the last events as bytes; nothing after an error."""
         return b"" if self._error_sent else b"".join(events)
 
     def _as_it_came(self, event: bytes, found: Any) -> bytes:

@@ -78,6 +78,7 @@ def chunk(
 
 
 def _head(request: CompletionRequest, response_id: str, kind: str) -> Json:
+    """Return the fields that every response and every chunk of a stream begin with."""
     return {"id": response_id, "object": kind, "created": int(time.time()), "model": request.model}
 
 

@@ -201,4 +201,7 @@ def _object(value: Any, where: str) -> Json:
 
 
 def _wrong(where: str, wanted: str, got: Any) -> Refusal:
+    """Return the refusal of a field that is not what it must be. where: the field's place in the
+    request.
+    """
     return bad_request(f"{where} must be {wanted}, got {shown(got)}", param=re.split(r"[.\[]", where)[0])

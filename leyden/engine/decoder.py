@@ -90,6 +90,7 @@ class Generation:
 
     @property
     def done(self) -> bool:
+        """Whether the response has ended or failed."""
         return self.finish_reason is not None or self.error is not None
 
 

@@ -227,6 +227,7 @@ class Endpoint:
         return choice
 
     def _reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> PartialReply | None:
+        """Return the reader of one response's text; None without a tokenizer."""
         return None if self._chat is None else self._chat.reply(request, prompt, index)
 
     def _prompt(self, request: CompletionRequest) -> Prompt:
@@ -324,6 +325,7 @@ class Endpoint:
         return (lambda ids: any(end(ids) for end in ends)) if ends else None
 
     def _piece(self, token_id: int) -> tuple[str, list[int]]:
+        """Return a token's text and bytes; a name made of its id without a tokenizer."""
         return self._text.piece(token_id) if self._text else (f"token_id:{token_id}", [])
 
 
@@ -441,8 +443,10 @@ def _check_key(scope: Scope, wanted: str | None) -> None:
 
 
 def _response_id(request: CompletionRequest) -> str:
+    """Return a new id for a response, in OpenAI's form."""
     return ("chatcmpl-" if request.kind == "chat.completion" else "cmpl-") + secrets.token_hex(12)
 
 
 def _sse(body: bytes) -> Message:
+    """Return the ASGI message that sends a body as a server-sent event."""
     return {"type": "http.response.body", "body": sse_event(body), "more_body": True}

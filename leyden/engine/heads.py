@@ -145,6 +145,7 @@ def _direct(logits_NV: Tensor, ids_N: Tensor, temperature: float, entropy_gradie
 
 
 def _chunks(n: int, size: int) -> Iterator[slice]:
+    """Return slices that divide `n` rows into chunks of `size`."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 

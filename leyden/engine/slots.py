@@ -101,4 +101,5 @@ _ITEM = array("i").itemsize
 
 
 def _key(tokens: Sequence[int]) -> bytes:
+    """Return token ids as bytes, so that a prefix of the ids is a prefix of the bytes."""
     return array("i", tokens).tobytes()

@@ -140,6 +140,7 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         )
 
     def _mark_of(self, worker_id: int) -> str:
+        """Return the mark by which a worker's processes are found."""
         return f"{self._mark}.{worker_id}"
 
 

@@ -111,6 +111,7 @@ class Balancer:
         return not health.failures or (not health.probing and health.left_until <= self._clock())
 
     def _of(self, server: UpstreamModel) -> _Health:
+        """Return what is known about a server's health."""
         return self._health.setdefault(_name(server), _Health())
 
     def _stay(self, key: AttemptKey, server: UpstreamModel) -> None:

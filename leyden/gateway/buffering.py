@@ -127,4 +127,7 @@ def _can_be_judged(answer: Json) -> bool:
 
 
 def _pause_seconds(losses: int) -> float:
+    """Return how long answers are requested whole after so many losses: twice as long after
+    each.
+    """
     return min(FIRST_PAUSE_SECONDS * 2.0 ** min(losses - 1, 20), LONGEST_PAUSE_SECONDS)

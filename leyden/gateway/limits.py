@@ -81,6 +81,7 @@ def _tokens(usage: Any) -> tuple[int, int]:
 
 
 def _count(value: Any) -> int:
+    """Return the number of tokens that a usage counts; 0 if it does not."""
     return value if isinstance(value, int) else 0
 
 

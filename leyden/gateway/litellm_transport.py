@@ -160,4 +160,5 @@ def _imported() -> tuple[Any, Any]:
 
 
 def _json(model: Any) -> bytes:
+    """Return a LiteLLM response as JSON."""
     return model.model_dump_json(exclude_none=True, exclude_unset=True).encode()

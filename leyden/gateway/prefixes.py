@@ -72,4 +72,5 @@ class Prefixes:
 
 
 def _size(ids: array[int]) -> int:
+    """Return the number of bytes that ids use."""
     return len(ids) * ids.itemsize

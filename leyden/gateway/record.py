@@ -291,4 +291,5 @@ def _message(choice: Json) -> Any:
 
 
 def _text(value: object) -> str:
+    """Return a value as JSON text, for a span's attribute."""
     return dump(value).decode()

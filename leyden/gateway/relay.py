@@ -538,6 +538,7 @@ class _EngineLost(Exception):
 
 
 def _failure(refusal: Refusal) -> UpstreamFailure:
+    """Return a refusal as the failure that the metrics of a server count."""
     return UpstreamFailure(refusal.code.removeprefix("upstream_"), refusal.message)
 
 
@@ -593,6 +594,7 @@ def _parse_request(raw: bytes) -> dict[str, Any]:
 
 
 def _wrong_type(error: WrongType) -> Refusal:
+    """Return the refusal of a request with a field of a wrong type."""
     return Refusal(400, "invalid_type", str(error), param=error.field)
 
 
@@ -617,4 +619,5 @@ def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _excerpt(raw: bytes) -> str:
+    """Return the beginning of a body, for an error message."""
     return raw[:_ERROR_TEXT_LIMIT].decode("utf-8", "replace")

@@ -161,6 +161,7 @@ def _can_answer(span: Span) -> bool:
 
 
 def _call_index(span: Span) -> int:
+    """Return the place of a recorded call among the calls of its attempt."""
     return cast(int, span.attributes[semconv.CALL_INDEX])
 
 
@@ -211,6 +212,7 @@ def _first_difference(where: str, mine: Any, theirs: Any) -> str | None:
 
 
 def _canonical(value: Any) -> str:
+    """Return a value as JSON text that is the same for equal values."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -303,4 +305,5 @@ def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
 
 
 def _padded(reasons: Sequence[str], length: int) -> list[str | None]:
+    """Return the finish reasons as `length` items, with None for those that were not recorded."""
     return [*reasons, *[None] * length][:length]

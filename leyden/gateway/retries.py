@@ -125,4 +125,5 @@ class Retries:
 
 
 def _digest(path: str, raw: bytes) -> _Digest:
+    """Return a digest of a request's path and body, which is the same for a retry."""
     return blake2b(path.encode() + b"\0" + raw, digest_size=16).digest()

@@ -119,6 +119,7 @@ async def _wait(
 
 
 def _why_ended(cancelled: asyncio.Future[None] | None) -> AgentCancelled | AgentTimeout:
+    """Return the error for an agent that was stopped: a cancellation, or else its timeout."""
     return AgentCancelled() if cancelled is not None and cancelled.done() else AgentTimeout()
 
 

@@ -315,6 +315,7 @@ class _RunningSet:
         self._changed = asyncio.Event()
 
     def start(self, attempt: Coroutine[Any, Any, Outcome], in_flight: InFlight) -> None:
+        """Start an attempt, and count it when it has ended."""
         task = self.watchdog.start(attempt, in_flight)
         self.started += 1
         self.tasks.add(task)

@@ -132,9 +132,11 @@ class ReleasedVersions:
                 await asyncio.sleep(pause_seconds)
 
     def _words(self, error: Exception) -> str:
+        """Return an error's message, or one about the store if it has none."""
         return str(error) or f"{self._store.url} does not answer; does it run?"
 
     async def _labels(self) -> dict[str, VersionKey]:
+        """Return the store's labels with their versions."""
         return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
 
     async def _shares(self, versions: set[VersionKey]) -> dict[VersionKey, CanaryShare]:
@@ -184,6 +186,7 @@ class _ReleasedFile:
 
 
 def _version(key: Any) -> VersionKey:
+    """Return a version that was read from JSON."""
     return str(key[0]), int(key[1])
 
 

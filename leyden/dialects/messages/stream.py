@@ -133,6 +133,7 @@ class EventsFromChat:
         return {"type": "content_block_start", "index": self._n_blocks - 1, "content_block": block}
 
     def _in_block(self, delta: Json) -> Json:
+        """Return the event that adds to the open block."""
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
     def _close(self) -> list[Json]:
@@ -186,6 +187,7 @@ class EventsToChat:
                 raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot express")
 
     def _chunk(self, delta: Json, **fields: Any) -> Json:
+        """Return a chat chunk. fields: of its choice."""
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
 
     def _start(self, message: Json) -> list[Json]:
@@ -236,6 +238,7 @@ class EventsToChat:
                 raise Untranslatable("delta.type", f"is {shown(kind)}, which chat cannot express")
 
     def _thinking(self, text: str) -> Json:
+        """Return the chunk for a piece of thinking, under all names that clients read it by."""
         return self._chunk(dict.fromkeys(REASONING, text))
 
     def _arguments(self, index: int, text: str) -> list[Json]:

@@ -79,6 +79,7 @@ def input_items(request: Json) -> list[Json]:
 
 
 def _instructions(text: Any) -> list[Json]:
+    """Return the chat message for a request's `instructions`, as a list; [] without any."""
     return [{"role": "system", "content": a_text(text, "instructions")}] if text else []
 
 

@@ -170,6 +170,7 @@ class EventsFromChat:
         return [{"type": kind, **self._place(), "content_index": 0, "delta": text, **fields}]
 
     def _place(self) -> Json:
+        """Return the fields by which an event names the open item."""
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _close(self) -> list[Json]:
@@ -254,6 +255,7 @@ class EventsToChat:
                 raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot express")
 
     def _chunk(self, delta: Json, **fields: Any) -> Json:
+        """Return a chat chunk. fields: of its choice."""
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
 
     def _begin(self, index: int, item: Json) -> list[Json]:

@@ -323,6 +323,7 @@ def _mask(hidden: Tensor, like: Tensor) -> Tensor:
 
 
 def _call(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Run a layer, and keep its activations for the gradient."""
     return layer(*arguments)
 
 

@@ -188,6 +188,7 @@ def _part_block(rows: Sequence[tuple[list[int], int]], device: torch.device) -> 
 
 
 def _tokens(sources: Sequence[list[int]], width: int, device: torch.device) -> Tensor:
+    """Return rows of token ids, padded on the right, as one tensor."""
     return torch.tensor([_padded(source, width, 0) for source in sources], device=device)
 
 

@@ -527,6 +527,7 @@ class VLLMBackend(PolicyBackend):
         )
 
     async def _score(self, running: _StartedBackend, probes: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the server's log-probability of each token of the probes."""
         return await running.client.score(self.model_name, probes)
 
     async def _mark(self, running: _StartedBackend) -> None:

@@ -284,6 +284,7 @@ class Supervisor:
             self._cause = cause
 
     def _has_waited_too_long(self) -> bool:
+        """Return whether killed processes have not ended in time."""
         return self._kill_at is not None and time.monotonic() > self._kill_at + _UNKILLABLE_SECONDS
 
     # ---- the program's processes -----------------------------------------------------------------
@@ -358,6 +359,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _prctl(option: int, value: int) -> None:
+    """Call Linux's `prctl`."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

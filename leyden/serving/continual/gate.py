@@ -145,7 +145,7 @@ def _gain(
     if gain < least:
         return f"{said}, and at least {least:g} is required", said, {"gain": gain}
     if settings.sure and not difference.is_sure:
-        return f"{said}, which is not sure", said, {"gain": gain}
+        return f"{said}, which may be chance; measure more tasks (n_tasks), or give sure=False", said, {"gain": gain}
     return None, said, {"gain": gain}
 
 
@@ -160,6 +160,7 @@ def _rewards(outcomes: Sequence[TaskOutcome]) -> Rewards:
 
 
 def _failures(outcomes: Sequence[TaskOutcome]) -> float:
+    """Return the share of the runs that failed."""
     return sum(outcome.failed for outcome in outcomes) / max(1, len(outcomes))
 
 

@@ -164,6 +164,7 @@ def spent(folder: Path) -> float:
 
 
 def _read(result: Path) -> dict[str, Any] | None:
+    """Return a job's result; None if it has not been written."""
     return json.loads(result.read_text()) if result.exists() else None
 
 

@@ -541,6 +541,7 @@ class ContinualLearning:
         return prefix == self._name and number.isdigit()
 
     def _folder_of(self, cycle: Release) -> Path:
+        """Return the folder of a cycle's job."""
         return self._folder / cycle.release_id
 
     async def _production(self) -> Version | None:
@@ -628,6 +629,7 @@ def _name(version: Version | None) -> str:
 
 
 def _cycle_of(row: Release) -> str:
+    """Return the name of the cycle that a release belongs to."""
     return row.release_id.removesuffix(_RELEASE)
 
 

@@ -259,4 +259,5 @@ async def is_stopped(store: LightningStore) -> bool:
 
 
 async def _labels(store: LightningStore) -> dict[str, Version]:
+    """Return the store's labels with their versions."""
     return {label.label: (label.resources_id, label.version) for label in await store.get_labels()}

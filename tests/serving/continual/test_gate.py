@@ -51,7 +51,7 @@ HALF = [1.0, 0.0] * 5
         (outcomes(*[1.0] * 10), {}, True, "differs by 0.5"),
         (outcomes(*[1.0] * 10), {"sure": True}, True, "sure"),
         (outcomes(*HALF), {}, True, "differs by 0 "),
-        (outcomes(*[1.0, 1.0, *HALF[2:]]), {"sure": True}, False, "which is not sure"),
+        (outcomes(*[1.0, 1.0, *HALF[2:]]), {"sure": True}, False, "which may be chance"),
         (outcomes(*HALF), {"min_gain": 0.1}, False, "at least 0.1 is required"),
         (outcomes(*[0.0, *HALF[1:]]), {}, False, "differs by -0.1"),
         (outcomes(*[1.0] * 10, failed=1), {}, False, "10% of its tasks fail, instead of 0%"),
