@@ -95,7 +95,7 @@ def _call(item: Any, where: str) -> Json:
     function = _object(given.get("function"), f"{where}.function")
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise _wrong(f"{where}.function.name", "a string", name)
+        raise _wrong(f"{where}.function.name", "a string that is not empty", name)
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     call_id = given.get("id") or ""
     if not isinstance(call_id, str):
@@ -139,7 +139,7 @@ def _tool(item: Any, where: str) -> Json:
     function = _object(given.get("function"), f"{where}.function")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not name:
-        raise _wrong(f"{where}.function.name", "a string", name)
+        raise _wrong(f"{where}.function.name", "a string that is not empty", name)
     if not (description is None or isinstance(description, str)):
         raise _wrong(f"{where}.function.description", "a string", description)
     if function.get("parameters") is not None:

@@ -254,10 +254,14 @@ def calling(**changes: Any) -> list[Any]:
         (calling(type="custom"), [], r"messages\[1\].tool_calls\[0\].type must be 'function', got \"custom\""),
         (calling(function={"name": "f", "arguments": "{"}), [], r"tool_calls\[0\].function.arguments is not JSON"),
         (calling(function={"name": "f", "arguments": "[]"}), [], r"arguments must be the JSON text of an object"),
-        (calling(function={"arguments": "{}"}), [], r"function.name must be a string, got null"),
+        (calling(function={"arguments": "{}"}), [], r"function.name must be a string that is not empty, got null"),
         ([USER], [{"type": "web_search"}], r"tools\[0\].type must be 'function'"),
         ([USER], [{"type": "function"}], r"tools\[0\].function must be an object, got null"),
-        ([USER], [{"type": "function", "function": {"name": ""}}], r"tools\[0\].function.name must be a string"),
+        (
+            [USER],
+            [{"type": "function", "function": {"name": ""}}],
+            r"tools\[0\].function.name must be a string that is not empty",
+        ),
         ([USER], [TOOL, TOOL], "two functions with the name 'look'"),
     ],
 )
