@@ -15,13 +15,12 @@ from leyden.store.sql.queries import load_queries, statements_for
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 NOW = "SELECT extract(epoch FROM now())::double precision"
-OF_ROLLOUT = " WHERE s.rollout = $1"
 SPAN_BYTES = 1300
 WHERE_SHARD = "WHERE shard = pg_backend_pid() % 16"
-ENQUEUED = f"UPDATE totals SET enqueued = enqueued + $1 {WHERE_SHARD}"
+ENQUEUED = f"WITH totalled AS (UPDATE totals SET enqueued = enqueued + $1 {WHERE_SHARD}) SELECT count_commit($2, $3), pg_notify($4, $5)"
 SUCCEEDED = (
-    "UPDATE totals SET succeeded = succeeded + $1, attempts = attempts + $2, bytes = bytes + $3, spans = spans + $4 "
-    + WHERE_SHARD
+    "WITH totalled AS (UPDATE totals SET succeeded = succeeded + $1, attempts = attempts + $2, bytes = bytes + $3, "
+    f"spans = spans + $4 {WHERE_SHARD}) SELECT count_commit($5, $6), pg_notify($7, $8)"
 )
 
 
@@ -102,8 +101,8 @@ class PostgresFloorStore:
         self._wire = Wire(url)
         self._queries = load_queries("postgres")
         self._numbered = {name: numbered(text) for name, text in self._queries.items()}
-        self._running = {}
-        """Where the attempts are that have spans."""
+        self._claimed = {}
+        """The numbers of the rollouts that are being worked on, by id."""
         self._connection = None
         self._send("open_connection")
         self._connection = self._wire.results()[-1].get_value(0, 0).decode()
@@ -134,66 +133,64 @@ class PostgresFloorStore:
             seq, attempt_id = rows.get_value(i, 0).decode(), self._id("at")
             self._send("begin_attempt", seq=seq, attempts=1)
             self._send("insert_attempt", rollout=seq, sequence_id=1, attempt_id=attempt_id, start_time=now)
-            claimed.append({"rollout_id": rows.get_value(i, 1).decode(), "attempt_id": attempt_id})
+            rollout_id = rows.get_value(i, 1).decode()
+            self._claimed[rollout_id] = seq
+            claimed.append({"rollout_id": rollout_id, "attempt_id": attempt_id})
         self._commit()
         return claimed
 
     async def add_span(self, span):
-        rollout_id = span["rollout_id"]
-        seq = self._running.get(rollout_id)
-        if seq is None:
-            await self.add_many_spans([span])
-            self._running[rollout_id] = None if len(self._running) > 1000 else self._seq
+        rollout_id, number = span["rollout_id"], span["sequence_id"]
+        if number == 1:
+            self._begin_attempt("lock_rollout", [span])
             return
+        seq = self._claimed[rollout_id]
         self._wire.send(BEGIN)
-        self._wire.send(NOW)
-        self._send("lock_rollout", rollout_id=rollout_id)
-        self._send("lock_span_writers")
-        expected = {
-            "rollout": seq,
-            "attempts": 1,
-            "attempt": 1,
-            "last_span": span["sequence_id"] - 1,
-            "rewards": "",
-            "reward_span": 0,
-        }
-        unmeasured = {"prompt_tokens": 0, "response_tokens": 0, "may_have_indexes": "f"}
-        ids = {
-            "rollout_id": rollout_id,
-            "attempt_id": span["attempt_id"],
-            "rollout_status": "running",
-            "status": "running",
-        }
-        self._send("expect_span_target", **ids, **expected, **unmeasured)
-        self._insert(seq, [span])
-        self._beat(seq, [span], None)
+        locked, beat = (rollout_id, seq, "running", 1), (number, SPAN_BYTES, 1, None)
+        expected = (1, span["attempt_id"], "running", number - 1, None, "f", None, "", 0, 0, 0, None)
+        statement = self._positional(self._queries["insert_expected_span"])
+        self._wire.send(statement, *locked, *beat, *expected, *self._row(seq, span))
         self._commit()
 
     async def add_many_spans(self, spans):
         mine = {}
         for span in spans:
             mine.setdefault((span["rollout_id"], span["attempt_id"]), []).append(span)
+        if len(mine) == 1:
+            self._begin_attempt("lock_rollouts", spans)
+            return
         asked = [{"rollout_id": rollout_id, "attempt_id": attempt_id} for rollout_id, attempt_id in mine]
         results, now = self._read_each("get_span_target", asked, "lock_span_writers")
         for target, group in zip(results, mine.values(), strict=True):
-            seq = self._seq = target.get_value(0, 0).decode()
+            seq = target.get_value(0, 0).decode()
             self._insert(seq, group)
-            if target.get_value(0, 4) == b"running":
-                self._beat(seq, group, now)
-                continue
-            counted = {"last_span": group[-1]["sequence_id"], "bytes": SPAN_BYTES * len(group), "spans": len(group)}
-            self._send("run_attempt", rollout=seq, sequence_id=1, **counted, now=now, status="running")
-            self._send("set_rollout_status", seq=seq, status="running")
+            self._run_attempt(seq, group, now)
         self._commit()
+
+    def _begin_attempt(self, lock, spans):
+        """Add the first spans of a claimed attempt, as which the statements expect it."""
+        rollout_id = spans[0]["rollout_id"]
+        seq = self._claimed[rollout_id]
+        self._wire.send(BEGIN)
+        self._send(lock, rollout_id=rollout_id, rollout_ids=f"{{{rollout_id}}}")
+        self._send("lock_span_writers")
+        ids = {"rollout_id": rollout_id, "attempt_id": spans[0]["attempt_id"], "rollout": seq}
+        state = {"rollout_status": "preparing", "status": "preparing", "attempts": 1, "attempt": 1, "last_span": 0}
+        outcome = {"rewards": "", "reward_span": 0, "prompt_tokens": 0, "response_tokens": 0, "may_have_indexes": "f"}
+        self._send("expect_span_target", **ids, **state, **outcome)
+        self._insert(seq, spans)
+        self._run_attempt(seq, spans, None)
+        self._commit()
+
+    def _run_attempt(self, seq, spans, now):
+        counted = {"last_span": spans[-1]["sequence_id"], "bytes": SPAN_BYTES * len(spans), "spans": len(spans)}
+        self._send("run_attempt", rollout=seq, sequence_id=1, **counted, now=now, status="running")
+        self._send("set_rollout_status", seq=seq, status="running")
 
     def _insert(self, seq, spans):
         rows = [self._row(seq, span) for span in spans]
         for statement, values in statements_for(rows, self._queries["insert_new_span"]):
             self._wire.send(self._positional(statement), *values)
-
-    def _beat(self, seq, spans, now):
-        counted = (spans[-1]["sequence_id"], SPAN_BYTES * len(spans), len(spans))
-        self._wire.send(self._numbered["beat_heart"][0], *counted, now, seq, 1)
 
     async def update_attempt(self, rollout_id, attempt_id, status):
         await self.finish_many([{"rollout_id": rollout_id, "attempt_id": attempt_id}], status)
@@ -204,15 +201,17 @@ class PostgresFloorStore:
             seq = row.get_value(0, 0).decode()
             self._send("set_attempt", rollout=seq, sequence_id=1, status=status, end_time=now, metadata="")
             self._send("finish_rollout", seq=seq, status=status, end_time=now, bytes=10 * SPAN_BYTES, failed=0)
+        for one in claimed:
+            del self._claimed[one["rollout_id"]]
         n = len(claimed)
         self._commit((SUCCEEDED, n, n, 10 * SPAN_BYTES * n, 10 * n), news=[0, [one["rollout_id"] for one in claimed]])
 
     async def query_spans(self, rollout_id):
         self._wire.send(BEGIN_READ)
+        self._send("select_all_spans", rollout_id=rollout_id)
         self._send("get_span_counters", rollout_id=rollout_id)
-        seq = self._wire.results()[-1].get_value(0, 0)
-        self._wire.send(self._queries["select_spans"] + OF_ROLLOUT, seq.decode())
-        found = self._wire.commit()[-2]
+        found, _ = [result for result in self._wire.results() if result.nfields]
+        self._wire.commit()
         return [self._values(found, i) for i in range(found.ntuples)]
 
     async def query_many(self, rollout_ids):
@@ -250,13 +249,10 @@ class PostgresFloorStore:
         now, *found = [result for result in self._wire.results() if result.nfields]
         return found[-len(asked) :], now.get_value(0, 0).decode()
 
-    def _commit(self, total=None, news=None):
+    def _commit(self, total=("SELECT count_commit($1, $2)",), news=None):
         self._commits += 1
-        self._wire.send("SELECT count_commit($1, $2)", self._connection, self._commits)
-        if total is not None:
-            self._wire.send(*total)
-        if news is not None:
-            self._wire.send("SELECT pg_notify($1, $2)", "leyden_leyden", json.dumps(["floor", *news, False]))
+        told = () if news is None else ("leyden_leyden", json.dumps(["floor", *news, False]))
+        self._wire.send(*total, self._connection, self._commits, *told)
         self._wire.commit()
 
     def _send(self, query, **parameters):

@@ -24,15 +24,16 @@ another commits.
 A round trip to the server costs more than the statements in it, so an operation takes as few
 messages as its reads allow. Statements are queued, and sent when an outcome is read or with the
 COMMIT. Most operations take two messages: the first holds BEGIN, the locks and the look-ups, the
-second all writes. Spans that follow others of their attempt are one message (`Guesses`), and so is
-each part of an operation on many rollouts (`ahead`).
+second all writes. Spans of an attempt that this store claimed, or to which it added the last ones,
+are one message (`Guesses`), and so is each part of an operation on many rollouts (`ahead`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, cast
 
 from leyden.store.sql.postgres import Target, placeholders, psycopg, statements
@@ -64,6 +65,8 @@ _REFUSING = {"insert_span": "insert_new_span"}
 _SHARDS = 16
 """Rows of `totals`, as many as the migration makes."""
 _TARGET = tuple(column.name for column in fields(SpanTarget))
+_EXPECTED = "rollout_id", "attempt_id", *_TARGET
+_values_of = attrgetter(*_TARGET)
 _MOST_GUESSES = 256
 """The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a
 look-up."""
@@ -82,14 +85,16 @@ class Guesses:
     """The span targets that the last operations of one store left. Other stores may have written
     since.
 
-    An operation assumes that a guess holds and lets the database check it on the way
-    (`expect_span_target`), which saves the look-up that everything else would wait for. If the
-    guess is wrong, the operation runs again with the look-up, and no guess is made for that attempt
-    any more, because other stores add spans to it too.
+    An operation assumes that a guess holds and lets the database check it on the way, which saves
+    the look-up that everything else would wait for. A single span of a running attempt is one
+    statement, which checks the guess too (`insert_expected_span`). Otherwise the check is a
+    statement of its own (`expect_span_target`).
+    If the guess is wrong, the operation runs again with the look-up, and no guess is made for that
+    attempt any more, because other stores add spans to it too.
     """
 
     def __init__(self) -> None:
-        self._targets: dict[tuple[str, str], SpanTarget | None] = {}
+        self._targets: dict[tuple[str, str], tuple[Any, ...] | None] = {}
         self._gate = threading.Lock()
 
     def get(self, key: tuple[str, str]) -> SpanTarget | None:
@@ -97,7 +102,7 @@ class Guesses:
         or None.
         """
         guess = self._targets.get(key)
-        return None if guess is None else replace(guess)
+        return None if guess is None else SpanTarget(*guess)
 
     def retract(self, key: tuple[str, str]) -> None:
         """Drop the span target that is assumed for this attempt, and assume none for it again."""
@@ -109,8 +114,8 @@ class Guesses:
         """Keep the targets that an operation left as guesses for the next one."""
         with self._gate:
             for key, target in targets.items():
-                if self._targets.get(key, target) is not None:
-                    self._targets[key] = target
+                if self._targets.get(key, ()) is not None:
+                    self._targets[key] = _values_of(target)
             while len(self._targets) > _MOST_GUESSES:
                 del self._targets[next(iter(self._targets))]
 
@@ -162,8 +167,6 @@ class PostgresTransaction:
         self._reset()
         self._again = again
         self._cursor.execute(_BEGIN_WRITE if self._writes else _BEGIN_READ)
-        if self._writes:
-            self._clock = self._cursor.execute(_NOW)
 
     def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
         """Write the totals, notify the other stores, and commit.
@@ -176,14 +179,19 @@ class PostgresTransaction:
         All of this is one message to the server, together with the operation's last writes. A
         reader does not wait for the reply, because nothing depends on it.
         """
+        self._check_guess()
         if connection is not None:
-            self._cursor.execute(_COUNT_COMMIT, (connection, number))
-        if self._tallied:  # the last row that is locked, so that those who wait for it hold nothing that is waited for
-            changes = ", ".join(f"{total} = {total} + %s" for total in self._tallied)
-            totals = f"UPDATE totals SET {changes} WHERE shard = pg_backend_pid() %% {_SHARDS}"
-            self._cursor.execute(totals, list(self._tallied.values()))
-        for text in news:
-            self._cursor.execute(_NOTIFY, (self._channel, text))
+            totals = ""
+            if self._tallied:  # updated after the SELECT: who waits for this row holds nothing that others wait for
+                changes = ", ".join(f"{total} = {total} + %s" for total in self._tallied)
+                totals = f"WITH totalled AS (UPDATE totals SET {changes} WHERE shard = pg_backend_pid() %% {_SHARDS}) "
+            values = [*self._tallied.values(), connection, number]
+            if len(news) == 1:
+                self._cursor.execute(f"{totals}{_COUNT_COMMIT}, pg_notify(%s, %s)", [*values, self._channel, *news])
+            else:
+                self._cursor.execute(f"{totals}{_COUNT_COMMIT}", values)
+                for text in news:
+                    self._cursor.execute(_NOTIFY, (self._channel, text))
         self._cursor.commit()
         if self._writes:
             self._cursor.finish()
@@ -209,8 +217,8 @@ class PostgresTransaction:
             return known
         guess = self._guesses.retract(key) if self._again else self._guesses.get(key)
         if guess is not None:
-            columns = {name: getattr(guess, name) for name in _TARGET}
-            self._execute("expect_span_target", {"rollout_id": rollout_id, "attempt_id": attempt_id, **columns})
+            self._check_guess()  # of another attempt
+            self._unchecked = *key, *_values_of(guess)
             self.targets[key] = guess
         return guess
 
@@ -230,7 +238,8 @@ class PostgresTransaction:
                 self._send("lock_new_rollouts", {})
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
-        if len({parameters["rollout_id"] for parameters in asked}) == len(asked) > 1:
+        least = 2 if self._writes else 1  # a writer's single look-up may be a guess, and is the first message anyway
+        if len({parameters["rollout_id"] for parameters in asked}) == len(asked) >= least:
             for parameters in asked:
                 self._ahead[query, *parameters.values()] = self._execute(query, parameters)
 
@@ -238,35 +247,47 @@ class PostgresTransaction:
         self._execute(query, parameters)
 
     def change(self, query: str, /, **parameters: Any) -> int:
-        return self._execute(query, parameters).rowcount
+        return self._read(self._execute(query, parameters)).rowcount
 
     def insert(self, query: str, /, **parameters: Any) -> int:
-        return self._execute(query, parameters).fetchall()[0][0]
+        return self._read(self._execute(query, parameters)).fetchall()[0][0]
 
     def put(self, query: str, values: Sequence[Any], /) -> None:
+        if self._held is not None and query == "beat_heart":
+            assert self._unchecked is not None
+            rollout_id, attempt_id, seq, rollout_status, attempts, attempt, *expected = self._unchecked
+            locked = (rollout_id, seq, rollout_status, attempts)
+            both = [*locked, *values[:4], attempt, attempt_id, *expected, *self._held]
+            self._cursor.put(self._queries["insert_expected_span"], both)
+            self._locked.update((rollout_id, "lock_span_writers"))
+            self._unchecked = self._held = None
+            return
+        self._check_guess()
         self._cursor.put(self._queries[query], values)
 
     def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
+        self._check_guess()
         for statement, values in statements_for(rows, self._queries[query]):
             self._cursor.put(statement, values)
 
     def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
         if not self._again:  # a row that is there is refused, and the operation is run again
-            self.put_many(_REFUSING[query], rows)
+            if self._unchecked is not None and len(rows) == 1:
+                self._held = rows[0]
+            else:
+                self.put_many(_REFUSING[query], rows)
             return len(rows)
         put = [self._cursor.put(*statement) for statement in statements_for(rows, self._queries[query])]
         return sum(outcome.rowcount for outcome in put)
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
-        if self._ahead and (asked := self._ahead.pop((query, *parameters.values()), None)) is not None:
-            return asked.fetchone()
-        return self._execute(query, parameters).fetchone()
+        return self._asked(query, parameters).fetchone()
 
     def all(self, query: str, /, **parameters: Any) -> list[Row]:
-        return self._execute(query, parameters).fetchall()
+        return self._asked(query, parameters).fetchall()
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
-        rows = self._send_text(self._queries[query] + placeholders(suffix), parameters).fetchall()
+        rows = self._read(self._send_text(self._queries[query] + placeholders(suffix), parameters)).fetchall()
         if not rows and query in _HIDING:
             self.hiding = self.one(_HIDING[query]) is not None
         return rows
@@ -274,6 +295,10 @@ class PostgresTransaction:
     def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:
         statement = counting(self._queries[query], placeholders(where), most)
         return self._send_text(statement, parameters).fetchall()[0][0]
+
+    def _asked(self, query: str, parameters: dict[str, Any]) -> QueuedResult:
+        asked = self._ahead.pop((query, *parameters.values()), None) if self._ahead else None
+        return self._read(asked or self._execute(query, parameters))
 
     def _execute(self, query: str, parameters: dict[str, Any]) -> QueuedResult:
         for lock in self._locks.get(query, ()):
@@ -288,6 +313,7 @@ class PostgresTransaction:
         return self._send_text(self._queries[query], parameters)
 
     def _send_text(self, statement: str, parameters: dict[str, Any]) -> QueuedResult:
+        self._check_guess()
         try:
             return self._cursor.execute(statement, parameters)
         except psycopg().DataError:
@@ -296,6 +322,24 @@ class PostgresTransaction:
                 raise
             return self._cursor.execute(statement, askable)
 
+    def _check_guess(self) -> None:
+        """Queue the check of the last guess, and the span that is held back with it, unless they
+        are on their way.
+        """
+        guess, self._unchecked, span, self._held = self._unchecked, None, self._held, None
+        if guess is not None:
+            self._execute("expect_span_target", dict(zip(_EXPECTED, guess, strict=True)))
+        if span is not None:
+            self._cursor.put(self._queries["insert_new_span"], span)
+
+    def _read(self, outcome: QueuedResult) -> QueuedResult:
+        """Return an outcome that is about to be read. The clock is read in the same message,
+        because an operation that looks something up mostly needs it.
+        """
+        if self._writes and self._clock is None:
+            self._clock = self._cursor.execute(_NOW)
+        return outcome
+
     def _reset(self) -> None:
         """Reset the state of the last operation: its clock, prefetched rows, news, counts and
         locks.
@@ -303,6 +347,8 @@ class PostgresTransaction:
         self._now: float | None = None
         self._clock: QueuedResult | None = None
         self._again = False
+        self._unchecked: tuple[Any, ...] | None = None
+        self._held: Sequence[Any] | None = None
         self._ahead: dict[tuple[Any, ...], QueuedResult] = {}
         self.claimable = 0
         self.labels = False

@@ -131,9 +131,10 @@ VALUES (:rollout_id, :status, :mode, :priority, :resources_id, :input, :config, 
 
 -- name: next_in_queue
 -- The waiting rollouts by priority and age (1000 is `OVERTAKES`), as `select_rollouts` without
--- attempts. No other claim may take them in this transaction: SQLite has one writer at a time,
--- PostgreSQL adds FOR UPDATE SKIP LOCKED. SQLite does not choose the index by itself.
-SELECT {rollout_columns}
+-- attempts, and whether any attribute is indexed. No other claim may take them in this transaction:
+-- SQLite has one writer at a time, PostgreSQL adds FOR UPDATE SKIP LOCKED. SQLite does not choose
+-- the index by itself.
+SELECT {rollout_columns}, EXISTS (SELECT 1 FROM attribute_indexes)
 FROM rollouts r INDEXED BY rollouts_queue
 WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq - r.priority * 1000, r.seq LIMIT :limit
 
@@ -315,6 +316,10 @@ WHERE rollout = :rollout AND sequence_id = :sequence_id
 -- The spans of a rollout. The page's filters follow.
 SELECT {span_columns}
 FROM spans s
+
+-- name: select_all_spans
+-- The spans of a rollout, by the id that its caller knows.
+{select_spans} WHERE s.rollout = (SELECT seq FROM rollouts WHERE rollout_id = :rollout_id)
 
 -- name: get_token_record
 -- The token record of one span of an attempt, in the order of `select_spans`; no row if it has

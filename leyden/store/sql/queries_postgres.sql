@@ -49,7 +49,7 @@ SELECT string_agg(chr(1 + floor((r.seconds - :lowest) * :bins_per_unit)::int), '
 
 -- name: next_in_queue
 -- The waiting rollouts by priority and age, without those that another claim is taking.
-SELECT {rollout_columns}
+SELECT {rollout_columns}, EXISTS (SELECT 1 FROM attribute_indexes)
 FROM rollouts r
 WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq - r.priority * 1000, r.seq LIMIT :limit
 FOR UPDATE OF r SKIP LOCKED
@@ -112,11 +112,38 @@ WHERE r.rollout_id = :rollout_id AND r.seq = :rollout AND r.status = :rollout_st
   AND a.reward_span = :reward_span AND a.prompt_tokens = :prompt_tokens AND a.response_tokens = :response_tokens
   AND a.cost IS NOT DISTINCT FROM :cost AND EXISTS (SELECT 1 FROM attribute_indexes) = :may_have_indexes
 
+-- name: insert_expected_span
+-- Add a span to a running attempt, which is also a heartbeat (`beat_heart`). Fail, by a division by
+-- zero, unless `get_span_target` would return exactly these values. The rollout is locked first, and
+-- the conditions hold for the latest versions of both rows.
+WITH locked AS (
+    SELECT r.seq FROM rollouts r WHERE r.rollout_id = ? AND r.seq = ? AND r.status = ? AND r.attempts = ? FOR UPDATE
+), beaten AS (
+    UPDATE attempts a
+    SET last_span = ?, bytes = bytes + ?, spans = spans + ?,
+        last_heartbeat_time = coalesce(?, extract(epoch FROM now())::double precision)
+    FROM locked
+    WHERE a.rollout = locked.seq AND a.sequence_id = ? AND a.attempt_id = ? AND a.status = ? AND a.last_span = ?
+      AND a.worker_id IS NOT DISTINCT FROM ? AND EXISTS (SELECT 1 FROM attribute_indexes) = ?
+      AND a.reward IS NOT DISTINCT FROM ? AND a.rewards = ? AND a.reward_span = ? AND a.prompt_tokens = ?
+      AND a.response_tokens = ? AND a.cost IS NOT DISTINCT FROM ?
+    RETURNING 1
+)
+INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, parent_id, name, kind, status_code,
+                   status_description, start_time, end_time, tokens_base, tokens, attributes, events, resource)
+VALUES (? / (SELECT count(*) FROM beaten), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
 -- name: beat_heart
 -- The time may be left to the server.
 UPDATE attempts SET last_span = ?, bytes = bytes + ?, spans = spans + ?,
        last_heartbeat_time = coalesce(?, extract(epoch FROM now())::double precision)
 WHERE rollout = ? AND sequence_id = ?
+
+-- name: run_attempt
+-- The time may be left to the server.
+UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes, spans = spans + :spans, status = :status,
+       last_heartbeat_time = coalesce(:now, extract(epoch FROM now())::double precision)
+WHERE rollout = :rollout AND sequence_id = :sequence_id
 
 -- name: lock_span_writers
 -- Prevent a new attribute index from beginning until the commit, so that the indexes can be read

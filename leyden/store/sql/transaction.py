@@ -49,15 +49,15 @@ class SpanTarget:
     worker_id: str | None
     may_have_indexes: bool
     """Whether an attribute may be indexed."""
-    reward: float | None
+    reward: float | None = None
     """The primary reward of the attempt's last reward span."""
-    rewards: str
+    rewards: str = ""
     """All rewards of that span by name, as JSON; empty without one."""
-    reward_span: int
+    reward_span: int = 0
     """The sequence id of that span; 0 without one."""
-    prompt_tokens: int
-    response_tokens: int
-    cost: float | None
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    cost: float | None = None
 
 
 class Transaction(Protocol):
@@ -78,10 +78,10 @@ class Transaction(Protocol):
     """Whether this operation changed labels or releases. Waiters for labels are notified after the
     commit."""
     targets: dict[tuple[str, str], SpanTarget]
-    """Valid span targets by rollout and attempt: those that this operation read, and those that
-    earlier operations left if the driver knows that no other store has written since. Operations
-    that change an attempt, a rollout or an index elsewhere than in `body/spans.py` neither read
-    them nor call `keep_targets`."""
+    """Valid span targets by rollout and attempt: those that this operation read or made, and those
+    that earlier operations left if the driver knows that no other store has written since. A claim
+    adds its attempts. Other operations that change an attempt, a rollout or an index elsewhere than
+    in `body/spans.py` neither read them nor call `keep_targets`."""
 
     @property
     def clock(self) -> float | None:
@@ -131,8 +131,8 @@ class Transaction(Protocol):
         ...
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
-        """Announce the parameters with which `one` will be called for several rollouts. Call it
-        after `lock`, and before the first write.
+        """Announce the parameters with which `one` or `all` will be called, each for one rollout.
+        Call it after `lock`, and before the first write.
 
         A driver whose database is remote requests all rows at once, unless a rollout is named
         twice, because the write for the first may change the row that the second reads.

@@ -32,7 +32,7 @@ from leyden.store.sql.rows import (
     text_of,
     utf8_length,
 )
-from leyden.store.sql.transaction import Row, Total, Transaction
+from leyden.store.sql.transaction import Row, SpanTarget, Total, Transaction
 from leyden.types import (
     ATTEMPT_FINISHED,
     ROLLOUT_FINISHED,
@@ -78,9 +78,12 @@ def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | No
     for row in tx.all("next_in_queue", limit=within_reach(limit)):
         sequence_id = row[ATTEMPTS] + 1
         tx.run("begin_attempt", seq=row[SEQ], attempts=sequence_id)
-        claimed.append(
-            new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id, claim_id=claim_id, heard="claimed")
-        )
+        new = new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id, claim_id=claim_id, heard="claimed")
+        claimed.append(new)
+        begun = (row[SEQ], "preparing", sequence_id, sequence_id, "preparing", 0, worker_id, row[-1])
+        tx.targets[new.rollout_id, new.attempt.attempt_id] = SpanTarget(*begun)
+    if all(rollout.attempt.sequence_id == 1 for rollout in claimed):  # no target of an earlier attempt has changed
+        tx.keep_targets()
     if not claimed and worker_id is not None:
         tx.run("worker_found_nothing", worker_id=worker_id, now=tx.now)
     return claimed

@@ -129,12 +129,12 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
     tx.spans = True
     if target.may_have_indexes:
         index_values(tx, rollout, attempt, added)
-    add_to_outcome(tx, target, added)
     target.last_span = last_span
     if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # the common case
         tx.put("beat_heart", (last_span, taken, len(added), tx.clock, rollout, attempt))
     else:
         _move_on(tx, target, added[0], taken, len(added))
+    add_to_outcome(tx, target, added)
     return added
 
 
@@ -182,7 +182,7 @@ def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_adde
     if after == before:
         tx.put("beat_heart", (last_span, taken, n_added, tx.clock, rollout, attempt))
         return
-    tx.run("run_attempt", **counted, now=tx.now, status=after)
+    tx.run("run_attempt", **counted, now=tx.clock, status=after)
     target.status = after
     followed = rollout_after_attempt(
         target.rollout_status,
