@@ -274,7 +274,8 @@ class RolloutCollector:
                     check()
                 if silence.is_due(bool(finished)):
                     await self._tell(list(waiting), silence.seconds)
-                for rollouts in _batches(sorted(finished, key=_end_time), _READ_TOGETHER):
+                finished.sort(key=lambda rollout: rollout.end_time or 0.0)
+                for rollouts in _batches(finished, _READ_TOGETHER):
                     spans_of = await self._store.query_spans_of([rollout.rollout_id for rollout in rollouts])
                     for rollout in rollouts:
                         asked = waiting[rollout.rollout_id]
@@ -389,8 +390,7 @@ class RolloutCollector:
         async with self._exclusively():
             chosen = {*self._unread, *self._in_doubt} - self._foreign
             to_cancel = chosen if rollout_ids is None else chosen & set(rollout_ids)
-            slots = asyncio.Semaphore(_CANCEL_TOGETHER)
-            cancelled = sum(await asyncio.gather(*(self._cancel_one(each, slots) for each in to_cancel)))
+            cancelled = await self._cancel_each(to_cancel)
             self._in_doubt -= to_cancel
             self._unread = {
                 rollout_id: readers
@@ -407,8 +407,7 @@ class RolloutCollector:
         many.
         """
         left = await self._store.query_rollouts(run_id=run_id, status_in=_UNFINISHED)
-        slots = asyncio.Semaphore(_CANCEL_TOGETHER)
-        return sum(await asyncio.gather(*(self._cancel_one(each.rollout_id, slots) for each in left)))
+        return await self._cancel_each(rollout.rollout_id for rollout in left)
 
     async def close(self) -> None:
         """Cancel the unfinished rollouts, and unpin all rollouts. Safe to repeat."""
@@ -515,7 +514,7 @@ class RolloutCollector:
         self.budget.take(len(new) - len(free), unsent=sum(request.rollout_id in self._unsent for request in requests))
         self._counted.update(new)
         for rollout_id in new.keys() - free:
-            self._unsent[rollout_id] = _config(new[rollout_id]).max_attempts
+            self._unsent[rollout_id] = (new[rollout_id].config or RolloutConfig()).max_attempts
         if self.budget.is_reserved:
             for rollout in stored:
                 if rollout.rollout_id not in free:
@@ -644,14 +643,20 @@ class RolloutCollector:
             self._loop, self._lock, self._freed = loop, asyncio.Lock(), asyncio.Event()
         return self._lock
 
-    async def _cancel_one(self, rollout_id: str, slots: asyncio.Semaphore) -> bool:
-        """Cancel a rollout. Return False if it has finished, or is not in the store."""
-        async with slots:
-            try:
-                await self._store.update_rollout(rollout_id, status="cancelled")
-            except (IllegalTransition, UnknownRollout):  # it has finished, or never was
+    async def _cancel_each(self, rollout_ids: Iterable[str]) -> int:
+        """Cancel rollouts, a few at a time. Return how many had not finished and are in the
+        store.
+        """
+        slots = asyncio.Semaphore(_CANCEL_TOGETHER)
+
+        async def cancel(rollout_id: str) -> bool:
+            async with slots:
+                with contextlib.suppress(IllegalTransition, UnknownRollout):
+                    await self._store.update_rollout(rollout_id, status="cancelled")
+                    return True
                 return False
-            return True
+
+        return sum(await asyncio.gather(*map(cancel, rollout_ids)))
 
 
 class _Silence:
@@ -729,19 +734,11 @@ def _state(rollout: Rollout) -> str:
     return f"{rollout.rollout_id} {attempt.status} for {lasted:.0f} s on {attempt.worker_id or 'a runner'}, {ends}"
 
 
-def _config(request: EnqueueRolloutRequest) -> RolloutConfig:
-    return request.config or RolloutConfig()
-
-
 def _attempts_at_most(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
     """Return the largest number of attempts that an unfinished rollout can have. An interrupted
     attempt does not count against `max_attempts`.
     """
     return max(len(attempts), rollout.config.max_attempts + sum(attempt.interrupted for attempt in attempts))
-
-
-def _end_time(rollout: Rollout) -> float:
-    return rollout.end_time or 0.0
 
 
 def _result(asked: _PendingRequest, rollout: Rollout, spans: list[Span]) -> CollectedRollout:
