@@ -81,7 +81,7 @@ GROUPS = [
     Group("frameworks", "frameworks", 14, covers=AGENTS),
     Group("crewai", "crewai", 12, covers=AGENTS),
     Group("vllm", "vllm", 12, covers=("leyden/dialects/", "leyden/engine/", "leyden/gateway/", "leyden/host/")),
-    Group("long", "dev", 60, together=True),
+    Group("long", "dev", 120, together=True),
     Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/rl/")),
 ]
 
