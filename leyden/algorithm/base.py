@@ -330,6 +330,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 if resumed:
                     await self.collector.cancel_earlier(self.get_run().run_id)
+                # `cancel` leaves the pins on finished rollouts, which a resumed run reads again.
                 await (self.collector.cancel() if self.resumable else self.collector.close())
         except (LeydenError, TimeoutError) as failure:
             logger.warning("unfinished rollouts could not be cancelled: %s", failure or "the store did not answer")

@@ -200,7 +200,9 @@ def promote(
     from leyden.types import LabelMove
 
     async def move(opened: LightningStore) -> None:
-        """Move both labels, unless another process moves one first."""
+        """Move `label` to the version, and `previous` to the one that had `label`, unless another
+        process moves one of them first.
+        """
         labels = await _labels(opened)
         now = labels.get(label)
         if now == (resources_id, version):

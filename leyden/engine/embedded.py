@@ -200,8 +200,8 @@ class EmbeddedBackend(PolicyBackend):
         return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
 
     def stop_serving(self) -> None:
-        """Close the endpoint, and end the companion in good order. The decoder and the learner
-        continue.
+        """Close the endpoint, and end the companion, the server that runs in the endpoint's event
+        loop. The decoder and the learner continue.
         """
         if self._running is not None:
             self._running.server.stop()

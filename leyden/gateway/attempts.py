@@ -181,6 +181,7 @@ class Attempts:
                 f"the live rollout {claim.rollout_id!r} began {now - claim.start_time:,.0f} s ago by this machine's clock, and may "
                 f"call for {_CLAIM_SECONDS:,.0f} s; begin another, and see that the clocks agree",
             )
+        # The key of a first attempt, as `_sampling_key` makes it: the rollout's id and 0 failures.
         live = _Live(trace_id=trace_id_of(key), mode="live", sampling_key=f"{claim.rollout_id}\x1f0")
         began_now = abs(now - claim.start_time) <= _FIRST_CALL_SECONDS  # else its clock may be wrong
         if began_now and claim.start_time > self._all_met_since:  # no other gateway has numbered its calls
@@ -270,7 +271,7 @@ class Attempts:
             if refusal.status == HTTPStatus.GONE:
                 give_up(*key)
             else:
-                live.check_again_at = 0.0
+                live.check_again_at = 0.0  # the next call asks the store again
 
     async def _check(self, key: AttemptKey, live: _Live) -> None:
         """Look up in the store whether the attempt may call models. Raise Refusal if it is unknown

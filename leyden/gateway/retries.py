@@ -44,7 +44,7 @@ class Try:
 
 
 class Retries:
-    """The calls of clients that mark retries."""
+    """Keeps recent calls with their answers, and finds the call that a client's retry repeats."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes

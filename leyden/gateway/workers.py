@@ -192,6 +192,9 @@ def _work(
 ) -> None:
     """Run a gateway until the parent closes the pipe or ends. The entry point of a worker
     process.
+
+    folder: where each worker has its Unix socket. index: this process's number among `n_workers`.
+    given: the options and secrets that all the processes share.
     """
     from leyden.utils.logs import setup_logging
 

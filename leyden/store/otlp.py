@@ -259,7 +259,9 @@ class _Left:
         self._number = self._most = number
 
     def take(self) -> None:
-        """Count one part. Raise ValueError when there are too many."""
+        """Count one part of the request: a field of a protobuf message, or a group of spans in
+        JSON. Raise ValueError when there are too many.
+        """
         self._number -= 1
         if self._number < 0:
             raise ValueError(f"it has more than {self._most:,} parts; send fewer spans at a time")

@@ -103,7 +103,7 @@ def _serve(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None]) 
     session.connect()
     _work(session, jobs, loops)
     settle(loops)
-    _work(session, jobs, loops)  # operations that came back to be undone
+    _work(session, jobs, loops)  # undoes operations whose callers were cancelled meanwhile
     session.close()
 
 
@@ -138,8 +138,8 @@ class _PostgresDriver:
         self._pid = os.getpid()
         self._stopping = threading.Lock()
         self._closing = ending = threading.Event()  # a local name, so that the threads do not keep this driver alive
-        sender = ids.span_id()
-        guesses = Guesses()
+        sender = ids.span_id()  # names this store in its news, which the listener then skips
+        guesses = Guesses()  # about the attempts that spans are added to, which save look-ups
         self._listener = listener = _listener(
             target, sender, signals, Patience(target, patience_seconds, self._closing)
         )

@@ -501,7 +501,7 @@ def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
     """Return `value` as JSON. Raise ConfigError, with the place, for a part that is not JSON.
 
     name: how the error calls `value`.
-    packed: write tokens as LEYDEN_JSON has them.
+    packed: write tokens as base64 of their arrays (LEYDEN_JSON), for Leyden's client.
     """
     context = PACKED if packed else None
     try:

@@ -180,7 +180,7 @@ def _serve(session: Session, jobs: SimpleQueue[QueuedOperation | None]) -> None:
     _work(session, jobs, loops)
     settle(loops)
     jobs.put(None)
-    _work(session, jobs, loops)  # operations that came back to be undone
+    _work(session, jobs, loops)  # undoes operations whose callers were cancelled meanwhile
     with session.lock:
         session.close()
 

@@ -67,6 +67,9 @@ class LuckGame:
         return self.reward(answers) + mean_points * (self.n_moves - len(answers))
 
     def advantages(self, answers: Sequence[str], probabilities: Mapping[str, float]) -> list[float]:
-        """Return the true advantage of each answer of a whole game, shape (`n_moves`,)."""
+        """Return the true advantage of each answer of a whole game, shape (`n_moves`,).
+
+        probabilities: probability of each answer of the player, the same at every move.
+        """
         values = [self.value(answers[:n], probabilities) for n in range(self.n_moves + 1)]
         return [after - before for before, after in itertools.pairwise(values)]

@@ -46,7 +46,9 @@ class PerLoop(Generic[T]):
         return self._add(loop) if item is None else item
 
     async def close(self) -> None:
-        """End the items of all loops that run. A later `get` makes a new one."""
+        """End the item of each event loop that is running, such as an HTTP session. A later `get`
+        makes a new one.
+        """
         with self._lock:
             generators, self._generators, self._items = self._generators, {}, {}
         for loop, generator in generators.items():

@@ -185,8 +185,9 @@ class _Reflection:
         return self.reflect_many([(candidate, dataset, components)])[0]
 
     def reflect_many(self, jobs: list[tuple[Texts, Mapping[str, Any], list[str]]]) -> list[tuple[Any, _Reflection]]:
-        """Return a proposal for each job (texts, examples by prompt, prompts to rewrite), with the
-        strategy for the next step, as `gepa` expects it. All reflections run at the same time.
+        """Return a proposal for each job (texts, examples by prompt, prompts to rewrite). All
+        reflections run at the same time. `gepa` wants each proposal with the reflection strategy
+        of the next step, which is always this object.
         """
         asked = [
             (place, ReflectionTask(candidate, name, self._question(candidate[name], dataset[name])))

@@ -279,9 +279,9 @@ class SFT(RecordedAlgorithm[str]):
 class DPO(RecordedAlgorithm[PreferencePair]):
     """Direct preference optimisation on recorded rollouts (DPO, arXiv:2305.18290, eq. 7).
 
-    loss = mean over pairs of -log sigmoid(beta (log p(w) / ref(w) - log p(l) / ref(l))), where w is
-    the best and l the worst rollout of a group, and the log-probabilities are sums over all tokens
-    that the policy sampled in a rollout, however many calls it made.
+    loss = mean over pairs of -log sigmoid(beta (log(p(w) / ref(w)) - log(p(l) / ref(l)))), where w
+    is the best and l the worst rollout of a group, and the log-probabilities are sums over all
+    tokens that the policy sampled in a rollout, however many calls it made.
 
     beta: how strongly the policy is held near the reference; above 0.
     label_smoothing: the assumed share of pairs whose better rollout is in truth the worse one

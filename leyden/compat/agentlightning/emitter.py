@@ -90,14 +90,20 @@ def emit_reward(
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Any:
-    """Record attributes in a span, and return it. Nested dicts and lists become dotted names."""
+    """Record attributes in a span, and return it. Nested dicts and lists become dotted names.
+
+    propagate: False makes the span without recording it, and needs no trace.
+    """
     flat = flatten_attributes(annotation)
     check_attributes_sanity(flat)
     return _tracer(propagate, "annotation").create_span(AGL_ANNOTATION, sanitize_attributes(flat), status=_OK)
 
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Any:
-    """Record a text in a span, and return it. Raise TypeError for a value that is no string."""
+    """Record a text in a span, and return it. Raise TypeError for a value that is no string.
+
+    propagate: False makes the span without recording it, and needs no trace.
+    """
     if not isinstance(message, str):
         raise TypeError(f"the message is a {type(message).__name__}; it must be a string")
     own = {LightningSpanAttributes.MESSAGE_BODY.value: message, **_flat(attributes)}
@@ -107,6 +113,8 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None, prop
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Any:
     """Record a JSON value or bytes in a span, and return it. Raise RuntimeError for another
     value.
+
+    propagate: False makes the span without recording it, and needs no trace.
     """
     own = {**encode_object(object), **_flat(attributes)}
     return _tracer(propagate, "object").create_span(AGL_OBJECT, own, status=_OK)
@@ -117,6 +125,8 @@ def emit_exception(
 ) -> Any:
     """Record an exception that the agent has handled, and return the span, whose own status is OK.
     Raise TypeError for a value that is no exception.
+
+    propagate: False makes the span without recording it, and needs no trace.
     """
     if not isinstance(exception, BaseException):
         raise TypeError(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")

@@ -61,7 +61,11 @@ class MetricsBackend:
     def register_counter(
         self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
     ) -> None:
-        """Register a counter. Raise ValueError if another metric has the name."""
+        """Register a counter. Raise ValueError if another metric has the name.
+
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
+            `group_level` of its own; None: it aggregates all events. Prometheus gets all labels.
+        """
         self._register(name, _Metric("counter", tuple(label_names or ()), None, group_level))
 
     def register_histogram(
@@ -71,7 +75,11 @@ class MetricsBackend:
         buckets: Sequence[float] | None = None,
         group_level: int | None = None,
     ) -> None:
-        """Register a histogram. Raise ValueError if another metric has the name."""
+        """Register a histogram. Raise ValueError if another metric has the name.
+
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
+            `group_level` of its own; None: it aggregates all events. Prometheus gets all labels.
+        """
         limits = None if buckets is None else tuple(buckets)
         self._register(name, _Metric("histogram", tuple(label_names or ()), limits, group_level))
 
@@ -229,7 +237,11 @@ class MultiMetricsBackend(MetricsBackend):
     def register_counter(
         self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
     ) -> None:
-        """Add a counter to every backend."""
+        """Register a counter in every backend.
+
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
+            `group_level` of its own.
+        """
         for backend in self._backends:
             backend.register_counter(name, label_names=label_names, group_level=group_level)
 
@@ -240,7 +252,11 @@ class MultiMetricsBackend(MetricsBackend):
         buckets: Sequence[float] | None = None,
         group_level: int | None = None,
     ) -> None:
-        """Add a histogram to every backend."""
+        """Register a histogram in every backend.
+
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
+            `group_level` of its own.
+        """
         for backend in self._backends:
             backend.register_histogram(name, label_names=label_names, buckets=buckets, group_level=group_level)
 

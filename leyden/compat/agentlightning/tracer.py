@@ -187,6 +187,8 @@ class Tracer(native.Tracer):
     ) -> Any:
         """Return a context manager that records its block as one step of the open trace. Without a
         trace, nothing is recorded.
+
+        start_time, end_time: Unix seconds that replace the times of the block; None: the clock's.
         """
         return self._recorded(name, attributes, start_time, end_time)
 

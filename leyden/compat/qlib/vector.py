@@ -244,8 +244,8 @@ class FiniteVectorEnv:
         found: Any = copied(select(rows, np.asarray(ids)))
         if isinstance(found, np.ndarray):
             return cast(Any, found)
-        # an array of one structure for each environment, which tianshou stacks itself (None as
-        # above)
+        # An array of one structure for each environment, which tianshou stacks itself. With the
+        # None, NumPy makes an array of objects instead of looking into them.
         return np.array([*(select(found, place) for place in range(len(ids))), None], object)[:-1]
 
 

@@ -44,5 +44,7 @@ class Llama3Json(ToolParser):
         return "not a call"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """Return rules for one call, because Llama's templates take only one in a message."""
+        """Return Lark rules for one call, whatever `many` says, because Llama's templates take only
+        one in a message. `ToolParser.grammar` describes the parameters.
+        """
         return {"calls": "call", **json_calls(arguments, "parameters")}

@@ -96,6 +96,13 @@ class _EnvWorker:
         *,
         wants_steps: bool,
     ) -> None:
+        """Start nothing yet.
+
+        number: of the worker. part: its environments, by their numbers among all.
+        packed: their factories, pickled. file: the shared memory, whose size `sizes` decides.
+        seeds: of the worker's process-wide random generators.
+        wants_steps: whether a writer wants the values of each step.
+        """
         self.number, self.part = number, part
         self.rows = slice(part.start, part.stop)
         self.everyone = list(range(len(part)))
@@ -160,8 +167,8 @@ class _EnvWorker:
         return answer
 
     def send(self, command: Any) -> None:
-        """Send a command, or SIGNAL. If the worker has died, that is noticed when it
-        does not reply.
+        """Send a command, or the object SIGNAL for a step whose actions are in shared memory. If
+        the worker has died, that is noticed when it does not reply.
         """
         assert self._channel is not None
         with contextlib.suppress(OSError):

@@ -109,6 +109,8 @@ class TrainJob(_TrainerJob):
         """Train, and return the candidate's resources as JSON under "candidate"; None if there is
         nothing to try.
         """
+        # Without models among the resources, the algorithm gives agents the gateway's, which
+        # records the calls and their cost.
         initial = _without_models(self.production) if "llm_proxy" in self.options else self.production
         train, validation = RecordedTasks(self.data.train), RecordedTasks(self.data.validation)
         summary = await self._fit(self.algorithm, initial, train, validation if len(validation) else None)

@@ -80,6 +80,13 @@ class PostgresSession:
         closing: threading.Event,
         publish: Callable[[PostgresTransaction], None],
     ) -> None:
+        """Connect at the first operation.
+
+        sender: names this store in its notifications, so that its own listener skips them.
+        guesses: the state of attempts that this store's operations left. All its sessions share it.
+        writes: whether the session is a writer. closing: set when the store closes.
+        publish: called with each transaction that was committed, for the waiters of this process.
+        """
         self._target = target
         self._sender = sender
         self._guesses = guesses

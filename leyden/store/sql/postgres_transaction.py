@@ -253,6 +253,9 @@ class PostgresTransaction:
         return self._read(self._execute(query, parameters)).fetchall()[0][0]
 
     def put(self, query: str, values: Sequence[Any], /) -> None:
+        """Queue a statement. The heartbeat that follows a single new span is one statement with the
+        span and the check of its guess.
+        """
         if self._held is not None and query == "beat_heart":
             assert self._unchecked is not None
             rollout_id, attempt_id, seq, rollout_status, attempts, attempt, *expected = self._unchecked

@@ -90,7 +90,7 @@ class Session:
             transaction.begin(most)
             answer = operation(transaction, *args, **kwargs)
             if reads:
-                transaction.keep_targets()  # nothing has changed
+                transaction.keep_targets()  # nothing has changed, so what was read still holds
             else:
                 transaction.write_totals()
             if begins:

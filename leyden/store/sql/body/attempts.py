@@ -257,7 +257,7 @@ def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
     """
     if now is not None:
         tx.now = now
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     changed: list[Attempt] = []
     for row in tx.all("select_overdue", now=tx.now):
         before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
@@ -276,7 +276,7 @@ def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) 
 
     An interruption does not count as one of the rollout's tries. worker_ids: None for all workers.
     """
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     released: dict[str, None] = {}
     for row in tx.all("select_unfinished"):
         before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
@@ -296,7 +296,7 @@ def next_deadline(tx: Transaction) -> float | None:
     """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if no
     deadline is pending.
     """
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     row = tx.one("next_deadlines")
     known = [time for time in row or () if time is not None]
     return min(known, default=None)

@@ -60,7 +60,7 @@ def query_feedback(
     if after is not None:
         filters.condition("f.key > {}", after)
     where, parameters = filters.sql(*([_COUNTED] if counted else [])), filters.parameters
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_feedback", feedback_from, where, page, parameters, limit, offset)
 
 

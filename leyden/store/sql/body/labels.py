@@ -131,7 +131,7 @@ def query_audit(
     if resources_id is not None:
         filters.condition("(d.from_id = {} OR d.to_id = {})", resources_id, resources_id)
     where, parameters = filters.sql(), filters.parameters
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_audit", audit_from, where, page, parameters, limit, offset)
 
 

@@ -69,7 +69,7 @@ def query_rollouts(
     )
     filters = Filters(filter_logic, list(others.conditions), others.parameters)
     filters.among("r.status", status_in)
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     if (
         group_id is None
         and replay_from is None

@@ -173,7 +173,7 @@ def summarise_rollouts(
         failure_in=failure_in,
         between=between,
     )
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     always: list[str] = []
     parameters = filters.parameters
     if run_id is not None:

@@ -138,7 +138,7 @@ def query_releases(
     filters = Filters("and")
     filters.among("e.state", state_in)
     where, parameters = filters.sql(), filters.parameters
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_releases", release_from, where, page, parameters, limit, offset)
 
 

@@ -117,7 +117,7 @@ def query_resources(
     filters.contains("s.resources_id", resources_id_contains)
     newest = "s.version = (SELECT max(t.version) FROM resources t WHERE t.resources_id = s.resources_id)"
     where = filters.sql(*([] if all_versions else [newest]))
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     items = [resolved(tx, row) for row in tx.page("select_resources", where + page, filters.parameters)]
     total = tx.page("count_resources_of", where, filters.parameters)[0][0]
     return PaginatedResult(items, limit, offset, total)

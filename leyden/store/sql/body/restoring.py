@@ -30,7 +30,7 @@ def restore(tx: Transaction, restored: Restored) -> None:
 
     Raise ConfigError if this store has any of them already, because their order is meaningful.
     """
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     if tx.one("has_released") is not None:
         raise ConfigError(
             f"{tx.store_url} has resources, feedback, releases or an audit log already; import into a new store"

@@ -38,7 +38,7 @@ def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[
     Each inner list is meant for one short transaction of `forget`, which deletes about _STEP_ROWS
     rows.
     """
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     kept, kept_bytes = 0, 0
     if retention.max_rollouts is not None or retention.max_bytes is not None:
         totals = kept_totals(tx)
@@ -79,7 +79,7 @@ def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: 
 
 def forget(tx: Transaction, seqs: Sequence[int]) -> int:
     """Delete these rollouts, except those pinned meanwhile. Return how many were deleted."""
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     stay = _must_stay(tx)
     gone = 0
     used: set[str] = set()

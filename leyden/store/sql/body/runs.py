@@ -104,7 +104,7 @@ def query_runs(
     filters.among("u.status", status_in)
     filters.among("u.kind", kind_in)
     where, parameters = filters.sql(), filters.parameters
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_runs", run_from, where, page, parameters, limit, offset)
 
 
@@ -137,12 +137,12 @@ def query_metrics(
     filters.equal("m.stage", stage)
     filters.between("m.iteration", iteration_from, None)
     where, parameters = filters.sql(), filters.parameters
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_metrics", metric_from, where, page, parameters, limit, offset)
 
 
 def cut_metrics(tx: Transaction, run_id: str, *, after_iteration: int) -> None:
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     tx.run("cut_metrics", run=run_key(tx, run_id), after_iteration=after_iteration)
 
 

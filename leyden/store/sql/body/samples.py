@@ -49,7 +49,7 @@ def query_samples(
     filters.equal("s.worker_id", worker_id)
     filters.between("s.time", measured_from, measured_before)
     where, parameters = filters.sql(), filters.parameters
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_samples", sample_from, where, page, parameters, limit, offset)
 
 

@@ -103,7 +103,7 @@ def query_spans(
 
 def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[FoundSpan]]:
     """Return the spans of each rollout's latest attempt by sequence id. Raise UnknownRollout."""
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     answer: dict[str, list[FoundSpan]] = {rollout_id: [] for rollout_id in rollout_ids}
     wanted = list(answer)
     for start in range(0, len(wanted), _ROLLOUTS_AT_ONCE):
@@ -248,7 +248,7 @@ def _of_all(
 
     asked: the digests of requested attribute values by name.
     """
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     for key, digest in asked.items():
         always.condition(_HAS_ATTRIBUTE, indexed_attribute(tx, key), digest)
     where, parameters = either.sql(*always.conditions), either.parameters

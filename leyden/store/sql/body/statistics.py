@@ -17,7 +17,7 @@ FINAL_STATUSES: Sequence[Total] = ("succeeded", "failed", "cancelled")
 
 def counts(tx: Transaction) -> tuple[dict[str, int], dict[str, int]]:
     """Return the number of rows of each kind, and the number of rollouts of each status."""
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     totals, under_way = kept_totals(tx), tx.all("count_under_way")
     nouns = {
         "rollouts": totals["enqueued"] - totals["forgotten"],

@@ -29,9 +29,11 @@ def new_spans(
     """
     if limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     given = (0, 0) if after is None or after == "latest" else _position(tx, after)
     # Read the last visible span first: spans that become visible later belong to the next page.
+    # `row[2]` is the cursor's transaction, or 0 if this server has not reached it, as after a
+    # restore. A cursor whose key no span has ever had is of another store.
     row = tx.one("get_last_span", txid=given[0])
     last, since = ((0, 0), given) if row is None else ((row[0], row[1]), (row[2], given[1]))
     if after == "latest":

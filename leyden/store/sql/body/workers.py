@@ -63,7 +63,7 @@ def query_workers(
     filters.among("w.status", status_in)
     filters.contains("w.worker_id", worker_id_contains)
     where = filters.sql()
-    tx.expect(None)
+    tx.expect(None)  # perhaps many rows
     items = [worker_from(row) for row in tx.page("select_workers", where + page, filters.parameters)]
     total = tx.page("count_workers", where, filters.parameters)[0][0]
     return PaginatedResult(items, limit, offset, total)
