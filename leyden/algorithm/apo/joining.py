@@ -105,6 +105,8 @@ def join_edits(
     for edit in sorted(gains.keys() - search.edits[place], key=lambda edit: (-gains[edit], edit)):
         if len(edits) < n_most and gains[edit] > 0 and put(edit, undo=False):
             edits.append(edit)
+    if not edits:  # the user's prompts, to the letter: an edit that is undone may leave other white space
+        prompts = dict(search.candidates[0].prompts)
     has_run = search.train[place] or search.val[place]
     parent = place if has_run else search.parents[place]
     return Joined(parent or 0, tuple(sorted(edits)), prompts)

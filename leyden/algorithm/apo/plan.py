@@ -41,7 +41,7 @@ class Costs:
 
         limit: the budget's rollouts; None: no limit.
         """
-        least = self.val + self.first + self.gradient + self.val
+        least = self.val + self.first + self.gradient + self.val + 2 * self.test
         if limit is not None and limit < least:
             raise ConfigError(
                 f"budget has {limit:,} rollouts, and measuring the first prompts and one new one takes up to {least:,}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -167,6 +168,26 @@ def test_the_candidates_that_run_in_a_round_fit_what_is_left(
     assert runs == 0 or (2 + runs) * gradient + 2 * sample + more + 2 * test <= left
 
 
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(0, 8), st.integers(0, 4))
+def test_a_budget_that_is_not_refused_has_room_for_one_new_prompt(
+    gradient: int, sample: int, more: int, test: int
+) -> None:
+    costs = Costs(gradient, sample, sample + more, test)
+    least = next(limit for limit in itertools.count() if is_enough(costs, limit))
+    measured = Search([candidate("a")], best=0)
+    measured.val[0] = dict.fromkeys(range(costs.val), 0.0)
+    assert costs.affordable(16, least - costs.val, measured) == 1
+    assert costs.affordable(16, least, Search([candidate("a")])) >= 1, "without an initial validation"
+
+
+def is_enough(costs: Costs, limit: int) -> bool:
+    try:
+        costs.check(limit)
+    except ConfigError:
+        return False
+    return True
+
+
 def test_the_best_of_many_equal_candidates_is_rarely_called_better() -> None:
     n_runs, n_tasks, k = 300, 24, 16
     wrong = {1: 0, k: 0}
@@ -284,6 +305,15 @@ def test_an_edit_of_a_sentence_that_the_prompt_has_changed_is_left_out() -> None
     for place, text in enumerate(("Be kind. {x}", "Be quick. {x}")):
         search.add(first.edit("prompt", text, place=Branch(0, place), parent=None, reason=""), 0)
     assert join(search, 1, [0.2, 0.2]).prompts == search.candidates[1].prompts
+
+
+def test_a_prompt_whose_last_edit_is_undone_is_the_users_prompt_to_the_letter() -> None:
+    first = candidate("Help.  {x}\n")
+    search = Search([first])
+    search.add(first.edit("prompt", "Help.\n{x}\nBe kind.", place=Branch(0, 0), parent=None, reason=""), 0)
+    search.train[1][0] = 0.0
+    joined = join(search, 1, [-0.1])
+    assert (joined.edits, joined.prompts) == ((), first.prompts), "or it would run as a new prompt"
 
 
 def test_the_effect_of_an_edit_is_found_from_all_prompts_that_have_it() -> None:
