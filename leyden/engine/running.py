@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from leyden.engine.base import EngineStatistics, OptimParams, OptimStepResult
 from leyden.engine.decoder import Decoder
-from leyden.engine.forward.products import packed_bytes
+from leyden.engine.forward.products import packed_bytes, use_own_products
 from leyden.engine.learner import TorchLearner
 from leyden.engine.loading import LoadedPolicy
 from leyden.engine.state import StateFiles, read_state, restore_learner, state_files
@@ -102,13 +102,14 @@ class RunningPolicy:
         ).result()
 
     def stop(self) -> None:
-        """End the threads. Work that waits for the training thread is cancelled; a state that is
-        being written is finished.
+        """End the threads, and let the model compute by itself again. Work that waits for the
+        training thread is cancelled; a state that is being written is finished.
         """
         self.decoder.stop()
         self.server.stop()
         self.executor.shutdown(cancel_futures=True)
         self._writer.shutdown()
+        use_own_products(self.policy.model)
 
     def load_state(self, path: Path) -> None:
         """Restore learner, policy version and random state from `path`, between two decode steps.

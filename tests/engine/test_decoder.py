@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from leyden.engine import EmbeddedBackend, OptimParams, SampledResponse, SamplingParams
 from leyden.engine.decoder import Generation
-from leyden.engine.forward.products import has_faster_products
+from leyden.engine.forward.products import has_faster_products, packed_bytes
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import ConfigError, EngineError
@@ -122,6 +122,9 @@ async def test_weights_are_packed_while_they_are_sampled_and_never_outlive_a_ste
             await step(backend, learning_rate=1e-4)
         sample = await one(backend, [1, 50, 51, 52], max_tokens=2)
         check_logprobs(copy.deepcopy(model), [1, 50, 51, 52], sample)
+        await one(backend, [1, 50, 51, 52], max_tokens=40)
+        assert packed_bytes(model) > 0
+    assert packed_bytes(model) == 0, "the engine has stopped"
     async with EmbeddedBackend(model, deterministic=True) as backend:
         await one(backend, [1, 50, 51, 52], max_tokens=40, seed=0)
         assert (await backend.statistics()).extra["packed_weights_bytes"] == 0

@@ -17,6 +17,7 @@ from leyden.engine.forward.products import (
     linear,
     packed_bytes,
     use_faster_products,
+    use_own_products,
 )
 from leyden.engine.untyped import step
 
@@ -162,3 +163,31 @@ def test_deterministic_products_do_not_depend_on_how_many_came_before():
     finally:
         torch.use_deterministic_algorithms(False)
     assert packed_bytes(model) == 0
+
+
+@needs_onednn
+def test_a_trained_bias_of_frozen_weights_gets_its_gradient_after_packing():
+    model = packing_model()
+    with torch.inference_mode():
+        model(torch.ones(2, 1024))
+    model[0].weight.requires_grad_(False)
+    for n_rows in (3, 64):  # with torch's own product, and with oneDNN's
+        model(torch.ones(n_rows, 1024)).sum().backward()
+        assert torch.equal(model[0].bias.grad, torch.full((512,), float(n_rows)))
+        model.zero_grad()
+    assert packed_bytes(model) == 0
+
+
+@needs_onednn
+def test_a_model_that_is_given_back_reads_what_is_written_into_the_data_of_its_weights():
+    model = packing_model()
+    with torch.inference_mode():
+        model(torch.ones(2, 1024))
+        use_own_products(model)
+        assert packed_bytes(model) == 0
+        for _ in range(2 * _PRODUCTS_BEFORE_PACKING):
+            model(torch.ones(2, 1024))
+    model[0].weight.data += 1.0  # torch does not count this
+    with torch.inference_mode():
+        x = torch.ones(2, 1024)
+        torch.testing.assert_close(model(x), functional.linear(x, model[0].weight, model[0].bias))

@@ -56,6 +56,13 @@ def use_faster_products(model: torch.nn.Module) -> None:
             module.forward = LinearForward(module)
 
 
+def use_own_products(model: torch.nn.Module) -> None:
+    """Let a model's linear layers compute as torch does again, and free their packed weights."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), LinearForward):
+            del module.forward
+
+
 def packed_bytes(model: torch.nn.Module) -> int:
     """Return the memory that a model's linear layers hold for packed weights."""
     forwards = (module.forward for module in model.modules())
@@ -79,7 +86,7 @@ def has_faster_products() -> bool:
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias, as `torch.nn.functional.linear` does; x has shape (..., I)."""
-    has_gradient = _has_gradient(x, weight_OI)
+    has_gradient = _has_gradient(x, weight_OI, bias_O)
     smallest = _SMALLEST_WITH_GRADIENT if has_gradient else _SMALLEST
     if x.numel() * weight_OI.shape[0] < smallest or not _is_for_onednn(x, weight_OI) or not has_faster_products():
         return functional.linear(x, weight_OI, bias_O)
@@ -95,7 +102,8 @@ class LinearForward:
     A product with a gradient drops the packed weights, because a gradient needs the most memory and
     a step of the optimizer follows. Where torch is to be deterministic nothing is packed: a
     product's last bits would depend on how many came before it. A copy begins without packed
-    weights.
+    weights. torch does not count a write into `weight.data`, such as PEFT's when it merges an
+    adapter, so nothing may write there while a model has these layers.
     """
 
     def __init__(self, module: torch.nn.Linear) -> None:
@@ -107,7 +115,7 @@ class LinearForward:
         if weight_OI.numel() < _SMALLEST_PACKED or not _is_for_onednn(input, weight_OI):
             return linear(input, weight_OI, bias_O)
         if (
-            _has_gradient(input, weight_OI)
+            _has_gradient(input, weight_OI, bias_O)
             or weight_OI.is_inference()  # torch does not count its changes
             or torch.are_deterministic_algorithms_enabled()
         ):
@@ -132,16 +140,17 @@ class LinearForward:
     @property
     def packed_bytes(self) -> int:
         """The memory of the packed weights."""
-        return 0 if self._packed is None else self._packed.numel() * self._packed.element_size()
+        packed = self._packed  # another thread may drop it meanwhile
+        return 0 if packed is None else packed.numel() * packed.element_size()
 
     def _restart(self, changes: tuple[int, int] | None) -> None:
         """Drop the packed weights and count products anew.
 
         changes: what `untyped.changes` returns for the weights whose products are counted.
         """
-        self._changes = changes
+        self._packed: Tensor | None = None  # first: another thread that finds the new `changes` must not read it
         self._n_products = 0
-        self._packed: Tensor | None = None
+        self._changes = changes
 
 
 class _Linear(torch.autograd.Function):
@@ -168,8 +177,8 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def _has_gradient(x: Tensor, weight_OI: Tensor) -> bool:
-    return torch.is_grad_enabled() and (x.requires_grad or weight_OI.requires_grad)
+def _has_gradient(*inputs: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs)
 
 
 def _is_for_onednn(x: Tensor, weight_OI: Tensor) -> bool:
