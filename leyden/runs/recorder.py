@@ -319,7 +319,8 @@ class _Mirror:
             self._loop.call_soon_threadsafe(self.news.set)
 
     async def flush(self) -> None:
-        """Write the pending changes, all points up to the next removal in one call.
+        """Write the pending changes in their order. Points are written in one call, up to the next
+        removal of later iterations (`cut`).
 
         Changes that the store did not take, because it failed or the call was cancelled, stay
         pending. Writing them again is harmless.
