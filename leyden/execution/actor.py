@@ -45,7 +45,9 @@ class Actor:
         threading.Thread(target=self._leave_with_its_node, name="leyden-node", daemon=True).start()
 
     def wake(self) -> str:
-        """Return a name that no other process of the worker has."""
+        """Return the name of this process, by which the caller recognises a process that has
+        worked before.
+        """
         return self._name
 
     def run(self) -> RunnerMessage | None:

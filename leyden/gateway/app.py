@@ -81,6 +81,13 @@ class GatewayApp:
         guard: SiteGuard,
         max_body_bytes: int,
     ) -> None:
+        """Make the application.
+
+        token: the key that clients must send; None admits any key.
+        live_key: the secret with which serving sessions sign live rollouts; None: no live rollouts.
+        control_key: returns the key with which runners end attempts, and operators control the
+            gateway.
+        """
         self._attempts = attempts
         self._recorder = recorder
         self._relay = relay

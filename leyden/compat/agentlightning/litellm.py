@@ -71,8 +71,8 @@ class ShowsTokenIds:
         is_rewritten = False
 
         async def rewritten_request() -> Message:
-            """Receive a message, and put the member into the JSON object at the body's
-            beginning.
+            """Receive a message, and put the request for token ids (`_MEMBER`) into the JSON object
+            at the body's beginning.
             """
             nonlocal is_rewritten
             message = await receive()
