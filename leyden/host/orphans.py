@@ -123,7 +123,10 @@ def _has(process: psutil.Process, name: str, value: str, all_below: bool) -> boo
 
 
 def _has_limit(process: psutil.Process, mark: str, all_below: bool) -> bool:
-    """Return whether a process carries the mark as a resource limit. all_below: of any worker."""
+    """Return whether a process carries the mark as a resource limit.
+
+    all_below: the mark is a run's, and those of its workers count too.
+    """
     if _LIMIT is None:
         return False
     try:

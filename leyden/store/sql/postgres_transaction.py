@@ -212,12 +212,16 @@ class PostgresTransaction:
         """Do nothing: an operation has a thread of its own, and may take its time."""
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
+        """Return the target that this operation knows, or else a guess, which is checked later.
+
+        No guess is made if the look-up was sent already (`ahead`), or if the operation runs again.
+        """
         key = rollout_id, attempt_id
         if (known := self.targets.get(key)) is not None or ("get_span_target", *key) in self._ahead:
             return known
         guess = self._guesses.retract(key) if self._again else self._guesses.get(key)
         if guess is not None:
-            self._check_guess()  # of another attempt
+            self._check_guess()  # an earlier guess, of another attempt
             self._unchecked = *key, *_values_of(guess)
             self.targets[key] = guess
         return guess
