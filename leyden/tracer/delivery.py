@@ -57,7 +57,7 @@ class SpanDestination(Protocol):
 
     @property
     def url(self) -> str:
-        """The receiver's name in messages."""
+        """The receiver's address, which error messages name."""
         ...
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:

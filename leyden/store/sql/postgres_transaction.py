@@ -238,7 +238,7 @@ class PostgresTransaction:
         if missing:
             found = self._send("lock_rollouts", {"rollout_ids": missing})
             self._locked.update(missing)
-            if 1 < len(missing) != found.rowcount:  # the operation makes them
+            if 1 < len(missing) != found.rowcount:  # some do not exist yet: the operation adds them
                 self._send("lock_new_rollouts", {})
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
