@@ -230,7 +230,12 @@ class DataframeIntradayBacktestData(BaseIntradayBacktestData):
 
 
 class SimpleIntradayBacktestData(DataframeIntradayBacktestData):
-    """The bars of a day in the pickled table `<data_dir>/<stock_id>.pkl`."""
+    """The bars of a day in the pickled table `<data_dir>/<stock_id>.pkl`.
+
+    deal_price: the price at which ticks trade. "close"; "bid_or_ask": the bid for a sale, the ask
+        for a purchase; "bid_or_ask_fill": the same, and the other one where it is missing.
+    order_dir: the order's side, which only the last two need.
+    """
 
     def __init__(
         self,
