@@ -284,7 +284,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """
         if self._collector is None:
             pin = None if self._run is None else self.pin
-            self._collector = RolloutCollector(self.get_store(), pin=pin, concurrency=self._concurrency)
+            self._collector = RolloutCollector(
+                self.get_store(), pin=pin, concurrency=self._concurrency, on_unfinished=self.announce_ready
+            )
         return self._collector
 
     @property

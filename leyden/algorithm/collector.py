@@ -150,6 +150,7 @@ class RolloutCollector:
         that a restarted program gives again, so that it takes over the pins. None: a random name.
     concurrency: how many rollouts the runners work on at once; None if unknown.
     budget: limits the requests; None: no limit.
+    on_unfinished: called when rollouts were requested that a runner must still run.
     """
 
     def __init__(
@@ -159,11 +160,13 @@ class RolloutCollector:
         pin: str | None = None,
         concurrency: int | None = None,
         budget: Budget | None = None,
+        on_unfinished: Callable[[], None] | None = None,
     ) -> None:
         check_number("concurrency", concurrency, at_least=1, whole=True, or_none="an unknown number")
         self._store = store
         self._pin = pin or f"collector {secrets.token_hex(6)}"
         self._concurrency = concurrency
+        self._on_unfinished = on_unfinished
         self.budget = budget or Budget()
         """The limit on requests. Set it before the first request."""
         self._unread: dict[str, int] = {}
@@ -496,6 +499,8 @@ class RolloutCollector:
                 self.budget.release(rollout.rollout_id)
             elif rollout.rollout_id in reserved:
                 self._sent.add(rollout.rollout_id)
+        if self._on_unfinished is not None and not all(rollout.finished for rollout in rollouts):
+            self._on_unfinished()
         return rollouts
 
     # ---- the budget ------------------------------------------------------------------------------

@@ -46,6 +46,10 @@ class IterativeAlgorithm(Algorithm):
 
     holds_runners = True
     resumable = True
+    holds_runners_until_request: bool = False
+    """Whether runners begin only when `collector` has requested a rollout that is not finished, and
+    not when the loop starts. Set it if results depend on the step in which a rollout runs: the
+    queue of a resumed run may hold rollouts of a step after the one that is repeated first."""
 
     def __init__(
         self,
@@ -209,10 +213,13 @@ class _Unpinning(Callback):
 
 
 class _RunnerGate(Callback):
-    """Lets the runners claim rollouts when the loop starts, after `setup` and `load`."""
+    """Lets the runners claim rollouts when the loop starts, after `setup` and `load`, unless they
+    have to wait for the first request.
+    """
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, algorithm: IterativeAlgorithm) -> None:
         self._algorithm = algorithm
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        self._algorithm.announce_ready()
+        if not self._algorithm.holds_runners_until_request:
+            self._algorithm.announce_ready()

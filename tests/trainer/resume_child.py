@@ -1,12 +1,14 @@
-"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [resume] [forget] [fail] [ahead] [hosted]`.
+"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [WORD ...]`.
 
-`groups.jsonl` has a line for each step that was begun: its number and the groups that it took. With `ahead`, the rollouts of
-the next step run while the policy is trained. With `hosted` the gateway works in the engine's process. With `fail` the algorithm
-raises in its fourth step, twice, and is restarted. With `forget` the store keeps nothing that it may forget, all the time.
+`groups.jsonl` has a line for each step that was begun: its number and the groups that it took. The words: `resume` a run. With
+`forget` the store keeps nothing that it may forget, all the time. With `fail` the algorithm raises in its fourth step, twice,
+and is restarted. With `ahead` the rollouts of the next step run while the policy is trained. With `hosted` the gateway works in
+the engine's process. With `slow` a second passes between the rollouts of a step and its training.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -24,6 +26,7 @@ class Failing(ly.PolicyGradient):
     """Raises after its first `failures` samplings, and keeps a list of the groups of each step."""
 
     failures = 0
+    slow = False
     groups_file: Path
 
     async def _take(self, stream: Any, count: int, iteration: int) -> Any:
@@ -37,10 +40,14 @@ class Failing(ly.PolicyGradient):
         if iteration == 3 and self.failures:
             self.failures -= 1
             raise ZeroDivisionError("in the update")
+        if self.slow:
+            await asyncio.sleep(1)
         return await super()._update(iteration, data)
 
 
-def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool, ahead: bool, hosted: bool) -> None:
+def main(
+    directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool, ahead: bool, hosted: bool, slow: bool
+) -> None:
     algorithm = Failing(
         ly.IsolatedBackend(WEIGHTS, deterministic=True, device="cpu", seed=7, max_length=128),
         n_steps=n_steps,
@@ -55,6 +62,7 @@ def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: boo
         writers=[CsvWriter(directory / "metrics.csv")],
     )
     algorithm.failures = 2 if fail else 0
+    algorithm.slow = slow
     algorithm.groups_file = directory / "groups.jsonl"
     trainer = ly.Trainer(
         algorithm=algorithm,
@@ -70,5 +78,5 @@ def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: boo
 
 
 if __name__ == "__main__":
-    words = ("resume", "forget", "fail", "ahead", "hosted")
+    words = ("resume", "forget", "fail", "ahead", "hosted", "slow")
     main(Path(sys.argv[1]), int(sys.argv[2]), **{word: word in sys.argv[3:] for word in words})

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -127,6 +128,26 @@ def assert_same_result(directory: Path, uninterrupted: Path) -> None:
     assert [[row[name] for name in timeless] for row in rows(directory)] == [
         [row[name] for name in timeless] for row in rows(uninterrupted)
     ]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_a_repeated_step_is_done_before_the_rollouts_of_the_next_one(uninterrupted: Path, tmp_path: Path) -> None:
+    """A checkpoint is written while the next step's rollouts run. If a kill comes before it is complete, they are in the
+    queue while the step before them is trained on again, and must be sampled from its weights all the same."""
+    directory = tmp_path / "run"
+    prepare(directory)
+    process = start(directory, "resume")
+    newest = directory / "checkpoints" / "step-000003"
+    while process.poll() is None and not (newest.exists() and unfinished(directory)):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert unfinished(directory)
+    shutil.rmtree(newest)
+    finish(start(directory, "resume", "slow"))
+    assert_same_result(directory, uninterrupted)
+    assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
 
 
 @SEEDS

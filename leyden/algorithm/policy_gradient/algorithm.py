@@ -111,6 +111,8 @@ class PolicyGradient(PolicyAlgorithm):
     options: further options of `PolicyAlgorithm` and `IterativeAlgorithm`.
     """
 
+    holds_runners_until_request = True
+
     def __init__(
         self,
         backend: PolicyBackend | Mapping[str, Any],

@@ -106,6 +106,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
     options: further options of `PolicyAlgorithm` and `IterativeAlgorithm`.
     """
 
+    holds_runners_until_request = True
+
     def __init__(
         self,
         backend: PolicyBackend | Mapping[str, Any],
