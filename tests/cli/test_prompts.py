@@ -27,7 +27,7 @@ pytest.importorskip("openai")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two rounds with two prompts, one of which is improved."""
+    """A run of two rounds with two prompts each; its best prompt has four rules more than the first."""
     directory = tmp_path_factory.mktemp("work") / "prompted"
 
     async def optimise() -> None:
@@ -71,7 +71,7 @@ def test_the_best_prompt_is_printed_and_exported(
     code, printed, _ = leyden("prompts", "best", str(run))
     assert code == 0
     assert printed.startswith(rules.SEED)
-    assert sum(rule in printed for rule in rules.RULES.values()) == 2
+    assert sum(rule in printed for rule in rules.RULES.values()) == 4
     _, as_json, _ = leyden("prompts", "best", str(run), "--json")
     assert json.loads(as_json)["prompt"]["template"] == printed.rstrip("\n")
     _, path, _ = leyden("prompts", "export", str(run), "--out", str(tmp_path / "out"))
@@ -82,7 +82,7 @@ def test_the_best_prompt_is_printed_and_exported(
 def test_the_history_has_rewards_decisions_and_reasons(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
     _, printed, _ = leyden("prompts", "history", str(run))
     first, *others = printed.splitlines()[1:]
-    assert (first.split()[0], first.split()[2:4]) == ("0", ["19", "best"])
+    assert (first.split()[0], first.split()[2:4]) == ("0", ["27", "best"])
     assert "the first prompts" in first
     assert [line.split()[0] for line in others] == sorted(line.split()[0] for line in others)
     assert all("RULE: " in line for line in others)
@@ -97,7 +97,7 @@ def test_the_history_has_rewards_decisions_and_reasons(run: Path, leyden: Callab
 def test_the_diff_shows_the_rules_that_were_added(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
     _, printed, _ = leyden("prompts", "diff", str(run))
     added = [line[1:] for line in printed.splitlines() if line.startswith("+") and not line.startswith("+++")]
-    assert len(added) == 2
+    assert len(added) == 4
     assert set(added) <= set(rules.RULES.values())
 
 
