@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -61,10 +62,10 @@ def kill_everything(process: subprocess.Popen[bytes], _: random.Random) -> str:
 
 def kill_engine_or_everything(process: subprocess.Popen[bytes], chance: random.Random) -> str:
     """Kill the engine first in half of the cases, and what is left of the run a moment later."""
-    engines = [
-        child for child in psutil.Process(process.pid).children() if "leyden.engine.serve" in " ".join(child.cmdline())
-    ]
-    killed = "run"
+    engines, killed = list[psutil.Process](), "run"
+    with contextlib.suppress(psutil.Error):  # the run or its engine is at its end
+        children = psutil.Process(process.pid).children()
+        engines = [child for child in children if "leyden.engine.serve" in " ".join(child.cmdline())]
     if engines and chance.random() < 0.5:
         engines[0].kill()
         killed = "engine"
