@@ -37,8 +37,8 @@ REASONS = {
     "429": r"set to fail with status 429",
     "500": r"set to fail with status 500",
     "503": r"set to fail with status 503",
-    "garbage": r"no JSON object|cannot be read|was not requested|before the answer was finished|text/html",
-    "cut": r"broke off|before the answer was finished|no JSON object|cannot reach|cannot be read",
+    "garbage": r"a JSON object|cannot be read|was not requested|before the answer was finished|text/html",
+    "cut": r"broke off|before the answer was finished|a JSON object|cannot reach|cannot be read",
     "left": r"disconnected",
 }
 """What the span of a failed call says, by what was done to it."""
