@@ -17,9 +17,9 @@ from leyden.loop.progress_bar import showing_setup
 from leyden.options import check_several
 
 _SMALL_BYTES: Final = 256 * 2**20
-"""By default, a checkpoint of at most this size is written after every step."""
+"""The largest checkpoint, in bytes, that is written after every step if no interval was chosen."""
 _LARGE_EVERY_SECONDS: Final = 600.0
-"""By default, the time between two larger checkpoints."""
+"""The seconds between two larger checkpoints if no interval was chosen."""
 
 
 class IterativeAlgorithm(Algorithm):

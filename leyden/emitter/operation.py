@@ -45,8 +45,8 @@ class OperationStep:
 
 
 class Operation(AbstractContextManager[OperationStep]):
-    """What `operation` returns: a context manager for a block, and a decorator for sync and async
-    functions.
+    """An operation of an agent, recorded as a span: a context manager for a block, and a decorator
+    for sync and async functions. `operation` makes it.
     """
 
     def __init__(self, name: str | None, attributes: Mapping[str, Any] | None) -> None:

@@ -41,7 +41,7 @@ class Redirection:
 
 @dataclass(slots=True)
 class CallRoute:
-    """Where the model calls of one attempt go, and the headers that they carry."""
+    """The address to which the model calls of one attempt go, and the headers that they carry."""
 
     rollout_id: str
     attempt_id: str

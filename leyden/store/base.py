@@ -71,7 +71,7 @@ from leyden.types import (
 
 
 class StoreCapabilities(TypedDict):
-    """What a store can do, for callers that depend on it."""
+    """The capabilities of a store, for callers that depend on them."""
 
     thread_safe: bool
     """Whether any thread may call it."""
@@ -116,7 +116,7 @@ class LightningStore(NamedOptions, ABC):
     @property
     @abstractmethod
     def capabilities(self) -> StoreCapabilities:
-        """What this store can do: where it may be used, whether it is durable and swept."""
+        """The capabilities of this store: where it may be used, whether it is durable and swept."""
 
     @abstractmethod
     async def statistics(self) -> StoreStatistics:

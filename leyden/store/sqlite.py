@@ -111,7 +111,7 @@ class SqliteLightningStore(SqlLightningStore):
 
     @property
     def capabilities(self) -> StoreCapabilities:
-        """What this store can do. A file that is opened read-only counts as swept, by its owner."""
+        """The capabilities of this store. A read-only file counts as swept, by its owner."""
         return {**super().capabilities, "swept": self._read_only}
 
     def record_server(self, server: str | None) -> None:

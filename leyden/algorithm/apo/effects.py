@@ -48,7 +48,7 @@ class Effects:
 
     base: float
     edits: Sequence[float]
-    """What each edit adds, by its number."""
+    """The effect of each edit on a prompt's value, by the edit's number."""
 
     def value(self, edits: Sequence[int]) -> float:
         """Return the mean reward of a prompt with the edits of these numbers."""

@@ -39,7 +39,7 @@ _EVERY_SPAN = {"limit": -1, "offset": 0, "sort_by": "sequence_id", "sort_order":
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
-    """What a store can do, under Agent Lightning's names."""
+    """The capabilities of a store, under Agent Lightning's names."""
 
     thread_safe: bool
     async_safe: bool

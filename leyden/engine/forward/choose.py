@@ -29,7 +29,8 @@ _PROBE_ROWS = 4
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 """The largest difference between two logits, relative to the largest logit, by dtype."""
 _COARSE_TOLERANCE = 0.1
-"""The same for half precision: in bfloat16 two orders of summation differ that much."""
+"""The largest difference between two logits in half precision, relative to the largest logit: in
+bfloat16, two orders of summation differ that much."""
 
 
 class Mismatch(Exception):

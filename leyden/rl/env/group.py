@@ -51,7 +51,7 @@ class EnvFailure:
     step: int
     """The number of steps that the episode had made."""
     doing: str
-    """What the environment did when it failed: `began`, `stepped` or `waited`."""
+    """The action during which the environment failed: `began`, `stepped` or `waited`."""
     headline: str
     """The error in one line."""
     traceback: str = ""
