@@ -6,6 +6,7 @@ What the reader supplies, the reason to skip the block names in backticks: `<!--
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -62,7 +63,9 @@ def errors(pages: Mapping[str, Path], directory: Path) -> list[str]:
     (directory / "pyrightconfig.json").write_text(json.dumps(settings))
     pyright = Path(sys.executable).with_name("basedpyright")
     command = [pyright, "--pythonpath", sys.executable, "-p", directory, "--outputjson"]
-    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    # Tests of `leyden.compat` in this process put a folder with an `agentlightning` into PYTHONPATH.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout)
     found: list[str] = []
     for error in report["generalDiagnostics"]:
         name, number, message = Path(error["file"]).stem, error["range"]["start"]["line"], error["message"]
