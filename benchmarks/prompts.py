@@ -6,8 +6,7 @@ family says (1 s in the median), a reflection 5 s, and 16 rollouts run at a time
 and what waits for something starts after it.
 
 Finished runs are kept in `results/prompts_runs.jsonl` and not repeated, so an interrupted benchmark continues. Delete the lines of a
-side to run it anew, or the file to start afresh. What the reflection model draws depends on the seed alone, not on how busy the
-machine is. Simulated time may differ in `flaky` and `heavy_tailed`, by which of two simultaneous batches ends first.
+side to run it anew, or the file to start afresh. A run of Leyden depends on its seed alone, not on how busy the machine is.
 `PROMPTS_SEEDS=2` takes fewer seeds than twenty, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. Two families, `HELD_OUT`,
 were not looked at while the optimisers were written. Without peers of environments of their own, each family and seed takes 5 s of CPU:
 20 seeds take nine minutes on two idle cores. A run of Agent Lightning's APO goes on after its budget, see `LIMIT`, and takes 1 to 5 s.
@@ -23,11 +22,11 @@ import math
 import os
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 
@@ -63,6 +62,8 @@ THREADED_SEEDS = 5
 JOBS = int(os.environ.get("PROMPTS_JOBS", str(os.cpu_count() or 1)))
 RESAMPLES = 2000
 
+T = TypeVar("T")
+
 
 # ---- optimisers ----
 
@@ -76,6 +77,19 @@ class _Timed:
 
     trace: Trace
 
+    async def in_turn(self, evaluation: Awaitable[T]) -> T:
+        """Return the result of an evaluation, after those of all that were requested before it.
+
+        So the order in which simultaneous evaluations are noted does not depend on which of them ends first.
+        """
+        before, self._noted = self._noted, (done := asyncio.Event())
+        try:
+            found = await evaluation
+            await before.wait()
+            return found
+        finally:
+            done.set()
+
     def note(self, candidate: Candidate, tasks: Sequence[Any], scores: Sequence[Score]) -> None:
         new = [each.result.rollout_id for each in scores if each.result is not None]
         fresh = [place for place, rollout_id in enumerate(new) if rollout_id not in self._seen]
@@ -88,7 +102,8 @@ class _Timed:
         self.trace.best(_texts(candidate))
 
     def __init__(self, *args: Any, trace: Trace, **options: Any) -> None:
-        self.trace, self._seen = trace, set[str]()
+        self.trace, self._seen, self._noted = trace, set[str](), asyncio.Event()
+        self._noted.set()
         super().__init__(*args, **options)
 
 
@@ -96,7 +111,7 @@ class _APO(_Timed, ly.APO):
     async def evaluate_prompt_on_batch(
         self, prompt: Candidate, tasks: Sequence[Any], *args: Any, **options: Any
     ) -> Any:
-        scores = await super().evaluate_prompt_on_batch(prompt, tasks, *args, **options)
+        scores = await self.in_turn(super().evaluate_prompt_on_batch(prompt, tasks, *args, **options))
         self.note(prompt, tasks, scores.scores)
         return scores
 
@@ -120,7 +135,7 @@ class _APO(_Timed, ly.APO):
 class _GEPA(_Timed, ly.GEPA):
     async def _scores(self, candidate: Candidate, items: Any) -> list[Score]:
         self.trace.clock.barrier()
-        scores = await super()._scores(candidate, items)
+        scores = await self.in_turn(super()._scores(candidate, items))
         data = {"train": self._train, "val": self._val}
         self.note(candidate, [data[item.mode][item.index] for item in items], scores)
         return scores
