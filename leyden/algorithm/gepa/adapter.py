@@ -62,6 +62,9 @@ class Evolution(Protocol):
     algorithm's loop.
     """
 
+    failed_reward: float
+    """The reward of a rollout that failed."""
+
     def prompt(self, texts: Texts, name: str) -> PromptTemplate: ...
     def component(self) -> str: ...
     async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]: ...
@@ -155,7 +158,9 @@ class _GepaAdapter:
                 outputs=[None] * len(scores),
                 scores=[score.reward for score in scores],
                 trajectories=scores,
-                objective_scores=objective_scores(scores, self._objectives) if self._has_objectives else None,
+                objective_scores=objective_scores(scores, self._objectives, self._evolution.failed_reward)
+                if self._has_objectives
+                else None,
             )
             for scores in found
         ]

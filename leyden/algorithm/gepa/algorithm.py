@@ -25,7 +25,7 @@ from leyden.algorithm.gepa.adapter import Item, Proposal, ReflectionTask, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
 from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
-from leyden.algorithm.prompts.beliefs import beliefs
+from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
@@ -93,7 +93,9 @@ class GEPA(PromptOptimiser):
     max_prompt_characters: the most characters of a prompt; a longer one is refused.
     agent_version: a text that changes whenever the agent's results may change, so that rewards of
         equal prompts are reused; None: the version that the trainer finds.
-    failed_reward: the reward of a rollout that failed.
+    failed_reward: the reward of a rollout that failed, and, with another `frontier` than
+        "instance", of one whose reward lacks a dimension that the rewards of others have, in that
+        dimension.
     seed: seed of the choice of tasks and parents, and of the order of validation tasks.
     """
 
@@ -203,13 +205,13 @@ class GEPA(PromptOptimiser):
                 "give more, or a smaller val_dataset"
             )
         self.announce_ready()
-        await self._search_and_measure()
+        await self._search_and_choose()
         await self.collector.release(self.max_steps + 1)
         return await self.result(
             self._first,
             {**self._rewards},
             n_compared=max(1, len(self._rewards) - 1),
-            expected_reward=self._expected_reward(self._best or self._first),
+            expected_reward=self._expected_rewards().get((self._best or self._first).key),
         )
 
     def _begin(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
@@ -226,11 +228,13 @@ class GEPA(PromptOptimiser):
         self._pool: list[Candidate] = []
         """Candidates that were measured and not stopped, in the order of the package `gepa`."""
         self._rewards: dict[str, dict[int, float]] = {}
-        """Rewards of the candidates in the pool on validation tasks, by the candidate's key."""
+        """Rewards of the candidates in the pool on validation tasks, by the candidate's key; at the
+        end, of all that have one."""
         self._all_rewards: dict[str, dict[Item, float]] = {}
         """Rewards of all candidates that ran, by key; a parent comes before its children."""
         self._parents: dict[str, str] = {}
-        """The key of each rewritten candidate's parent."""
+        """The key of each rewritten candidate's parent, and of the better parent of a candidate in
+        the pool that the package has merged of two."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
         self._is_racing = self.race_error is not None
         self._choices = 0
@@ -239,9 +243,9 @@ class GEPA(PromptOptimiser):
         """For each prompt's name: the number of its rewritings, and of those whose candidate
         beat its parent."""
 
-    async def _search_and_measure(self) -> None:
-        """Search, and then measure the best candidate on the rest of the validation set. The search
-        cannot spend the rollouts for that, because they are reserved.
+    async def _search_and_choose(self) -> None:
+        """Search, and then choose the best candidate. The search cannot spend the rollouts with
+        which the leader is measured on the rest of the validation set, because they are reserved.
         """
         budget = self.collector.budget
         reserved = 0
@@ -252,15 +256,46 @@ class GEPA(PromptOptimiser):
         await self._search()
         if budget.rollouts is not None:
             budget.rollouts += reserved
-        if self._best is None:
-            return
-        try:
-            await self._complete(self._best, range(len(self._val)))
-        except BudgetExceeded as error:
-            logger.warning("the best prompts are not measured on the whole validation set: %s", error)
-            return
-        if self._first.key in self._rewards and not _is_better(self._rewards, self._best, self._first):
-            await self.accept(self._first)  # the leader was better on the tasks of a stage alone
+        if self._best is not None:
+            try:
+                await self._choose(self._best)
+            except BudgetExceeded as error:
+                logger.warning("the best prompts are not measured on the whole validation set: %s", error)
+
+    async def _choose(self, leader: Candidate) -> None:
+        """Accept the candidate with the highest expected reward of those that the budget allows to
+        measure on the whole validation set, and write its record to the store.
+
+        It is measured there first. If its new rewards are worse than expected, another one may be
+        the next.
+        """
+        candidates = {each.key: each for each in self._candidates.values()}
+        for key, found in self._all_rewards.items():  # races have stopped some of them
+            if rewards := {item.index: reward for item, reward in found.items() if item.mode == "val"}:
+                self._rewards.setdefault(key, rewards)
+        best, n_tasks = leader, len(self._val)
+        while True:
+            expected, left = self._expected_rewards(), self.collector.budget.left
+            possible = [key for key in expected if left is None or n_tasks - len(self._rewards.get(key, ())) <= left]
+            best = candidates[max(possible, key=expected.__getitem__, default=leader.key)]
+            if not await self._complete(best, range(n_tasks)):
+                break
+        if best.key != leader.key:
+            await self.accept(best)
+        rewards, n_compared = self._rewards[best.key], max(1, len(self._rewards) - 1)
+        record = record_of(
+            best,
+            await self.publish(best),
+            reward=_mean(rewards),
+            tasks=len(rewards),
+            kept=True,
+            accepted=True,
+            comparison=None
+            if best.key == leader.key
+            else compare(self._rewards[leader.key], rewards, n_compared=n_compared),
+        )
+        # A number after all those of the pool, also of the same run with a larger budget.
+        await self.record(self.max_steps * self.proposals_per_step + self._step + 1, [record])
 
     async def _search(self) -> None:
         """Run the search of the package `gepa` in a thread, until it ends or the budget is
@@ -349,9 +384,14 @@ class GEPA(PromptOptimiser):
         best one, and write its record to the store.
 
         rewards: its rewards by validation task.
+        parents: the places of its parents in the pool; two if the package has merged it.
         """
         candidate = self._candidate(texts)
         before = self._best
+        if len(parents) > 1:
+            self._parents[candidate.key] = max(
+                (self._pool[each].key for each in parents), key=lambda key: _mean(self._rewards[key])
+            )
         self._pool.append(candidate)
         self._rewards[candidate.key] = dict(rewards)
         is_best = before is None or _is_better(self._rewards, candidate, before)
@@ -485,25 +525,29 @@ class GEPA(PromptOptimiser):
         return list(race.rewards)
 
     async def _complete(self, candidate: Candidate, tasks: Sequence[int]) -> list[Score]:
-        """Measure a candidate of the pool on those of the validation tasks for which it has no
-        reward yet. Return the new scores.
+        """Measure a candidate on those of the validation tasks for which it has no reward yet.
+        Return the new scores.
         """
-        rewards = self._rewards[candidate.key]
+        rewards = self._rewards.setdefault(candidate.key, {})
         missing = [task for task in tasks if task not in rewards]
         scores = await self._scores(candidate, [Item("val", task) for task in missing]) if missing else []
         rewards.update((task, score.reward) for task, score in zip(missing, scores, strict=True))
         return scores
 
-    def _expected_reward(self, candidate: Candidate) -> float | None:
-        """Return a candidate's expected reward, given the rewards of all candidates, within
-        `reward_range`; None if it has no reward.
+    def _expected_rewards(self) -> dict[str, float]:
+        """Return the expected reward of each candidate that ran, by key, given the rewards of all
+        candidates. The order of the sums, and so the result, does not depend on the order in which
+        rollouts have ended.
         """
-        keys, (low, high) = list(self._all_rewards), self._race_range
-        if candidate.key not in keys:
-            return None
-        parents = [keys.index(parent) if (parent := self._parents.get(key)) in keys else None for key in keys]
-        found = beliefs(parents, list(self._all_rewards.values()))[keys.index(candidate.key)]
-        return min(max(found.mean, low), high) if self._is_in_range else found.mean
+        candidates = [each for each in self._candidates.values() if each.key in self._all_rewards]
+        candidates.sort(key=lambda each: (each.round, each.branch, each.key))
+        places = {candidate.key: place for place, candidate in enumerate(candidates)}
+        parents = [places.get(parent) if (parent := self._parents.get(key)) else None for key in places]
+        rewards = [dict(sorted(self._all_rewards[key].items(), key=_place)) for key in places]
+        seen = [reward for each in rewards for reward in each.values()]
+        low, high = self._race_range
+        found = expected_rewards(parents, rewards, (min(low, *seen), max(high, *seen))) if seen else []
+        return dict(zip(places, found, strict=True))
 
     def _count_edit(self, name: str, written: int, better: int) -> None:
         """Count edits of a prompt: how many were written, and how many were better."""
@@ -552,6 +596,11 @@ def _is_better(rewards: Mapping[str, Rewards], candidate: Candidate, other: Cand
     """
     mine, others = rewards[candidate.key], rewards[other.key]
     return sum(mine[task] - others[task] for task in mine.keys() & others.keys()) > 0
+
+
+def _place(found: tuple[Item, float]) -> tuple[str, int]:
+    """Return the place of an item in an order of all tasks, for an item with its reward."""
+    return found[0].mode, found[0].index
 
 
 def _mean(rewards: Mapping[int, float]) -> float:

@@ -54,12 +54,13 @@ def objective_rewards(score: Score) -> dict[str, float]:
     return get_rewards_from_span(found[-1]) if found else {}
 
 
-def objective_scores(scores: Sequence[Score], known: dict[str, None]) -> list[dict[str, float]]:
+def objective_scores(scores: Sequence[Score], known: dict[str, None], failed_reward: float) -> list[dict[str, float]]:
     """Return the rewards of each rollout by dimension, for the package `gepa`.
 
-    A rollout without rewards gets its score, `failed_reward`, in each known dimension, because the
-    package takes a mean over the rollouts that have the dimension. If none is known, the score is a
-    dimension by itself, for all rollouts from then on, because the package needs at least one.
+    A rollout gets `failed_reward` in each known dimension that its reward lacks, whether it failed
+    or succeeded, because the package takes a mean over the rollouts that have the dimension. If
+    none is known, the score is a dimension by itself, for all rollouts from then on, because the
+    package needs at least one.
 
     known: the dimensions of all rollouts so far, to which those of `scores` are added.
     """
@@ -69,7 +70,7 @@ def objective_scores(scores: Sequence[Score], known: dict[str, None]) -> list[di
         known[semconv.PRIMARY_REWARD] = None
     of_all = known.keys() & {semconv.PRIMARY_REWARD}
     return [
-        {**dict.fromkeys(of_all if each else known, score.reward), **each}
+        {**dict.fromkeys(known, failed_reward), **dict.fromkeys(of_all, score.reward), **each}
         for each, score in zip(found, scores, strict=True)
     ]
 

@@ -154,9 +154,38 @@ async def test_a_search_whose_first_prompt_always_fails_finds_one_that_does_not(
 
 def test_a_failed_rollout_lowers_the_mean_of_every_known_dimension() -> None:
     failed, known = Score(0, 0, -1.0, "it failed", None), dict[str, None]()
-    assert objective_scores([failed], known) == [{"primary": -1.0}]
+    assert objective_scores([failed], known, -1.0) == [{"primary": -1.0}]
     known = {"solved": None, "brevity": None}
-    assert objective_scores([failed], known) == [{"solved": -1.0, "brevity": -1.0}]
+    assert objective_scores([failed], known, -1.0) == [{"solved": -1.0, "brevity": -1.0}]
+
+
+async def test_a_rollout_whose_reward_lacks_a_dimension_counts_there_as_failed() -> None:
+    """The first prompt is the best in brevity on the one task on which it states its brevity. Were the other tasks left out, it
+    would have a brevity of 1, and would stay a parent."""
+
+    @ly.rollout
+    async def at_times_brief(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> None:
+        text = prompt_template.template
+        solved = rules.RULES[task["topic"]] in text
+        ly.emit_message("Here is what to do." if solved else f"I do not know about {task['topic']}.")
+        is_first = text == rules.SEED
+        rewards = {"solved": float(solved), "brevity": 1.0 if is_first else 0.5}
+        if is_first and task != rules.VAL[0]:
+            del rewards["brevity"]
+        ly.emit_reward(rewards, primary_key="solved")
+
+    rewritten: list[str] = []
+
+    def reply(body: dict[str, Any]) -> Any:
+        rewritten.append(str(body["messages"][0]["content"]).split("```")[1].strip())
+        return evolving.reply(body)
+
+    async with FakeUpstream(reply=reply) as upstream:
+        options = {**evolving.OPTIONS, "max_steps": 20}
+        gepa = ly.GEPA(**options, candidate_selection="pareto", frontier="objective")
+        await optimise(gepa, upstream, agent=at_times_brief)
+    first_success = next(place for place, text in enumerate(rewritten) if text != rules.SEED)
+    assert rules.SEED not in rewritten[first_success:]
 
 
 async def test_by_success_the_prompt_whose_rewriting_helps_is_chosen_most_often() -> None:
