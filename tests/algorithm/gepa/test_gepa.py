@@ -345,14 +345,18 @@ async def test_the_expected_reward_is_closer_to_the_truth_than_the_one_by_which_
             return attempt.reward
 
         async with FakeUpstream(reply=sim.reply) as upstream:
+            gepa = ly.GEPA(max_steps=15, seed=seed)
             trainer = ly.Trainer(
-                algorithm=ly.GEPA(max_steps=15, seed=seed),
+                algorithm=gepa,
                 llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
                 initial_resources=sim.initial_resources,
                 store="memory",
                 progress=False,
             )
             result = (await trainer.afit(agent, sim.tasks(40), sim.tasks(20, start=100))).result
+        of_all = gepa._expected_rewards()  # pyright: ignore[reportPrivateUsage]
+        assert result.expected_reward == max(of_all.values()), "no candidate that ran is expected to be better"
+        assert result.against_first.tasks == 20, "it is measured on the whole validation set"
         truth = sim.expected_reward(result.prompts)
         chosen_by.append(result.reward - truth)
         expected.append(result.expected_reward - truth)
