@@ -43,6 +43,7 @@ from benchmarks.peers.prompts_world import (
     SLOTS,
     Run,
     Trace,
+    follow,
     measure,
 )
 from benchmarks.report import RESULTS, Table
@@ -100,6 +101,8 @@ class _Timed:
     async def accept(self, candidate: Candidate) -> None:
         await super().accept(candidate)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] -- PromptOptimiser has it
         self.trace.best(_texts(candidate))
+        if self.trace.ends_at_share and self.trace.curve[-1][2] >= SHARE:
+            self._loop.stop()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] -- IterativeAlgorithm has it
 
     def __init__(self, *args: Any, trace: Trace, **options: Any) -> None:
         self.trace, self._seen, self._noted = trace, set[str](), asyncio.Event()
@@ -119,13 +122,13 @@ class _APO(_Timed, ly.APO):
         self.trace.clock.barrier()
         return await super()._rewrite(iteration, n_branches)
 
-    async def _branch(self, place: Branch, parent: int) -> Candidate | None:
+    async def _branch(self, place: Branch, parent: int, tasks: Sequence[int]) -> Candidate | None:
         _draws.set(itertools.count(1000 * (place.round * self.beam_width + place.branch + 1)))
-        return await super()._branch(place, parent)
+        return await super()._branch(place, parent, tasks)
 
-    async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
+    async def _draw(self, iteration: int, stage: int, count: int) -> list[int]:
         self.trace.clock.barrier()
-        return await super()._run_drawn(iteration, n_runs)
+        return await super()._draw(iteration, stage, count)
 
     async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
         self.trace.clock.barrier()
@@ -202,10 +205,13 @@ async def _leyden(trace: Trace, make: Callable[[Any, Trace, int], Any], seed: in
 
 
 def _apo(client: Any, trace: Trace, seed: int) -> ly.APO:
-    budget = ly.Budget(rollouts=BUDGET)
+    budget = ly.Budget(rollouts=LIMIT if trace.ends_at_share else BUDGET)
     models = {"gradient_model": "fake", "apply_edit_model": "fake"}
-    sizes = {"beam_width": 4, "branch_factor": 1, "beam_rounds": 100, "gradient_batch_size": 3, "val_batch_size": 3}
-    return _APO(client, trace=trace, **models, **sizes, run_initial_validation=False, budget=budget, seed=seed)
+    sizes = {"beam_width": 4, "branch_factor": 1, "beam_rounds": 1000, "gradient_batch_size": 3, "val_batch_size": 3}
+    stages = {"critic_runs": 1, "candidates_per_stage": 3, "stages_per_round": 2}
+    return _APO(
+        client, trace=trace, **models, **sizes, **stages, run_initial_validation=False, budget=budget, seed=seed
+    )
 
 
 def _gepa(client: Any, trace: Trace, seed: int) -> ly.GEPA:
@@ -254,7 +260,8 @@ Key = tuple[str, str, int]
 def run_here(key: Key) -> Run:
     """Run one optimiser on one world, in this process."""
     side, family, seed = key
-    return measure(side, SIDES[side], family, seed)
+    run = measure(side, SIDES[side], family, seed)
+    return follow(run, SIDES[side]) if side == APO and run.reached() is None else run
 
 
 def new_runs(peer: Peer | None, wanted: Sequence[Key]) -> Iterator[Run]:
@@ -273,7 +280,7 @@ def new_runs(peer: Peer | None, wanted: Sequence[Key]) -> Iterator[Run]:
 
 def _is_complete(run: Run) -> bool:
     """Return whether a run had the budget of today, and was followed beyond it if it has to be."""
-    is_followed = run.side != AGENT_LIGHTNING or run.followed is not None
+    is_followed = run.side not in (AGENT_LIGHTNING, APO) or run.followed is not None
     return run.budget == BUDGET and (is_followed or run.reached() is not None)
 
 
@@ -394,7 +401,7 @@ def _overall(side: str, each: list[Run]) -> list[str]:
         _cell([mean_truth(run) for run in each], 2),
         _cell([run.truth for run in each], 2),
         _cell([run.gap for run in each], 3),
-        _cell([expected_gap(run) for run in each], 3) if side == GEPA else "",
+        _cell([expected_gap(run) for run in each], 3) if side in (GEPA, APO) else "",
         f"{max(run.rollouts for run in each)} of {BUDGET}",
     ]
 
@@ -430,7 +437,7 @@ def main(peer: Peer | None) -> list[Row | Table]:
             paired_row(f"{name}: simulated time to 95 %, 16 slots", "s", mine, others, seconds_needed),
             paired_row(f"{name}: selection gap, absolute", "reward", mine, others, lambda run: abs(run.gap)),
         ]
-        if ours == GEPA:
+        if ours == GEPA or theirs == AGENT_LIGHTNING:
             gap = f"{name}: selection gap of the expected reward, absolute"
             rows.append(paired_row(gap, "reward", mine, others, lambda run: abs(expected_gap(run))))
         if theirs == AGENT_LIGHTNING:

@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leyden.testing import PromptSim
@@ -117,8 +117,12 @@ class Trace:
     reflections: int = 0
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """Rollouts, seconds and normalised truth each time that the best prompts changed."""
+    reflections_to_share: int | None = None
+    """Reflection calls until the best prompts first came to `SHARE` of the optimum; None before."""
     expected: float | None = None
     """The reward that the optimiser expects of its final prompts on new tasks; None if it says none."""
+    ends_at_share: bool = False
+    """Whether the run has `LIMIT` rollouts, and ends when it has come to `SHARE` of the optimum."""
     spent: Spent | None = None
     """The state when the budget was spent, of a run that went on."""
 
@@ -129,7 +133,10 @@ class Trace:
 
     def best(self, prompts: dict[str, str]) -> None:
         """Note new best prompts."""
-        self.curve.append((self.rollouts, round(self.clock.end, 2), self.sim.normalised_score(prompts)))
+        truth = self.sim.normalised_score(prompts)
+        self.curve.append((self.rollouts, round(self.clock.end, 2), truth))
+        if truth >= SHARE and self.reflections_to_share is None:
+            self.reflections_to_share = self.reflections
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,8 @@ class Run:
     """The reward that the optimiser expects on new tasks, if it says one, minus the truth."""
     followed: tuple[int, float] | None = None
     """Rollouts and seconds at which the run was given up, if it went on after its budget."""
+    reflections_to_share: int | None = None
+    """Reflection calls until the truth was first at `SHARE` of the optimum; None if never, or for runs that did not count them."""
 
     def reached(self, share: float = SHARE, *, within: int = BUDGET) -> tuple[float, float] | None:
         """Return rollouts and seconds until the truth was first at this share of the optimum; None if never."""
@@ -181,4 +190,21 @@ def measure(side: str, optimise: Callable[[Trace, int], tuple[dict[str, str], fl
         expected_gap=None if trace.expected is None else trace.expected - sim.expected_reward(spent.prompts),
         wall_s=round(time.perf_counter() - began, 2),
         followed=(end.rollouts, end.seconds) if trace.spent else None,
+        reflections_to_share=trace.reflections_to_share,
+    )
+
+
+def follow(run: Run, optimise: Callable[[Trace, int], tuple[dict[str, str], float]]) -> Run:
+    """Repeat a run with `LIMIT` rollouts, until it comes to `SHARE` of the optimum. Return it with what followed its budget.
+
+    The repetition is the same up to the rounds that the smaller budget has cut short.
+    """
+    trace = Trace(world(run.family, run.seed), ends_at_share=True)
+    optimise(trace, run.seed)
+    later = [point for point in trace.curve if point[0] > run.budget]
+    return replace(
+        run,
+        curve=[*run.curve, *later],
+        followed=(trace.rollouts, trace.clock.end),
+        reflections_to_share=trace.reflections_to_share,
     )

@@ -12,9 +12,10 @@ from leyden.algorithm.prompts.components import name_to_improve
 from leyden.errors import ConfigError
 
 COUNTS = {
-    ly.APO: ["gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds"],
+    ly.APO: ["gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds", "stages_per_round"],
     ly.GEPA: ["max_steps", "proposals_per_step", "minibatch_size"],
 }
+OR_NONE = {ly.APO: ["critic_runs", "candidates_per_stage"], ly.GEPA: list[str]()}
 NUMBERS = {ly.APO: ["diversity_temperature"], ly.GEPA: ["reflection_temperature"]}
 NAMES = {ly.APO: ["gradient_model", "apply_edit_model"], ly.GEPA: ["reflection_model"]}
 WRONG = [math.nan, math.inf, True, "4", [4]]
@@ -24,6 +25,7 @@ REFUSED = [
     for optimiser in (ly.APO, ly.GEPA)
     for names, values in (
         ([*COUNTS[optimiser], "max_prompt_characters"], [*WRONG, 0, -1, 1.5, None]),
+        (OR_NONE[optimiser], [*WRONG, 0, 1.5]),
         ([*NUMBERS[optimiser]], [*WRONG, -0.1, None]),
         (["rollout_batch_timeout"], [*WRONG, 0, None]),
         (["failed_reward"], [*WRONG, None]),

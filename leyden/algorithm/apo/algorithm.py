@@ -35,6 +35,7 @@ from leyden.algorithm.evaluator import Score, Scores
 from leyden.algorithm.iterative import IterativeAlgorithm
 from leyden.algorithm.policy_gradient.batch import epoch_place
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
+from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
@@ -43,7 +44,7 @@ from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 from leyden.errors import BudgetExceeded, CheckpointError, ConfigError
 from leyden.loop import Metrics
-from leyden.options import check_flag
+from leyden.options import check_flag, check_number
 from leyden.types import RolloutMode
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ _STATE = "apo.json"
 class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
-    Costs at most `beam_width * branch_factor * gradient_batch_size + val_batch_size` rollouts a
-    round, `2 * (n_val + gradient_batch_size)` in addition, and twice as many calls of the
-    reflection models as a round has branches if each first answer can be used.
+    Costs at most `stages_per_round * candidates_per_stage * gradient_batch_size + val_batch_size`
+    rollouts a round, `2 * (n_val + gradient_batch_size)` in addition, and twice as many calls of
+    the reflection models as a round has branches if each first answer can be used.
 
     async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of
         the gateway, which records these calls with tokens and cost.
@@ -69,15 +70,21 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     apply_edit_model: the model that rewrites. None: `gpt-4.1-mini` with a client, otherwise the one
         model that the gateway serves.
     diversity_temperature: sampling temperature of the reflection models.
-    gradient_batch_size: the number of training tasks that a candidate runs in a round, the same
-        tasks for all, and the number of runs that a critic reads.
+    gradient_batch_size: the number of training tasks that a candidate runs in a stage, the same
+        tasks for all. At most two thirds are tasks whose runs the critics of the round have read.
+    critic_runs: the number of runs that a critic reads, those first that the fewest critics have
+        read. None: `gradient_batch_size`.
     val_batch_size: the number of validation tasks on which a candidate is compared with the best
         one before it replaces it.
     beam_width: the number of prompts that a round rewrites, the best of those that ran in the round
         before.
-    branch_factor: the number of new prompts from each prompt in the beam. A round runs as many
-        candidates as it has branches: `beam_width * branch_factor`.
+    branch_factor: the number of new prompts from each prompt in the beam.
     beam_rounds: number of rounds.
+    candidates_per_stage: how many candidates are chosen and run at a time. None: as many as a round
+        has branches, `beam_width * branch_factor`.
+    stages_per_round: how often a round chooses candidates and runs them, each time after all
+        rewards of the time before. More stages need fewer rounds, and so less time, because the
+        reflection models are slower than most agents; but they need more rollouts.
     reward_range: the lowest and the highest reward of the agent; None: unknown. A prompt with the
         highest reward on all its tasks is not rewritten. A reward outside the range is logged as a
         warning.
@@ -109,6 +116,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         beam_width: int = 4,
         branch_factor: int = 4,
         beam_rounds: int = 3,
+        critic_runs: int | None = None,
+        candidates_per_stage: int | None = None,
+        stages_per_round: int = 1,
         reward_range: tuple[float, float] | None = None,
         rollout_batch_timeout: float = 3600.0,
         run_initial_validation: bool = True,
@@ -132,6 +142,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
                 "beam_width": beam_width,
                 "branch_factor": branch_factor,
                 "beam_rounds": beam_rounds,
+                "stages_per_round": stages_per_round,
                 "max_prompt_characters": max_prompt_characters,
             },
             temperature=("diversity_temperature", diversity_temperature),
@@ -149,6 +160,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             seed=seed,
         )
         check_flag("run_initial_validation", run_initial_validation)
+        check_number("critic_runs", critic_runs, at_least=1, whole=True, or_none="gradient_batch_size")
+        wanted = "as many as a round has branches"
+        check_number("candidates_per_stage", candidates_per_stage, at_least=1, whole=True, or_none=wanted)
         super().__init__(
             max_iters=beam_rounds, val_every_n_iters=1, validate_first=run_initial_validation, **loop_options
         )
@@ -167,6 +181,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self.diversity_temperature = diversity_temperature
         self.gradient_batch_size, self.val_batch_size = gradient_batch_size, val_batch_size
         self.beam_width, self.branch_factor, self.beam_rounds = beam_width, branch_factor, beam_rounds
+        self.critic_runs = critic_runs or gradient_batch_size
+        self.candidates_per_stage = candidates_per_stage or beam_width * branch_factor
+        self.stages_per_round = stages_per_round
         self.rollout_batch_timeout, self.run_initial_validation = rollout_batch_timeout, run_initial_validation
         self.max_prompt_characters, self.seed = max_prompt_characters, seed
         self._writer = PromptWriter(
@@ -186,6 +203,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._costs = Costs(0, 0, 0, 0)
         self._search = Search([Candidate({})])
         self._round = Round()
+        self._read_tasks: list[int] = []
+        """The training tasks whose runs the critics of this round read."""
         self._has_warned = False
 
     # ---- the loop's points -----------------------------------------------------------------------
@@ -225,13 +244,14 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._round = Round(planned=n_runs * self._costs.gradient + self._costs.first + 2 * self._costs.sample)
         if n_runs == 0:
             return self._end(iteration, "the budget has no room for another prompt")
-        n_new = await self._rewrite(iteration, n_runs)
+        n_branches = min(self.beam_width * self.branch_factor, n_runs)
+        n_new = await self._rewrite(iteration, n_branches)
         if not search.measured:
             return self._end(iteration, f"no prompt was measured, because {self._round.exceeded}")
         drawn = await self._run_drawn(iteration, n_runs)
         self._report(iteration, n_new)
         await self._choose(iteration, drawn)
-        metrics = {**self._metrics(), "branches": n_runs, "new_prompts": n_new}
+        metrics = {**self._metrics(), "branches": n_branches, "new_prompts": n_new}
         if self.collector.budget.seconds_left == 0:
             return self._end(iteration, "the time of the budget is over", metrics)
         return metrics
@@ -256,7 +276,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         CheckpointError for one of an older version.
         """
         state = json.loads((path / _STATE).read_text())
-        if "edits" not in state.get("search", {}):
+        if "read" not in state.get("search", {}):
             raise CheckpointError(f"{path} was written by an older Leyden; start a new run, whose scores are reused")
         self.collector.budget.restore(state["spent"])
         self._search = Search.from_json(state["search"])
@@ -276,7 +296,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         rewards: dict[str, Rewards] = {
             candidate.key: search.val[place] for place, candidate in enumerate(search.candidates)
         }
-        return await self.result(search.candidates[0], rewards, n_compared=max(1, len(search.measured) - 1))
+        n_compared, expected = max(1, len(search.measured) - 1), self._expected_reward()
+        return await self.result(search.candidates[0], rewards, n_compared=n_compared, expected_reward=expected)
 
     # ---- the parts of a round, for users and subclasses ------------------------------------------
 
@@ -334,13 +355,14 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     # ---- one round -------------------------------------------------------------------------------
 
     def _affordable_runs(self, iteration: int) -> int:
-        """Return how many candidates the budget allows in this round, at its highest cost.
+        """Return how many candidates the budget allows in all stages of this round together, at its
+        highest cost.
 
         From the tokens and the cost that are left, the number of rollouts is estimated by the mean
         so far. The decision is written to the journal, so that a resumed round has as many
         candidates as before.
         """
-        wanted, left = self.beam_width * self.branch_factor, self.collector.budget.rollouts_expected
+        wanted, left = self.candidates_per_stage * self.stages_per_round, self.collector.budget.rollouts_expected
         if left is None:
             return wanted
         place = f"{iteration}/branches"
@@ -363,25 +385,40 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         if not search.train[0]:
             await self._try_to_measure(0, "train", self._turns(0, self._costs.first), iteration)
         parents = [search.beam[branch % len(search.beam)] for branch in range(n_branches)]
-        children = await gather_all(
-            [self._branch(Branch(iteration, branch), parent) for branch, parent in enumerate(parents)]
-        )
+        places = [Branch(iteration, branch) for branch in range(n_branches)]
+        read = [self._read(*each) for each in zip(places, parents, strict=True)]
+        self._read_tasks = list(dict.fromkeys(task for tasks in read for task in tasks))
+        children = await gather_all([self._branch(*each) for each in zip(places, parents, read, strict=True)])
         pairs = zip(children, parents, strict=True)
         return sum(search.add(child, parent) for child, parent in pairs if child is not None)
 
     async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
-        """Run the candidates that look best on new training tasks, and make the best of them the
-        next beam. Return the numbers of all that were chosen to run, at most `n_runs`.
-        """
-        search, size = self._search, self._costs.gradient
-        batch = self._turns(self._costs.first + iteration * size, size)
-        drawn = await self._draw(iteration, n_runs)
-        await gather_all([self._try_to_measure(place, "train", batch, iteration) for place in drawn])
-        # The user's prompt, if the budget allowed none of the drawn candidates to run.
-        search.beam = search.ranked([place for place in drawn if search.train[place]])[: self.beam_width] or [0]
-        return drawn
+        """Run the candidates that look best, in stages, and make the best of them the next beam.
+        Return the numbers of all that were chosen to run.
 
-    async def _draw(self, iteration: int, count: int) -> list[int]:
+        n_runs: the most candidates that may run in all stages together.
+        """
+        search, ran = self._search, dict[int, None]()
+        for stage, start in enumerate(range(0, n_runs, self.candidates_per_stage)):
+            drawn = await self._draw(iteration, stage, min(self.candidates_per_stage, n_runs - start))
+            batch = self._batch(iteration, stage)
+            await gather_all([self._try_to_measure(place, "train", batch, iteration) for place in drawn])
+            ran.update(dict.fromkeys(drawn))
+        # The user's prompt, if the budget allowed none of the drawn candidates to run.
+        search.beam = search.ranked([place for place in ran if search.train[place]])[: self.beam_width] or [0]
+        return list(ran)
+
+    def _batch(self, iteration: int, stage: int) -> list[int]:
+        """Return the training tasks of a stage: some whose runs the round's critics have read,
+        because an edit shows there first what it is worth, and new ones.
+        """
+        size = self._costs.gradient
+        n_read = size * 2 // 3
+        read = self._read_tasks[stage * n_read : (stage + 1) * n_read]
+        new = self._turns(self._costs.first + (iteration * self.stages_per_round + stage) * size, size)
+        return [*read, *(task for task in new if task not in read)][:size]
+
+    async def _draw(self, iteration: int, stage: int, count: int) -> list[int]:
         """Return the numbers of the candidates that run next, at most `count`, by Thompson
         sampling.
 
@@ -389,12 +426,12 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         effects, and join it with the edits that are worth their length.
         """
         search, model, drawn = self._search, self._search.effects(), list[int]()
-        chance, prices = random.Random(f"{self.seed}/{iteration}"), edit_prices(search, model.deviation)
+        chance, prices = random.Random(f"{self.seed}/{iteration}/{stage}"), edit_prices(search, model.deviation)
         for branch in range(count):
             effects = model.draw(chance)
             best_first = sorted(range(len(search.candidates)), key=lambda place: -effects.value(search.edits[place]))
             joined = join_edits(search, best_first[0], effects, prices, max_characters=self.max_prompt_characters)
-            place = await self._add_joined(joined, Branch(iteration, branch))
+            place = await self._add_joined(joined, Branch(iteration, stage * self.candidates_per_stage + branch))
             if place in drawn:
                 place = next((each for each in best_first if each not in drawn), None)
             drawn += [] if place is None else [place]
@@ -408,14 +445,24 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         search.add(candidate, parent, joined.edits)
         return [each.key for each in search.candidates].index(candidate.key)
 
-    async def _branch(self, place: Branch, parent: int) -> Candidate | None:
-        """Rewrite a prompt of a candidate after its worst runs; None if no prompt can be used."""
+    def _read(self, place: Branch, parent: int) -> list[int]:
+        """Return the training tasks of which the critic of a branch reads the runs of a candidate,
+        and count them as read.
+        """
+        highest = self.reward_range[1] if self.reward_range and self._is_in_range else None
+        tasks = self._search.worst_tasks(parent, self.critic_runs, f"{self.seed}/{place}", highest=highest)
+        counts = self._search.read[parent]
+        counts.update({task: counts.get(task, 0) + 1 for task in tasks})
+        return tasks
+
+    async def _branch(self, place: Branch, parent: int, tasks: Sequence[int]) -> Candidate | None:
+        """Rewrite a prompt of a candidate after its runs on these tasks; None if no prompt can be
+        used.
+        """
         search, candidate = self._search, self._search.candidates[parent]
         slot = place.round * self.beam_width * self.branch_factor + place.branch
         successes = search.successes() if len(self._names) > 1 else {}
         name = name_to_improve(self._names, successes, slot, f"{self.seed}/{place}")
-        highest = self.reward_range[1] if self.reward_range and self._is_in_range else None
-        tasks = search.worst_tasks(parent, self._costs.gradient, f"{self.seed}/{place}", highest=highest)
         if not tasks:
             logger.info("round %d, branch %d: the prompt has solved all tasks", place.round + 1, place.branch + 1)
             return None
@@ -500,6 +547,18 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             for place in places
         ]
         await self.record(round_, records)
+
+    def _expected_reward(self) -> float | None:
+        """Return the expected reward of the best prompts on new tasks, given all rewards; None if
+        they have no reward, or if all rewards are equal and the range of rewards is unknown.
+        """
+        search = self._search
+        rewards = [search.rewards(place) for place in range(len(search.candidates))]
+        if search.best is None or not rewards[search.best]:
+            return None
+        seen = [reward for each in rewards for reward in each.values()]
+        limits = self.reward_range if self.reward_range and self._is_in_range else (min(seen), max(seen))
+        return expected_rewards(search.parents, rewards, limits)[search.best] if limits[0] < limits[1] else None
 
     def _mean(self, place: int, tasks: Sequence[int]) -> float:
         """Return a candidate's mean reward on validation tasks on which it was measured."""

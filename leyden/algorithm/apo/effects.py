@@ -31,6 +31,9 @@ _DRAW_SWEEPS = 10
 _PRIOR_COUNT = 2.0
 """The number of observations for which the first guess of a variance, or of the mean effect, counts
 when it is averaged with the data."""
+_BOLDNESS = 0.5
+"""The deviation of a draw from the posterior mean, for edits with rewards, as a fraction of what
+the posterior distribution says. Among many edits, some useless one always has a lucky full draw."""
 _OPTIMISM = 0.5
 """The first guess of the mean effect, in standard deviations of the effects. It is positive, so
 that new edits are tried."""
@@ -113,15 +116,16 @@ class EffectModel:
         """The posterior mean of the effects."""
 
     def draw(self, chance: random.Random) -> Effects:
-        """Return one draw from the posterior distribution: the posterior mean after normal noise
-        was added to the rewards and to the prior mean of each edit.
+        """Return one draw: the posterior mean after normal noise was added to the rewards and to
+        the prior mean of each edit. It is a draw from the posterior distribution for edits without
+        rewards, and closer to the mean for the others.
         """
-        noise, spread = math.sqrt(self._noise), math.sqrt(self._spread)
+        noise, spread = _BOLDNESS * math.sqrt(self._noise), math.sqrt(self._spread)
         sums = [
             total + noise * math.sqrt(count) * chance.gauss()
             for total, count in zip(self._sums, self._counts, strict=True)
         ]
-        prior = [chance.gauss(self._mean, spread) for _ in self._having]
+        prior = [chance.gauss(self._mean, _BOLDNESS * spread if rows else spread) for rows in self._having]
         return self._solve(self.expected, sums, prior, sweeps=_DRAW_SWEEPS)
 
     def _solve(self, start: Effects, sums: Sequence[float], prior: Sequence[float], *, sweeps: int) -> Effects:

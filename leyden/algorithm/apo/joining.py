@@ -19,7 +19,7 @@ from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.texts import problem_with
 from leyden.types import PromptTemplate
 
-_PRICE = 0.04
+_PRICE = 0.08
 """The price of an edit of mean length, in standard deviations of all rewards."""
 _MOST_ADDED = 2
 """The largest number of edits that a prompt gets at once, so that few useless ones come in."""

@@ -4,6 +4,7 @@ edits and rewards, and the beam.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class Search:
     """Rewards of each candidate by training task."""
     val: list[dict[int, float]] = field(default_factory=lambda: [dict[int, float]()])
     """Rewards of each candidate by validation task."""
+    read: list[dict[int, int]] = field(default_factory=lambda: [dict[int, int]()])
+    """How many critics have read the run of each candidate on a training task, by task."""
     beam: list[int] = field(default_factory=lambda: [0])
     """The candidates that the next round rewrites."""
     best: int | None = None
@@ -74,6 +77,7 @@ class Search:
             self.candidates.append(candidate)
             self.parents.append(parent)
             self.train.append({})
+            self.read.append({})
             self.val.append({})
         return is_new
 
@@ -102,8 +106,9 @@ class Search:
         return sorted(places, key=lambda place: -values[place])
 
     def worst_tasks(self, place: int, count: int, seed: str, *, highest: float | None = None) -> list[int]:
-        """Return the `count` training tasks on which a candidate has the lowest rewards; tasks with
-        equal rewards in random order.
+        """Return the `count` training tasks of which a critic reads a candidate's runs: of those
+        below the highest reward, the ones that the fewest critics have read, the lowest rewards
+        first; equal ones in random order.
 
         If it has the highest reward on every task, return none, because a critic would have to
         guess.
@@ -115,7 +120,8 @@ class Search:
         if not rewards or (highest is not None and min(rewards.values()) >= highest):
             return []
         shuffled = random.Random(seed).sample(sorted(rewards), len(rewards))
-        return sorted(shuffled, key=lambda task: rewards[task])[:count]
+        read, top = self.read[place], math.inf if highest is None else highest
+        return sorted(shuffled, key=lambda task: (rewards[task] >= top, read.get(task, 0), rewards[task]))[:count]
 
     def successes(self) -> dict[str, tuple[int, int]]:
         """Return for each prompt, by its name, how many of its edits ran, and how many of those are
@@ -138,6 +144,7 @@ class Search:
             "edits": self.edits,
             "train": [list(rewards.items()) for rewards in self.train],
             "val": [list(rewards.items()) for rewards in self.val],
+            "read": [list(counts.items()) for counts in self.read],
             "beam": self.beam,
             "best": self.best,
         }
@@ -151,6 +158,7 @@ class Search:
             edits=[tuple(edits) for edits in stored["edits"]],
             train=[{int(task): reward for task, reward in each} for each in stored["train"]],
             val=[{int(task): reward for task, reward in each} for each in stored["val"]],
+            read=[{int(task): count for task, count in each} for each in stored["read"]],
             beam=stored["beam"],
             best=stored["best"],
         )

@@ -94,6 +94,22 @@ async def test_the_optimum_is_found_within_the_stated_number_of_rollouts() -> No
         assert list(summary.val_reward.values) == sorted(summary.val_reward.values)
 
 
+async def test_a_round_in_stages_keeps_to_its_number_of_rollouts_and_repeats() -> None:
+    options = {**rules.OPTIONS, "critic_runs": 1, "candidates_per_stage": 2, "stages_per_round": 3, "beam_rounds": 5}
+    found: list[Any] = []
+    async with FakeUpstream(reply=rules.reply) as upstream:
+        for _ in range(2):
+            async with InMemoryLightningStore() as store:
+                result, summary = await optimise(ly.APO(**options), upstream, store=store)
+                rollouts = await requested(store, summary.run_id)
+            found.append((result.prompts, len(rollouts), result.expected_reward))
+    assert found[0] == found[1]
+    prompts, n_rollouts, expected = found[0]
+    assert rules.optimum(prompts["prompt"])
+    assert n_rollouts <= 15 + 2 * 4 + 5 * (3 * 2 * 4 + 15)
+    assert 0.9 < expected <= 1.0
+
+
 async def test_a_client_of_the_users_own_is_asked_without_a_gateway() -> None:
     async with FakeUpstream(reply=rules.reply) as upstream:
         async with openai.AsyncOpenAI(base_url=upstream.endpoint, api_key="key") as client:
@@ -426,7 +442,7 @@ async def test_an_answer_that_cannot_be_used_costs_no_rollout_and_is_said_once(
         rollouts = await requested(store, summary.run_id)
         asked = [request["messages"] for request in upstream.requests if "<new_prompt>" in str(request["messages"][0])]
     assert result.prompts["prompt"].template == rules.SEED
-    assert len(rollouts) == len(rules.VAL) + 3 * 3
+    assert len(rollouts) == len(rules.VAL) + 2 * 3 + 1, "critics have read two of the three tasks of the round"
     assert sorted(len(messages) for messages in asked) == [1, 1, 3, 3]
     again = next(messages for messages in asked if len(messages) == 3)
     assert why in again[2]["content"]
