@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leyden.testing import PromptSim
-from leyden.testing.promptsim import Kind, PromptSetting, World
-from leyden.testing.promptsim.vocabulary import RULES, SEED_PROMPT
+from leyden.testing.promptsim import Behaviour, Kind, PromptSetting, RuleInteraction, Skill, World
+from leyden.testing.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES, SEED_PROMPT
 
 N_TRAIN, N_VAL = 60, 40
 BUDGET, LIMIT = 800, 4000
@@ -45,7 +45,52 @@ def _terse(seed: int) -> PromptSetting:
     return PromptSetting(world, {"prompt": SEED_PROMPT})
 
 
-HELD_OUT: dict[str, Callable[[int], PromptSetting]] = {"rare": _rare, "terse": _terse}
+def _inherited(seed: int) -> PromptSetting:
+    """The first prompt is an old one: it states three of the six rules that tasks need, and two of four that harm.
+
+    No symptom tells which statement harms. A rewritten prompt has lost a statement with a probability of one half.
+    """
+    chance = random.Random(f"inherited/{seed}")
+    names = [rule.name for rule in RULES]
+    chance.shuffle(names)
+    needed, harmful = names[:6], names[6:10]
+    kinds = tuple(
+        Kind("shop", frozenset(needed[place] for place in places))
+        for places in ((0, 1, 3, 4), (1, 2, 4, 5), (2, 0, 5, 3))
+    )
+    harm = tuple(RuleInteraction(*harmful[place : place + 2], alone=-1.3, both=-2.6) for place in (0, 2))
+    stated = {*needed[:3], *harmful[::2]}
+    old = [chance.choice(rule.clauses) for rule in RULES if rule.name in stated]
+    old += [chance.choice(DISTRACTORS), chance.choice(FLUFF)]
+    chance.shuffle(old)
+    world = World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)}, pairs=harm)
+    return PromptSetting(world, {"prompt": "\n".join([SEED_PROMPT, *old])}, skill=Skill(drop=0.5))
+
+
+def _uneven(seed: int) -> PromptSetting:
+    """Half of the tasks need two rules, and a fifth needs five; a judge errs at times.
+
+    So two rules matter much and six little. The reflection model is wordy and forgets.
+    """
+    names = [rule.name for rule in RULES]
+    random.Random(f"uneven/{seed}").shuffle(names)
+    a, b, c, d, *rest = names
+    needs = ((5.0, {a, b}), (3.0, {a, c, d}), (2.0, {b, *rest[:4]}))
+    kinds = tuple(Kind("shop", frozenset(each), weight) for weight, each in needs)
+    world = World(rules=RULES, kinds=kinds, components={"prompt": tuple(names)})
+    behaviour = Behaviour(symptom_rate=0.8, flip_rate=0.05)
+    return PromptSetting(world, {"prompt": SEED_PROMPT}, behaviour, Skill(right=0.8, drop=0.2, fluff=0.3))
+
+
+HELD_OUT: dict[str, Callable[[int], PromptSetting]] = {
+    "rare": _rare,
+    "terse": _terse,
+    "inherited": _inherited,
+    "uneven": _uneven,
+}
+"""Families that were not used while the optimisers were written."""
+UNSEEN = frozenset({"inherited", "uneven"})
+"""The families of `HELD_OUT` on which no optimiser of Leyden ran before its code was final."""
 
 
 def world(family: str, seed: int) -> PromptSim:
