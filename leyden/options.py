@@ -87,10 +87,17 @@ def check_path(name: str, value: object, *, example: str) -> None:
         raise InvalidArgument(f"{name} is {shown(value)}; give a path such as {example!r}")
 
 
-def check_several(name: str, value: object) -> None:
-    """Raise InvalidArgument if `value` is a single object where a list is needed."""
+def check_several(name: str, value: object, kind: type | None = None, *, wanted: str = "") -> None:
+    """Raise InvalidArgument if `value` is a single object where a list is needed, and ConfigError
+    for an item that is of another kind.
+
+    wanted: what to give, for the message about an item.
+    """
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise InvalidArgument(f"{name} is {shown(value)}; give a list: {name}=[...]")
+    for item in () if kind is None else cast("Iterable[object]", value):
+        if not isinstance(item, cast(type, kind)):
+            raise ConfigError(f"{name} has {shown(item)}; give {wanted}")
 
 
 def nearest(name: str, possible: Collection[str]) -> str:

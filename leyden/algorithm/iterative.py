@@ -131,10 +131,10 @@ class IterativeAlgorithm(Algorithm):
         checkpoint = None
         if run.directory is not None:
             checkpoint = self._new_checkpoint(run.directory / "checkpoints")
-        release = _Unpinning(self, checkpoint)
+        rollouts = _Rollouts(self, checkpoint)
         recorder = run.recorder
         self._loop = self._new_loop(
-            (release,) if checkpoint is None else (checkpoint, release),
+            (rollouts,) if checkpoint is None else (checkpoint, rollouts),
             callbacks=() if recorder is None else recorder.loop_callbacks(),
             writers=() if recorder is None else recorder.loop_writers(),
         )
@@ -177,13 +177,14 @@ class IterativeAlgorithm(Algorithm):
             max_iters=self.max_iters,
             val_every_n_iters=self.val_every_n_iters,
             validate_first=self.validate_first,
-            callbacks=[_RunnerGate(self), *self.callbacks, *callbacks, *last],
+            callbacks=[*self.callbacks, *callbacks, *last],
             writers=[*self.writers, *writers],
         )
 
 
-class _Unpinning(Callback):
-    """Unpins the rollouts of steps that are in a checkpoint, because no resumed run repeats them.
+class _Rollouts(Callback):
+    """Lets runners begin when the loop starts, after `setup` and `load`. Unpins the rollouts of
+    steps that are in a checkpoint, because no resumed run repeats them.
 
     Without checkpoints, it unpins the rollouts of each step when the step has ended.
     """
@@ -195,8 +196,12 @@ class _Unpinning(Callback):
         self._released = 0
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Begin at the iteration that the run was resumed from."""
+        """Begin at the iteration that the run was resumed from. Let the runners claim rollouts,
+        unless they have to wait for the first request.
+        """
         self._released = loop.current_iter
+        if not self._algorithm.holds_runners_until_request:
+            self._algorithm.announce_ready()
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Release the rollouts of steps up to the newest checkpoint, which was written before."""
@@ -210,16 +215,3 @@ class _Unpinning(Callback):
     def _saved(self, loop: TrainLoop) -> int:
         """Return the number of steps that no resumed run repeats."""
         return loop.current_iter if self._checkpoint is None else self._checkpoint.last_saved
-
-
-class _RunnerGate(Callback):
-    """Lets the runners claim rollouts when the loop starts, after `setup` and `load`, unless they
-    have to wait for the first request.
-    """
-
-    def __init__(self, algorithm: IterativeAlgorithm) -> None:
-        self._algorithm = algorithm
-
-    def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        if not self._algorithm.holds_runners_until_request:
-            self._algorithm.announce_ready()

@@ -14,6 +14,7 @@ import logging
 import math
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,7 +156,52 @@ class Callback(NamedOptions):
         """
 
 
-class EarlyStopping(Callback):
+class MonitoringCallback(Callback, ABC):
+    """Base class of callbacks that compare a metric with earlier values. A subclass overrides
+    `compare`, and calls `set_monitor`.
+    """
+
+    monitor: str | None = None
+    mode: Literal["max", "min"] = "max"
+    at_validations: bool = False
+    """Whether the metric is compared after validations, and not after training stages."""
+    _name_checked: bool = False
+
+    def set_monitor(self, monitor: str | None, mode: Literal["max", "min"]) -> None:
+        """Set the metric to compare. None: no metric.
+
+        mode: whether its highest ("max") or its lowest ("min") value is the best.
+        """
+        if mode not in ("max", "min"):
+            raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
+        self.monitor, self.mode = monitor, mode
+        self.at_validations = monitor is not None and monitor.startswith("val/")
+
+    @abstractmethod
+    def compare(self, loop: TrainLoop, vessel: Vessel, monitor: str) -> HookResult:
+        """Compare the metric `monitor` of the stage that has ended."""
+
+    def is_better(self, value: float, other: float, *, by: float = 0.0) -> bool:
+        """Return whether a value is better than another by more than `by`."""
+        return (value - other if self.mode == "max" else other - value) > by
+
+    def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """Compare a monitored training metric. For a validation metric, warn once if its name looks
+        misspelt.
+        """
+        if self.monitor is not None and not self.at_validations:
+            return self.compare(loop, vessel, self.monitor)
+        if self.monitor is not None and not self._name_checked:
+            self._name_checked = True
+            warn_of_misspelling(loop.metrics, self.monitor, type(self).__name__)
+        return None
+
+    def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """Compare a monitored validation metric."""
+        return self.compare(loop, vessel, self.monitor) if self.monitor and self.at_validations else None
+
+
+class EarlyStopping(MonitoringCallback):
     """Stop the run when a metric has not improved for `patience` checks in a row.
 
     monitor: a name in `loop.metrics`; None: "val/reward". A name that begins with `val/` is checked
@@ -192,16 +238,13 @@ class EarlyStopping(Callback):
         check_number("patience", patience, at_least=0, whole=True)
         check_number("min_delta", min_delta, at_least=0)
         check_number("baseline", baseline, or_none="no value to beat")
-        if mode not in ("max", "min"):
-            raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
         if compat not in (None, "qlib"):
             raise ConfigError(f"compat is {compat!r}; choose 'qlib', or None")
-        self.monitor = monitor or ("reward" if compat == "qlib" else "val/reward")
-        self.patience, self.mode, self.min_delta, self.baseline = patience, mode, min_delta, baseline
+        self.set_monitor(monitor or ("reward" if compat == "qlib" else "val/reward"), mode)
+        self.at_validations = self.at_validations or compat == "qlib"
+        self.patience, self.min_delta, self.baseline = patience, min_delta, baseline
         self.restore_best_weights, self.compat = restore_best_weights, compat
-        self._at_validations = compat == "qlib" or self.monitor.startswith("val/")
         self._best_weights: tempfile.TemporaryDirectory[str] | None = None
-        self._name_checked = False
         self._reset()
 
     @property
@@ -218,7 +261,7 @@ class EarlyStopping(Callback):
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Reset the counters of an earlier fit. Stop again if the resumed run had been stopped."""
-        if self._at_validations and not loop.validates:
+        if self.at_validations and not loop.validates:
             raise ConfigError(
                 f"EarlyStopping monitors {self.monitor!r}, but the loop never validates; set val_every_n_iters"
             )
@@ -226,22 +269,6 @@ class EarlyStopping(Callback):
             self._reset()
         elif self.wait >= max(self.patience, 1):
             loop.stop()
-
-    def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Check a monitored training metric: keep a new best, or stop the loop.
-
-        For a validation metric, warn once if its name looks misspelt.
-        """
-        if not self._at_validations:
-            return self._check(loop, vessel)
-        if not self._name_checked:
-            self._name_checked = True
-            warn_of_misspelling(loop.metrics, self.monitor, "EarlyStopping")
-        return None
-
-    def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Check a monitored validation metric: keep a new best, or stop the loop."""
-        return self._check(loop, vessel) if self._at_validations else None
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Load the best state into the vessel, if `restore_best_weights` is set.
@@ -266,14 +293,14 @@ class EarlyStopping(Callback):
         """Remove the temporary files of the best weights."""
         self._drop_weights()
 
-    def _check(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+    def compare(self, loop: TrainLoop, vessel: Vessel, monitor: str) -> HookResult:
         """Compare the metric with the best value, and stop the loop when patience is over.
 
         For a new best, save the vessel's weights if they are to be restored. Return the awaitable
         of an asynchronous save.
         """
         try:
-            value = monitored(loop.metrics, self.monitor, "EarlyStopping")
+            value = monitored(loop.metrics, monitor, "EarlyStopping")
         except ConfigError as error:
             if self.compat != "qlib":
                 raise
@@ -301,8 +328,7 @@ class EarlyStopping(Callback):
     def _beats(self, value: float, other: float | None) -> bool:
         if math.isnan(value) or other is None:
             return not math.isnan(value)
-        gain = value - other if self.mode == "max" else other - value
-        return gain > self.min_delta
+        return self.is_better(value, other, by=self.min_delta)
 
     def _drop_weights(self) -> None:
         if self._best_weights is not None:
@@ -345,8 +371,10 @@ class MetricsWriter(Callback):
 
     def __init__(self, dirpath: str | Path) -> None:
         self.dirpath = Path(dirpath)
-        self._train = CsvWriter(self.dirpath / "train_result.csv")
-        self._validation = CsvWriter(self.dirpath / "validation_result.csv")
+        self._writers = {
+            "train": CsvWriter(self.dirpath / "train_result.csv"),
+            "val": CsvWriter(self.dirpath / "validation_result.csv"),
+        }
         self._seen: dict[str, set[str]] = {}
         """The metrics that earlier rows of each stage had."""
 
@@ -354,28 +382,31 @@ class MetricsWriter(Callback):
         """Begin the files, or continue after the rows that the checkpoint counts."""
         if loop.current_iter == 0:
             self._seen = {}
-        self._train.open()
-        self._validation.open()
+        for writer in self._writers.values():
+            writer.open()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Write the row of the training stage."""
-        if row := loop.last_row:
-            self._warn_of_missing(row)
-            self._train.write(row)
+        self._write(loop.last_row, "train")
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Write the row of the validation."""
-        if row := loop.last_row:
-            self._warn_of_missing(row)
-            self._validation.write(replace(row, metrics={f"val/{name}": value for name, value in row.metrics.items()}))
+        self._write(loop.last_row, "val", prefix="val/")
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Close the files."""
-        self._close()
+        for writer in self._writers.values():
+            writer.close()
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
         """Close the files."""
-        self._close()
+        self.on_fit_end(loop, vessel)
+
+    def _write(self, row: MetricsRow | None, stage: str, *, prefix: str = "") -> None:
+        if row is not None:
+            self._warn_of_missing(row)
+            named = {prefix + name: value for name, value in row.metrics.items()}
+            self._writers[stage].write(replace(row, metrics=named))
 
     def _warn_of_missing(self, row: MetricsRow) -> None:
         """Log a warning if the row has no metrics, or lacks metrics of earlier rows
@@ -390,15 +421,11 @@ class MetricsWriter(Callback):
             seen.difference_update(missing)  # so that each is named once
         seen.update(row.metrics)
 
-    def _close(self) -> None:
-        self._train.close()
-        self._validation.close()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position of each of the two files."""
-        return {"train": self._train.state_dict(), "validation": self._validation.state_dict()}
+        return {"train": self._writers["train"].state_dict(), "validation": self._writers["val"].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore how far both CSV files were written. They are cut there when they are opened."""
-        self._train.load_state_dict(state["train"])
-        self._validation.load_state_dict(state["validation"])
+        self._writers["train"].load_state_dict(state["train"])
+        self._writers["val"].load_state_dict(state["validation"])

@@ -16,7 +16,6 @@ afterwards. It holds no pickle, so reading it runs no code. `CheckpointStore` kn
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import re
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from leyden import __version__
 from leyden.errors import CheckpointError
 from leyden.loop.pth import SavedFile, read_pth
 from leyden.loop.state_files import load_vessel, read_state
@@ -110,13 +110,9 @@ class CheckpointStore:
         The temporary directory of an earlier call is removed, so a save can be tried again.
         """
         self._remove_asides()
-        vessel = self._aside(iteration) / _VESSEL
+        vessel = self.prepared(iteration) / _VESSEL
         vessel.mkdir(parents=True)
         return vessel
-
-    def prepared(self, iteration: int) -> Path:
-        """Return the temporary directory of the whole checkpoint, which `prepare` made."""
-        return self._aside(iteration)
 
     def commit(self, iteration: int, state: Mapping[str, Any], *, best: int | None = None) -> Path:
         """Make the prepared directory the checkpoint of `iteration`, then prune the oldest ones.
@@ -126,7 +122,7 @@ class CheckpointStore:
             names in its manifest.
         Raise CheckpointError for a state that is not JSON.
         """
-        aside, path = self._aside(iteration), self._path(iteration)
+        aside, path = self.prepared(iteration), self._path(iteration)
         (aside / _STATE).write_text(_as_json(state), encoding="utf-8")
         files = {
             file.relative_to(aside).as_posix(): _fingerprint(file)
@@ -136,7 +132,7 @@ class CheckpointStore:
         manifest = {
             "kind": _KIND,
             "format": FORMAT,
-            "leyden_version": _leyden_version(),
+            "leyden_version": __version__,
             "iteration": iteration,
             "config": self.config,
             "files": files,
@@ -300,7 +296,8 @@ class CheckpointStore:
     def _path(self, iteration: int) -> Path:
         return self.dirpath / f"step-{iteration:06d}"
 
-    def _aside(self, iteration: int) -> Path:
+    def prepared(self, iteration: int) -> Path:
+        """Return the temporary directory of the whole checkpoint, which `prepare` makes."""
         return self.dirpath / f"{ASIDE}step-{iteration:06d}"
 
 
@@ -396,10 +393,3 @@ def _culprit(state: Mapping[str, Any]) -> str:
             except (TypeError, ValueError):
                 return f"{noun} {key!r}"
     return "the loop"
-
-
-def _leyden_version() -> str:
-    try:
-        return importlib.metadata.version("leyden")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"

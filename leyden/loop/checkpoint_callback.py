@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from leyden.errors import CheckpointError, ConfigError, EngineError
-from leyden.loop.callbacks import Callback, HookResult
+from leyden.loop.callbacks import HookResult, MonitoringCallback
 from leyden.loop.checkpoint import CALLBACKS, CheckpointStore, SavedCheckpoint, link_beside
-from leyden.loop.metrics import monitored, nearest, warn_of_misspelling
+from leyden.loop.metrics import monitored, nearest
 from leyden.loop.pth import write_pth
 from leyden.loop.state_files import StatefulVessel, save_vessel
 from leyden.options import check_number
@@ -31,7 +31,7 @@ _LATEST_FILE = "latest.pth"
 logger = logging.getLogger(__name__)
 
 
-class Checkpoint(Callback):
+class Checkpoint(MonitoringCallback):
     """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by
     Ctrl-C too).
 
@@ -96,8 +96,6 @@ class Checkpoint(Callback):
         check_number("small_bytes", small_bytes, at_least=0, whole=True, or_none="any size")
         if small_bytes is not None and time_interval is None:
             raise ConfigError(f"small_bytes is {small_bytes}, and larger checkpoints need a time_interval; give one")
-        if mode not in ("max", "min"):
-            raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
         if save_latest not in ("auto", "link", "copy", None):
             raise ConfigError(f"save_latest is {save_latest!r}; choose 'link', 'copy' or None")
         if save_latest == "copy" and filename is None:
@@ -109,7 +107,8 @@ class Checkpoint(Callback):
         if every_n_iters is None and time_interval is None:
             every_n_iters = 1
         self.every_n_iters, self.time_interval, self.save_on_fit_end = every_n_iters, time_interval, save_on_fit_end
-        self.monitor, self.mode, self.filename = monitor, mode, filename
+        self.set_monitor(monitor, mode)
+        self.filename = filename
         self.save_latest = ("link" if filename else None) if save_latest == "auto" else save_latest
         link_latest = filename is None and self.save_latest == "link"
         self.store = CheckpointStore(dirpath, keep=keep, link_latest=link_latest, config=config)
@@ -123,7 +122,6 @@ class Checkpoint(Callback):
         """Bytes of the newest checkpoint, which are compared with `small_bytes`."""
         self._writing: asyncio.Task[None] | None = None
         """The checkpoint that is being written while training continues."""
-        self._name_checked = False
         self._reset()
 
     def _reset(self) -> None:
@@ -222,8 +220,10 @@ class Checkpoint(Callback):
     def _supersede(self, steps: Sequence[int], loop: TrainLoop) -> None:
         """Move the checkpoints of these iterations, with their `.pth` files, into `superseded/`."""
         for step in steps:
-            file = self._file_of(self.store.load(step).state, step)
-            moved = self.store.supersede(step, [] if file is None else [file])
+            states = self.store.load(step).state["callbacks"]
+            own = (state for key, state in states.items() if key.startswith(self.state_key))
+            files = [Path(file).name for state in own if (file := state.get("files", {}).get(str(step)))]
+            moved = self.store.supersede(step, files)
             logger.warning(
                 "this run continues from iteration %d: the checkpoint of iteration %d is now %s",
                 loop.current_iter,
@@ -231,36 +231,9 @@ class Checkpoint(Callback):
                 moved,
             )
 
-    def _file_of(self, state: Mapping[str, Any], step: int) -> str | None:
-        """Return the name of the `.pth` file that was saved with a checkpoint; None if there is
-        none.
-        """
-        for name, saved in state["callbacks"].items():
-            if name.startswith(self.state_key) and (file := saved.get("files", {}).get(str(step))):
-                return Path(file).name
-        return None
-
     def _remove_gone(self) -> None:
         for name in self._gone - set(self._files.values()):
             (self.store.dirpath / name).unlink(missing_ok=True)
-
-    def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Note whether a monitored training metric is the best so far.
-
-        For a validation metric, warn once if its name looks misspelt.
-        """
-        if self.monitor is None:
-            return
-        if not self.monitor.startswith("val/"):
-            self._note_best(loop, self.monitor)
-        elif not self._name_checked:
-            self._name_checked = True
-            warn_of_misspelling(loop.metrics, self.monitor, "Checkpoint")
-
-    def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Note whether a monitored validation metric is the best so far."""
-        if self.monitor is not None and self.monitor.startswith("val/"):
-            self._note_best(loop, self.monitor)
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save if this iteration is the best or on schedule, or if `time_interval` is over.
@@ -269,26 +242,21 @@ class Checkpoint(Callback):
         size.
         """
         if self._writing is not None and self._small_bytes is not None and self._n_bytes == 0:
-            return self._decide_when_written(loop, vessel)
+            return self._after_writing(lambda: self.on_iter_end(loop, vessel))
         iteration = loop.current_iter
+        is_large = self._small_bytes is not None and self._n_bytes > self._small_bytes  # only `time_interval` saves it
         on_schedule = iteration == self.best_iter or (
-            self.every_n_iters is not None and not self._is_large() and iteration % self.every_n_iters == 0
+            self.every_n_iters is not None and not is_large and iteration % self.every_n_iters == 0
         )
         by_time = self.time_interval is not None and self._clock() - self._saved_at >= self.time_interval
         if not on_schedule and not by_time:
             return None
         return self._save(loop, vessel, needs_metrics=on_schedule and not loop.should_stop)
 
-    async def _decide_when_written(self, loop: TrainLoop, vessel: Vessel) -> None:
-        await self._written()
-        saving = self.on_iter_end(loop, vessel)
-        if saving is not None:
-            await saving
-
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save iterations that are not saved yet."""
         if self._writing is not None:
-            return self._end(loop, vessel)
+            return self._after_writing(lambda: self.on_fit_end(loop, vessel))
         if not self.save_on_fit_end or loop.current_iter <= self.last_saved:
             return None
         return self._save(loop, vessel, needs_metrics=False, at_end=True)
@@ -297,18 +265,19 @@ class Checkpoint(Callback):
         """Complete the checkpoint that is being written."""
         return None if self._writing is None else self._written()
 
-    async def _end(self, loop: TrainLoop, vessel: Vessel) -> None:
+    async def _after_writing(self, proceed: Callable[[], HookResult]) -> None:
+        """Wait for the checkpoint that is being written. Then call `proceed`, and await its end."""
         await self._written()
-        saving = self.on_fit_end(loop, vessel)
+        saving = proceed()
         if saving is not None:
             await saving
 
-    def _note_best(self, loop: TrainLoop, monitor: str) -> None:
+    def compare(self, loop: TrainLoop, vessel: Vessel, monitor: str) -> None:
         """Remember value and iteration if the monitored metric is better than before."""
         value = monitored(loop.metrics, monitor, "Checkpoint")
         if loop.current_iter == 0 or math.isnan(value):
             return
-        if self.best_value is None or (value > self.best_value if self.mode == "max" else value < self.best_value):
+        if self.best_value is None or self.is_better(value, self.best_value):
             self._best_before = self.best_value, self.best_iter
             self.best_value, self.best_iter = value, loop.current_iter
 
@@ -321,7 +290,7 @@ class Checkpoint(Callback):
         at_end: wait until everything is written.
         """
         if self._writing is not None:
-            return self._save_next(loop, vessel, needs_metrics=needs_metrics)
+            return self._after_writing(lambda: self._save(loop, vessel, needs_metrics=needs_metrics))
         iteration = loop.current_iter
         name = (
             None if self.filename is None else _filled_in(self.filename, iteration, loop.metrics, strict=needs_metrics)
@@ -333,12 +302,6 @@ class Checkpoint(Callback):
         self._saved(iteration)
         self._saved_at = self._clock()
         return None
-
-    async def _save_next(self, loop: TrainLoop, vessel: Vessel, *, needs_metrics: bool) -> None:
-        await self._written()
-        saving = self._save(loop, vessel, needs_metrics=needs_metrics)
-        if saving is not None:
-            await saving
 
     async def _save_async(
         self, saving: Awaitable[object], loop: TrainLoop, vessel: Vessel, name: str | None, *, at_end: bool
@@ -426,10 +389,6 @@ class Checkpoint(Callback):
     def _saved(self, iteration: int) -> None:
         self.last_saved = iteration
         self._n_bytes = 0 if self._small_bytes is None else self.store.n_bytes(iteration)
-
-    def _is_large(self) -> bool:
-        """Return whether the last checkpoint was so large that only `time_interval` saves."""
-        return self._small_bytes is not None and self._n_bytes > self._small_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its iteration, and the names of the `.pth` files."""

@@ -19,16 +19,15 @@ _NOTICE: Final = "ends after the stage under way and keeps it; once more to end 
 
 
 @contextlib.contextmanager
-def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE) -> Generator[None]:
-    """Inside the block, the first SIGINT or SIGTERM prints `notice` and calls `on_stop`; the next
-    one raises KeyboardInterrupt.
+def graceful_interrupts(on_stop: Callable[[], object]) -> Generator[None]:
+    """Inside the block, the first SIGINT or SIGTERM prints a notice on standard error and calls
+    `on_stop`; the next one raises KeyboardInterrupt.
 
         with graceful_interrupts(loop.stop):
             loop.run(vessel)
 
     on_stop: runs in the main thread, between two instructions of any code, so it should only set a
         flag or an event. It may set an `asyncio.Event` of this thread's event loop, which is woken.
-    notice: printed on standard error after the signal's name.
 
     The earlier signal handlers are restored at the end. Python lets only the main thread handle
     signals; in any other thread the block runs with signals as they are.
@@ -45,7 +44,7 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         if stopping:
             raise KeyboardInterrupt(f"second {name}")
         stopping = True
-        _write(f"\n{name}: {notice}\n")
+        _write(f"\n{name}: {_NOTICE}\n")
         on_stop()
         with contextlib.suppress(RuntimeError):  # no loop runs in this thread
             # a loop that waits for I/O does not notice what `on_stop` scheduled until it is woken

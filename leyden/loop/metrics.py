@@ -89,6 +89,8 @@ class Row(ABC):
 
     fields: ClassVar[tuple[str, ...]]
     """The first names of the mapping that `flat` returns."""
+    axis: ClassVar[str]
+    """The name of the attribute that `number` returns."""
 
     iteration: int
     """The number of finished iterations. Train row 3 is the third step, validation row 3 measures
@@ -97,11 +99,11 @@ class Row(ABC):
     stage: Stage
 
     @property
-    @abstractmethod
     def number(self) -> int:
-        """The row's place on the axis of its kind: the iteration, the episode, or the step since
-        the run began.
+        """The row's place on the horizontal axis of a curve of its kind: the iteration, the
+        episode, or the step since the run began.
         """
+        return getattr(self, self.axis)
 
     @abstractmethod
     def flat(self) -> dict[str, Any]:
@@ -127,15 +129,11 @@ class MetricsRow(Row):
     """The metrics of one stage."""
 
     fields: ClassVar[tuple[str, ...]] = ROW_FIELDS
+    axis: ClassVar[str] = "iteration"
 
     seconds: float
     """Seconds that the loop has run so far, in all processes that worked on this run."""
     metrics: dict[str, MetricValue]
-
-    @property
-    def number(self) -> int:
-        """The iteration, which is the row's position on the horizontal axis of a curve."""
-        return self.iteration
 
     def flat(self) -> dict[str, Any]:
         """Return the row as one mapping: iteration, stage, seconds, then the metrics."""
@@ -151,16 +149,12 @@ class EpisodeRow(Row):
     """One episode that has ended."""
 
     fields: ClassVar[tuple[str, ...]] = ("iteration", "stage", "episode", "env_id", "seed_index", "length", "reward")
+    axis: ClassVar[str] = "episode"
 
     episode: int
     """The episode's number in the order in which episodes began, from 1."""
     stats: EpisodeStats
     """The episode's length, reward and logs. In `flat`, a field comes before a log of its name."""
-
-    @property
-    def number(self) -> int:
-        """The episode's number, which is the row's position on the horizontal axis of a curve."""
-        return self.episode
 
     def flat(self) -> dict[str, Any]:
         """Return the row as one mapping. An unknown `env_id` or `seed_index` is an empty string."""
@@ -180,6 +174,7 @@ class StepRow(Row):
     """One step of one environment."""
 
     fields: ClassVar[tuple[str, ...]] = ("iteration", "stage", "episode", "step", "env_id", "reward")
+    axis: ClassVar[str] = "global_step"
 
     episode: int
     """The number of the step's episode, in the order in which episodes began, from 1."""
@@ -191,11 +186,6 @@ class StepRow(Row):
     """The values logged in the step, at the writer's level or above."""
     global_step: int
     """Steps since the run began, this one included."""
-
-    @property
-    def number(self) -> int:
-        """The steps since the run began, which are the row's position on the horizontal axis."""
-        return self.global_step
 
     def flat(self) -> dict[str, Any]:
         """Return the row as one mapping.

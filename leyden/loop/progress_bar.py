@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
 from leyden.loop.callbacks import Callback, Progress
-from leyden.loop.progress_display import ProgressDisplay
+from leyden.loop.progress_display import Lines, RunProgress, StageProgress, Terminal
+from leyden.loop.terminal import is_terminal
 from leyden.loop.train_loop import TrainLoop, Vessel
+from leyden.options import check_number
 
 
 class ProgressBar(Callback):
@@ -16,7 +20,7 @@ class ProgressBar(Callback):
     elsewhere as plain lines.
 
     A narrow terminal lacks first the rates, then the bar, then further metrics. Off a terminal, a
-    line is printed for each iteration and, during a long one, each minute.
+    line is printed for each iteration and, during a long one, every `line_seconds`.
 
     metrics: names in `loop.metrics` to show, in this order, each with its newest value, which may
         be an earlier iteration's. A name without a value yet is left out.
@@ -24,6 +28,7 @@ class ProgressBar(Callback):
         rollouts/s`. Other counts are shown as rates: `loop.progress(48, 128, tokens=960)` as
         `1,835 tokens/s`.
     stream: where to show it; None: `sys.stderr`, as it is when the run starts.
+    line_seconds: the longest time without a line off a terminal.
     """
 
     def __init__(
@@ -32,54 +37,56 @@ class ProgressBar(Callback):
         *,
         unit: str = "rollouts",
         stream: TextIO | None = None,
+        line_seconds: float = 60.0,
     ) -> None:
+        check_number("line_seconds", line_seconds, above=0)
         self.metrics, self.unit = tuple(metrics), unit
-        self._display = ProgressDisplay(self.metrics, unit=unit, stream=stream)
+        self._stream, self._line_seconds = stream, line_seconds
+        self._run = RunProgress(self.metrics, unit)
+        self._shown: Terminal | Lines | None = None
 
     def begin_setup(self) -> None:
         """Show that the run starts, for an algorithm whose set-up takes a while.
 
         `on_fit_start` or `close` follows.
         """
-        self._display.start()
-        self._display.begin_stage("starting")
+        self._start(0, None)
+        self._run.stage = StageProgress("starting")
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Start the display, with the metrics of a resumed run."""
-        self._display.start(iteration=loop.current_iter, total=loop.max_iters)
-        self._display.update(loop.metrics)
+        self._start(loop.current_iter, loop.max_iters)
+        self._run.newest.update(loop.metrics)
 
     def on_train_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Show that the training stage begins."""
-        self._display.begin_stage("train")
+        self._run.stage = StageProgress("train")
 
     def on_validate_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Show that the validation begins."""
-        self._display.begin_stage("val")
+        self._run.stage = StageProgress("val")
 
     def on_progress(self, loop: TrainLoop, progress: Progress) -> None:
         """Show how far the stage is."""
-        self._display.progress(
-            progress.done,
-            progress.total,
-            seconds=progress.seconds,
-            counts=progress.counts,
-            stage=loop.current_stage,
+        started = self._run.stage.started
+        self._run.stage = StageProgress(
+            loop.current_stage, progress.done, progress.total, dict(progress.counts), started, progress.seconds
         )
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Show the step's metrics."""
-        self._display.end_step(loop.current_iter)
-        self._display.update(loop.metrics)
+        """Count the step, and show its metrics. Its validation may still follow."""
+        self._run.iteration, self._run.counted_at = loop.current_iter, time.monotonic()
+        self._run.newest.update(loop.metrics)
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Show the validation's metrics."""
-        self._display.update(loop.metrics)
+        self._run.newest.update(loop.metrics)
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Print a line for the iteration if the output is not a terminal."""
-        self._display.update(loop.metrics)
-        self._display.end_iteration()
+        self._run.newest.update(loop.metrics)
+        if isinstance(self._shown, Lines):
+            self._shown.end_iteration()
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Leave the last state on the terminal."""
@@ -91,7 +98,22 @@ class ProgressBar(Callback):
 
     def close(self) -> None:
         """Leave the last state on the terminal, and end the display. Safe to repeat."""
-        self._display.close()
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            shown.close()
+
+    def _start(self, iteration: int, total: int | None) -> None:
+        """Start the display, or start it again from the beginning.
+
+        iteration: the number of finished iterations.
+        total: iterations in all; None if unknown. Then only the stage is shown until the first
+            iteration has ended.
+        """
+        self._run.begin(iteration, total)
+        if self._shown is None:
+            stream = self._stream or sys.stderr
+            lines = not is_terminal(stream)
+            self._shown = Lines(self._run, stream, self._line_seconds) if lines else Terminal(self._run, stream)
 
 
 @contextmanager

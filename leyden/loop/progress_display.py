@@ -1,17 +1,16 @@
-"""Show the progress of a run, on a terminal or in a log file. The module knows neither loop nor
-trainer.
+"""Show the progress of a run, on a terminal (`Terminal`) or in a log file (`Lines`). The module
+knows neither loop nor trainer: `ProgressBar` keeps the `RunProgress` that is shown.
 
 On a terminal, one line for the run and one for its current stage are redrawn in place, and texts
 that the program prints or logs appear above them. Elsewhere, plain lines without control characters
-are printed, one for each iteration and at least one a minute.
+are printed, one for each iteration and one now and then during a long one.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -20,105 +19,21 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from leyden.loop.terminal import is_terminal, printing_above
+from leyden.loop.terminal import printing_above
 from leyden.utils.figures import duration, figure, one_line, shortened
 
 _WIDEST_BAR, _NARROWEST_BAR = 24, 4
 """Columns of a bar; with less room than the narrowest, none is drawn."""
 _REFRESHES_PER_SECOND = 4
-_LINE_SECONDS = 60.0
 _DIGITS = 3
 """Significant digits of metrics and rates."""
-
-
-class ProgressDisplay:
-    """Shows the progress of one run, from `start` to `close`.
-
-    Every method is quick, and may be called from any thread.
-
-    metrics: names of the metrics to show, in this order, each with its newest value. A name without
-        a value is left out.
-    unit: what `progress` counts, as in `48/128 rollouts  9.1 rollouts/s`.
-    stream: where to show it; None: `sys.stderr`, as it is at `start`.
-    line_seconds: the longest time without a line, if the stream is no terminal.
-    """
-
-    def __init__(
-        self,
-        metrics: Sequence[str] = ("reward", "val/reward"),
-        *,
-        unit: str = "rollouts",
-        stream: TextIO | None = None,
-        line_seconds: float = _LINE_SECONDS,
-    ) -> None:
-        self._stream, self._line_seconds = stream, line_seconds
-        self._state = _State(tuple(metrics), unit)
-        self._shown: _Terminal | _Lines | None = None
-
-    def start(self, *, iteration: int = 0, total: int | None = None) -> None:
-        """Start the display, or start it again from the beginning.
-
-        iteration: the number of finished iterations.
-        total: iterations in all; None if unknown. Then only the stage is shown until the first
-            iteration has ended.
-        """
-        self._state.begin(iteration, total)
-        if self._shown is not None:
-            return
-        stream = self._stream or sys.stderr
-        self._shown = (
-            _Terminal(self._state, stream)
-            if is_terminal(stream)
-            else _Lines(self._state, stream, seconds=self._line_seconds)
-        )
-
-    def begin_stage(self, stage: str) -> None:
-        """Show that this stage begins."""
-        self._state.stage = _Stage(stage)
-
-    def progress(
-        self,
-        done: int,
-        total: int,
-        *,
-        seconds: float,
-        counts: Mapping[str, float] | None = None,
-        stage: str | None = None,
-    ) -> None:
-        """Show that `done` of `total` pieces of the stage are finished after `seconds`.
-
-        counts: further numbers since the stage began, by name, shown as rates.
-        stage: the stage's name; None: that of the last `begin_stage`.
-        """
-        old = self._state.stage
-        name = old.name if stage is None else stage
-        self._state.stage = _Stage(name, done, total, dict(counts or {}), old.started, seconds)
-
-    def update(self, metrics: Mapping[str, Any]) -> None:
-        """Show these values of the metrics."""
-        self._state.newest.update(metrics)
-
-    def end_step(self, iteration: int) -> None:
-        """Count the iteration as done. Its validation may still follow."""
-        self._state.iteration, self._state.counted_at = iteration, time.monotonic()
-
-    def end_iteration(self) -> None:
-        """Print a line for the iteration if the output is not a terminal."""
-        if isinstance(self._shown, _Lines):
-            self._shown.end_iteration()
-
-    def close(self) -> None:
-        """Leave the last state on the terminal and release it. Safe to repeat."""
-        shown, self._shown = self._shown, None
-        if shown is not None:
-            shown.close()
 
 
 # ---- the state of a run, and its lines -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class StageProgress:
     """The progress of the current stage."""
 
     name: str = ""
@@ -134,14 +49,14 @@ class _Stage:
 
 
 @dataclass(slots=True)
-class _State:
+class RunProgress:
     """The progress of a run, and the texts that show it. Times are those of `time.monotonic()`."""
 
     metrics: tuple[str, ...]
     unit: str
     iteration: int = 0
     total: int | None = None
-    stage: _Stage = field(default_factory=_Stage)
+    stage: StageProgress = field(default_factory=StageProgress)
     newest: dict[str, Any] = field(default_factory=dict[str, Any])
     """The newest value of each metric."""
     first_iteration: int = 0
@@ -152,7 +67,7 @@ class _State:
 
     def begin(self, iteration: int, total: int | None) -> None:
         self.iteration, self.total, self.first_iteration = iteration, total, iteration
-        self.stage, self.newest = _Stage(), {}
+        self.stage, self.newest = StageProgress(), {}
         self.started_at = self.counted_at = time.monotonic()
 
     @property
@@ -209,6 +124,10 @@ class _State:
             return duration(time.monotonic() - stage.started)
         return f"{stage.done:,}/{stage.total:,} {self.unit}"
 
+    def under_way(self) -> str:
+        """Return the stage with its counts."""
+        return f"{self.stage.name} {self.counts()}".strip()
+
     def stage_fraction(self) -> float | None:
         stage = self.stage
         return stage.done / stage.total if stage.total else None
@@ -247,15 +166,6 @@ def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, 
     return Line(label, min(_WIDEST_BAR, room) if room >= _NARROWEST_BAR else 0, text)
 
 
-def _stage_line(state: _State, width: int) -> Line:
-    """Return the stage's line; it holds the metrics too if the run has no iterations."""
-    if not state.in_iterations:
-        return fitted(
-            f"{state.stage.name} {state.counts()}".strip(), state.values(), state.rates(), state.left(), width
-        )
-    return fitted(f"  {state.stage.name}", [state.counts()], state.rates(), "", width)
-
-
 def _short(value: Any) -> str:
     return figure(value, _DIGITS) if isinstance(value, (int, float)) else one_line(str(value))
 
@@ -263,12 +173,12 @@ def _short(value: Any) -> str:
 # ---- off a terminal ------------------------------------------------------------------------------
 
 
-class _Lines:
+class Lines:
     """Shows progress off a terminal: a line for each iteration, and one after each `seconds`
     without a line.
     """
 
-    def __init__(self, state: _State, stream: TextIO, *, seconds: float) -> None:
+    def __init__(self, state: RunProgress, stream: TextIO, seconds: float) -> None:
         self._state, self._stream, self._seconds = state, stream, seconds
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._last = time.monotonic()
@@ -289,9 +199,8 @@ class _Lines:
             if time.monotonic() < self._last + self._seconds:  # an iteration ended during the wait
                 continue
             state = self._state
-            under_way = f"{state.stage.name} {state.counts()}".strip()
             label = [state.label] if state.in_iterations else []
-            self._write([*label, under_way, *state.values(), *state.rates(), state.left()])
+            self._write([*label, state.under_way(), *state.values(), *state.rates(), state.left()])
 
     def _write(self, parts: Iterable[str]) -> None:
         with self._lock:
@@ -303,10 +212,10 @@ class _Lines:
 # ---- on a terminal -------------------------------------------------------------------------------
 
 
-class _Terminal:
+class Terminal:
     """Shows progress on a terminal, where rich redraws two lines in place."""
 
-    def __init__(self, state: _State, stream: TextIO) -> None:
+    def __init__(self, state: RunProgress, stream: TextIO) -> None:
         self._state, self._stage_shown = state, True
         self._console = Console(file=stream)
         self._live = Live(
@@ -333,7 +242,11 @@ class _Terminal:
             run_line = fitted(state.label, state.values(), (), state.left(), width)
             lines.append(self._drawn(run_line, state.fraction))
         if self._stage_shown and (state.stage.name or state.stage.total):
-            lines.append(self._drawn(_stage_line(state, width), state.stage_fraction()))
+            if state.in_iterations:
+                line = fitted(f"  {state.stage.name}", [state.counts()], state.rates(), "", width)
+            else:  # it has the metrics too
+                line = fitted(state.under_way(), state.values(), state.rates(), state.left(), width)
+            lines.append(self._drawn(line, state.stage_fraction()))
         return Group(*lines)
 
     def _drawn(self, line: Line, fraction: float | None) -> Text:

@@ -109,10 +109,8 @@ class TrainLoop(NamedOptions):
     ) -> None:
         check_number("max_iters", max_iters, at_least=0, whole=True, or_none="a run that a callback ends")
         check_number("val_every_n_iters", val_every_n_iters, at_least=1, whole=True, or_none="no validation")
-        check_several("callbacks", callbacks)
-        check_several("writers", writers)
-        _check_kind("callback", callbacks, Callback, "a subclass of leyden.loop.Callback")
-        _check_kind("writer", writers, LogWriter, "a LogWriter such as CsvWriter('metrics.csv')")
+        check_several("callbacks", callbacks, Callback, wanted="instances of leyden.loop.Callback")
+        check_several("writers", writers, LogWriter, wanted="a LogWriter such as CsvWriter('metrics.csv')")
         paths = [Path(path).absolute() for writer in writers if (path := getattr(writer, "path", None)) is not None]
         if twice := [str(path) for path in paths if paths.count(path) > 1]:
             raise ConfigError(f"two writers write {twice[0]}; give each a file of its own")
@@ -199,26 +197,6 @@ class TrainLoop(NamedOptions):
         """
         self._drive(self._flow(vessel, resume))
 
-    def _drive(self, flow: Flow) -> None:
-        """Run a flow whose vessel and callbacks are all synchronous.
-
-        An awaitable from one of them raises ConfigError inside the flow, where its `finally` blocks
-        see it.
-        """
-        proceed: Callable[[], object] = partial(next, flow)
-        while True:
-            try:
-                result = proceed()
-            except StopIteration:
-                return
-            if inspect.isawaitable(result):
-                if inspect.iscoroutine(result):
-                    result.close()
-                error = ConfigError("the vessel or a callback is asynchronous; drive it with `await loop.arun(vessel)`")
-                proceed = _throwing(flow, error)
-            else:
-                proceed = _sending(flow, result)
-
     async def arun(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
         """Train the vessel on the running event loop.
 
@@ -227,7 +205,19 @@ class TrainLoop(NamedOptions):
         Raise ConfigError if the loop has run already. Errors of the vessel and of hooks pass
         through.
         """
-        flow = self._flow(vessel, resume)
+        await self._follow(self._flow(vessel, resume), may_wait=True)
+
+    def _drive(self, flow: Flow) -> None:
+        """Run a flow whose vessel and callbacks are all synchronous, without an event loop.
+
+        An awaitable from one of them raises ConfigError inside the flow, where its `finally` blocks
+        see it.
+        """
+        with contextlib.suppress(StopIteration):
+            self._follow(flow, may_wait=False).send(None)  # it never waits, so it ends at once
+
+    async def _follow(self, flow: Flow, *, may_wait: bool) -> None:
+        """Run a flow to its end. Results and errors go back to where the flow yielded."""
         proceed: Callable[[], object] = partial(next, flow)
         while True:
             try:
@@ -235,9 +225,17 @@ class TrainLoop(NamedOptions):
             except StopIteration:
                 return
             try:
-                proceed = _sending(flow, (await result) if inspect.isawaitable(result) else result)
+                if inspect.isawaitable(result):
+                    if not may_wait:
+                        if inspect.iscoroutine(result):
+                            result.close()
+                        raise ConfigError(
+                            "the vessel or a callback is asynchronous; drive it with `await loop.arun(vessel)`"
+                        )
+                    result = await result
+                proceed = partial(flow.send, result)
             except BaseException as error:  # noqa: BLE001 -- raised again where the flow yielded
-                proceed = _throwing(flow, error)
+                proceed = partial(flow.throw, error)
 
     # ---- the order -------------------------------------------------------------------------------
 
@@ -425,20 +423,6 @@ def _of_a_checkpoint(what: str = "what a run saved") -> Generator[None]:
         raise CheckpointError(
             f"the checkpoint's state is not {what} ({type(error).__name__}: {error}); resume from another one"
         ) from error
-
-
-def _check_kind(noun: str, parts: Sequence[object], kind: type, wanted: str) -> None:
-    for part in parts:
-        if not isinstance(part, kind):
-            raise ConfigError(f"{part!r} ({type(part).__name__}) is no {noun}; give {wanted}")
-
-
-def _sending(flow: Flow, value: object) -> Callable[[], object]:
-    return lambda: flow.send(value)
-
-
-def _throwing(flow: Flow, error: BaseException) -> Callable[[], object]:
-    return lambda: flow.throw(error)
 
 
 def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:

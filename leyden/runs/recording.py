@@ -8,9 +8,7 @@ lives.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import os
 import threading
 import time
@@ -27,6 +25,7 @@ from leyden.runs.log import RunLog
 from leyden.runs.reading import FailedRollout, read_failures, read_rows
 from leyden.types.run import RunStatus
 from leyden.utils.atomic import open_aside
+from leyden.utils.json import json_line
 from leyden.utils.text import storable
 
 logger = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class FolderRecorder:
         if self._metrics is not None:
             self._metrics.close()
         with open_aside(self.directory / METRICS) as aside:
-            aside.writelines(_line(row.flat()) for row in kept)
+            aside.writelines(json_line(row.flat()) for row in kept)
         self._metrics = _appending(self.directory / METRICS)
 
     def note(self, text: str) -> None:
@@ -162,19 +161,8 @@ def _appending(path: Path) -> IO[str]:
 
 def _append(file: IO[str] | None, content: dict[str, Any]) -> None:
     assert file is not None, "the recorder is not open"
-    file.write(_line(content))
+    file.write(json_line(content))
     try:
         file.flush()
     except OSError as error:  # a full disk: say which file
         raise OSError(error.errno, error.strerror, file.name) from error
-
-
-def _line(content: dict[str, Any]) -> str:
-    """Return the content as a line of JSON. NaN and infinity become null, because
-    JSON lacks them.
-    """
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in content.items()
-    }
-    return json.dumps(finite, allow_nan=False, default=str) + "\n"

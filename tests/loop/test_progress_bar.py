@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leyden.loop import ProgressBar, TrainLoop
+from leyden.loop import Progress, ProgressBar, TrainLoop
 from leyden.loop.progress_bar import showing_setup
-from leyden.loop.progress_display import Line, ProgressDisplay, fitted
+from leyden.loop.progress_display import Line, fitted
 from leyden.loop.terminal import printing_above
 
 ROOT = Path(__file__).parents[2]
@@ -93,8 +93,7 @@ class Slow:
 
 def test_off_a_terminal_a_long_iteration_gets_a_line_now_and_then() -> None:
     stream = io.StringIO()
-    bar = ProgressBar(stream=stream)
-    bar._display = ProgressDisplay(stream=stream, line_seconds=0.05)  # pyright: ignore[reportPrivateUsage]
+    bar = ProgressBar(stream=stream, line_seconds=0.05)
     vessel = Slow(stream)
     vessel.loop = TrainLoop(max_iters=2, callbacks=[bar])
     vessel.loop.run(vessel)
@@ -106,12 +105,13 @@ def test_off_a_terminal_a_long_iteration_gets_a_line_now_and_then() -> None:
 
 def test_a_run_without_iterations_shows_its_stage() -> None:
     stream = io.StringIO()
-    display = ProgressDisplay(stream=stream, line_seconds=0.02)
-    display.start()
-    display.progress(50, 200, seconds=2.0, stage="train")
-    display.update({"reward": 0.25})
+    bar = ProgressBar(stream=stream, line_seconds=0.02)
+    loop, vessel = TrainLoop(max_iters=None, callbacks=[bar]), Reporting()
+    loop.metrics = {"reward": 0.25}
+    bar.on_fit_start(loop, vessel)
+    bar.on_progress(loop, Progress(50, 200, 2.0, {}))
     wait_for("reward", stream)
-    display.close()
+    bar.close()
     assert re.search(r"^train 50/200 rollouts  reward 0.25  25 rollouts/s  0:0[456] left$", stream.getvalue(), re.M)
 
 
@@ -124,8 +124,7 @@ def wait_for(text: str, stream: io.StringIO) -> None:
 
 def test_a_run_that_is_being_set_up_says_so_and_stops_when_that_fails() -> None:
     stream = io.StringIO()
-    bar = ProgressBar(stream=stream)
-    bar._display = ProgressDisplay(stream=stream, line_seconds=0.02)  # pyright: ignore[reportPrivateUsage]
+    bar = ProgressBar(stream=stream, line_seconds=0.02)
     vessel = Reporting()
     vessel.loop = TrainLoop(max_iters=1, callbacks=[bar])
     with showing_setup(vessel.loop):

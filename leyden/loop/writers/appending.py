@@ -1,4 +1,6 @@
-"""`AppendingWriter`: the base of writers that append the bytes of each row to a file."""
+"""`FileWriter`: the base of writers with a file; `AppendingWriter`: of those that append the bytes
+of each row to it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,54 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO, Any
 
-from leyden.errors import CheckpointError
+from leyden.errors import CheckpointError, ConfigError
 from leyden.loop.metrics import LogLevel, Row, RowKind
-from leyden.loop.writers.base import LogWriter, file_path
+from leyden.loop.writers.base import LogWriter
+from leyden.options import check_path
 
 
-class AppendingWriter(LogWriter, ABC):
+class FileWriter(LogWriter):
+    """Writes to one file, which is open from `open` to `close`."""
+
+    _file: IO[Any] | None = None
+
+    def __init__(self, path: str | Path, *, example: str, rows: RowKind, loglevel: int) -> None:
+        """
+        example: a file name, for the message about a path that is none or is a directory.
+        Raise ConfigError for such a path.
+        """
+        super().__init__(rows=rows, loglevel=loglevel)
+        name = type(self).__name__
+        check_path(f"{name}'s path", path, example=example)
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise ConfigError(
+                f"{name}({str(path)!r}): that is a directory; give the file, such as {str(self.path / example)!r}"
+            )
+
+    @property
+    def state_key(self) -> str:
+        """The name of the state in a checkpoint: one for each file name."""
+        return f"{type(self).__name__.lower()}:{self.path.name}"
+
+    def close(self) -> None:
+        """Flush the file to disk and close it."""
+        self._sync()
+        if self._file:
+            self._file.close()
+        self._file = None
+
+    def _sync(self) -> None:
+        """Make what was written durable."""
+        if self._file:
+            os.fsync(self._file.fileno())
+
+    def _opened(self) -> IO[Any]:
+        assert self._file is not None, f"{type(self).__name__}({str(self.path)!r}) is not open"
+        return self._file
+
+
+class AppendingWriter(FileWriter, ABC):
     """Appends rows to one file. Subclasses implement `encode`, and `header` if the file has one.
 
     A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts,
@@ -20,13 +64,11 @@ class AppendingWriter(LogWriter, ABC):
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
-        super().__init__(rows=rows, loglevel=loglevel)
-        self.path = file_path(path, self, "result.jsonl")
+        super().__init__(path, example="result.jsonl", rows=rows, loglevel=loglevel)
         self._bytes = 0
         """The length of the file so far."""
         self._resume: int | None = None
         """The length at which the next `open` cuts the file; None: it begins an empty one."""
-        self._file: IO[bytes] | None = None
 
     @abstractmethod
     def encode(self, row: Row) -> bytes:
@@ -35,11 +77,6 @@ class AppendingWriter(LogWriter, ABC):
     def header(self) -> bytes:
         """Return the bytes that the file begins with."""
         return b""
-
-    @property
-    def state_key(self) -> str:
-        """The name of the state in a checkpoint: one for each file name."""
-        return f"{type(self).__name__.lower()}:{self.path.name}"
 
     def open(self) -> None:
         """Open the file: empty for a new run, cut to the checkpoint's length for a resumed one.
@@ -64,17 +101,9 @@ class AppendingWriter(LogWriter, ABC):
         """Append a row. Rows that were appended survive a kill of the process."""
         self._add(self.encode(row))
 
-    def close(self) -> None:
-        """Flush the file to disk and close it."""
-        if self._file:
-            os.fsync(self._file.fileno())
-            self._file.close()
-        self._file = None
-
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and the number of bytes written so far, which are durable."""
-        if self._file:
-            os.fsync(self._file.fileno())
+        self._sync()
         return {**super().state_dict(), "bytes": self._bytes if self._resume is None else self._resume}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -83,7 +112,7 @@ class AppendingWriter(LogWriter, ABC):
         self._resume = state["bytes"]
 
     def _add(self, content: bytes) -> None:
-        assert self._file is not None, f"{type(self).__name__}({str(self.path)!r}) is not open"
-        self._file.write(content)
-        self._file.flush()
-        self._bytes = self._file.tell()
+        file = self._opened()
+        file.write(content)
+        file.flush()
+        self._bytes = file.tell()

@@ -11,12 +11,11 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from leyden.errors import ConfigError
 from leyden.loop.metrics import ROW_KINDS, EpisodeRow, EpisodeStats, LogLevel, Row, RowKind, Stage, StepRow
-from leyden.options import NamedOptions, check_path
+from leyden.options import NamedOptions
 
 _COUNTERS: Final = ("global_episode", "global_step", "episode_count", "step_count", "_begun")
 _EVENTS: Final = (
@@ -267,18 +266,6 @@ class LogWriter(NamedOptions):
             return self._running.popitem()[1]
         self._begun += 1
         return _RunningEpisode(self._begun)
-
-
-def file_path(path: str | Path, writer: LogWriter, example: str) -> Path:
-    """Return the path of a writer's file. Raise ConfigError if `path` is no path or a directory.
-
-    example: a file name for the message.
-    """
-    check_path(f"{type(writer).__name__}'s path", path, example=example)
-    if (path := Path(path)).is_dir():
-        name = type(writer).__name__
-        raise ConfigError(f"{name}({str(path)!r}): that is a directory; give the file, such as {str(path / example)!r}")
-    return path
 
 
 def _takes_three(method: Callable[..., None]) -> bool:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from leyden.errors import CheckpointError
 from leyden.loop.metrics import ROW_KINDS, LogLevel, Row, RowKind
-from leyden.loop.writers.base import LogWriter, file_path
+from leyden.loop.writers.appending import FileWriter
 from leyden.utils.atomic import open_aside
 
 
-class CsvWriter(LogWriter):
+class CsvWriter(FileWriter):
     """Writes one line of CSV for each row. A stage's row has the columns iteration, stage and
     seconds, then one for each metric; a missing metric is an empty cell.
 
@@ -30,17 +29,10 @@ class CsvWriter(LogWriter):
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
-        super().__init__(rows=rows, loglevel=loglevel)
-        self.path = file_path(path, self, "result.csv")
+        super().__init__(path, example="result.csv", rows=rows, loglevel=loglevel)
         self._columns: list[str] = []
         self._n_rows = 0
         self._resume: dict[str, Any] | None = None
-        self._file: IO[str] | None = None
-
-    @property
-    def state_key(self) -> str:
-        """The name of the state in a checkpoint: one for each file name."""
-        return f"csvwriter:{self.path.name}"
 
     def open(self) -> None:
         """Open the file: empty for a new run, cut after the checkpoint's rows for a resumed one.
@@ -66,17 +58,9 @@ class CsvWriter(LogWriter):
         file.flush()
         self._n_rows += 1
 
-    def close(self) -> None:
-        """Flush the file to disk and close it."""
-        if self._file:
-            os.fsync(self._file.fileno())
-            self._file.close()
-        self._file = None
-
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and the number of rows and the columns, which are durable."""
-        if self._file:
-            os.fsync(self._file.fileno())
+        self._sync()
         so_far = self._resume or {"rows": self._n_rows, "columns": list(self._columns)}
         return {**super().state_dict(), **so_far}
 
@@ -86,10 +70,6 @@ class CsvWriter(LogWriter):
         """
         super().load_state_dict(state)
         self._resume = {"rows": state["rows"], "columns": list(state["columns"])}
-
-    def _opened(self) -> IO[str]:
-        assert self._file is not None, f"CsvWriter({str(self.path)!r}) is not open"
-        return self._file
 
     def _read(self, n_rows: int) -> list[dict[str, str]]:
         """Return the first `n_rows` rows of the file.

@@ -342,10 +342,10 @@ def test_a_damaged_directory_is_passed_over_and_one_of_a_newer_version_is_not(tm
     [
         ({"max_iters": 1.5}, r"max_iters is 1\.5; it must be a whole number"),
         ({"concurrency": 1.5}, r"concurrency is 1\.5; it must be a whole number"),
-        ({"loggers": [print]}, r"<built-in function print> .* is no writer; give a LogWriter such as CsvWriter"),
-        ({"loggers": "a.csv"}, "'a.csv' .* is no writer"),
-        ({"loggers": Path("a.csv")}, "a.csv.* is no writer"),
-        ({"callbacks": [print]}, "<built-in function print> .* is no callback"),
+        ({"loggers": [print]}, r"writers has <built-in function print> .*; give a LogWriter such as CsvWriter"),
+        ({"loggers": "a.csv"}, "writers has 'a.csv' .*; give a LogWriter"),
+        ({"loggers": Path("a.csv")}, "writers has .*a.csv.*; give a LogWriter"),
+        ({"callbacks": [print]}, "callbacks has <built-in function print> .*; give instances of leyden.loop.Callback"),
     ],
 )
 def test_an_option_of_another_kind_is_refused_when_the_trainer_is_made(options: dict[str, Any], says: str) -> None:
