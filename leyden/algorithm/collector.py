@@ -24,9 +24,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel
@@ -47,14 +46,15 @@ from leyden.types import (
     find_final_reward,
 )
 from leyden.utils import ids
+from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
 
 _READ_TOGETHER = 256
 """How many rollouts' spans are read in one call."""
 _RELEASE_TOGETHER = 100
-"""Consumed rollouts are unpinned together once there are so many, because each change rewrites all
-pins."""
+"""Consumed rollouts are unpinned together once there are so many, and as many as half of the needed
+ones."""
 _CANCEL_TOGETHER = 16
 """How many rollouts are cancelled at a time."""
 _REST_SECONDS_EACH = 25e-6
@@ -205,9 +205,7 @@ class RolloutCollector:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def enqueue(self, requests: Iterable[EnqueueRolloutRequest]) -> Sequence[Rollout]:
@@ -278,7 +276,8 @@ class RolloutCollector:
                 if silence.is_due(bool(finished)):
                     await self._tell(list(waiting), silence.seconds)
                 finished.sort(key=lambda rollout: rollout.end_time or 0.0)
-                for rollouts in _batches(finished, _READ_TOGETHER):
+                for start in range(0, len(finished), _READ_TOGETHER):
+                    rollouts = finished[start : start + _READ_TOGETHER]
                     spans_of = await self._store.query_spans_of([rollout.rollout_id for rollout in rollouts])
                     for rollout in rollouts:
                         asked = waiting[rollout.rollout_id]
@@ -287,7 +286,9 @@ class RolloutCollector:
                             self._consume(rollout.rollout_id, keep_until)
                             del asked[0]
                         del waiting[rollout.rollout_id]
-                await self._release_when_many()
+                # Each change rewrites all pins, so few changes keep the total cost low.
+                if self._released >= max(_RELEASE_TOGETHER, (len(self._unread) + len(self._kept)) // 2):
+                    await self._write_pins()
                 await asyncio.sleep(_REST_SECONDS_EACH * len(waiting))
                 await window.widen(self._store)
         finally:
@@ -350,8 +351,7 @@ class RolloutCollector:
         elif self.budget.reserve(rollout.rollout_id, _attempts_at_most(rollout, attempts)):
             self._sent.add(rollout.rollout_id)
         else:
-            with contextlib.suppress(IllegalTransition):
-                await self._store.update_rollout(rollout.rollout_id, status="cancelled")
+            await self._cancel_each([rollout.rollout_id])
             self._warn(self.budget.spend(attempts))
 
     @contextlib.asynccontextmanager
@@ -560,16 +560,11 @@ class RolloutCollector:
             return
         if not self.budget.reserved:
             raise self.budget.exceeded(attempts)
-        events: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._freed.wait())]
+        events: list[Awaitable[Any]] = [self._freed.wait()]
         if self._sent:
-            ended = self._store.wait_for_any_rollout(rollout_ids=list(self._sent), timeout=timeout)
-            events.append(asyncio.ensure_future(ended))
-        try:
-            await asyncio.wait(events, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for event in events:
-                event.cancel()
-            await asyncio.gather(*events, return_exceptions=True)
+            events.append(self._store.wait_for_any_rollout(rollout_ids=list(self._sent), timeout=timeout))
+        async with first_done(*events, timeout_seconds=timeout):
+            pass
 
     async def _settle_finished(self) -> None:
         """Settle the reservations of rollouts that have finished meanwhile, and release those of
@@ -625,13 +620,6 @@ class RolloutCollector:
         if self._unread[rollout_id] <= 0:
             del self._unread[rollout_id]
             self._released += rollout_id not in self._kept
-
-    async def _release_when_many(self) -> None:
-        """Unpin consumed rollouts if they are many compared with the needed ones. Each change
-        rewrites all pins, so few changes keep the total cost low.
-        """
-        if self._released >= max(_RELEASE_TOGETHER, (len(self._unread) + len(self._kept)) // 2):
-            await self._write_pins()
 
     async def _write_pins(self) -> None:
         """Pin exactly the rollouts that are still needed."""
@@ -723,10 +711,6 @@ class _Window:
         waiting, under_way = count("queuing", 0) + count("requeuing", 0), count("preparing", 0) + count("running", 0)
         if waiting == 0 and under_way > self._most / 2:
             self._most *= 2
-
-
-def _batches(rollouts: Sequence[Rollout], size: int) -> Iterator[Sequence[Rollout]]:
-    return (rollouts[start : start + size] for start in range(0, len(rollouts), size))
 
 
 def _state(rollout: Rollout) -> str:

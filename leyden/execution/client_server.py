@@ -7,7 +7,6 @@ each process its role.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -29,6 +28,7 @@ from leyden.store.client import TOKEN_VARIABLE, LightningStoreClient
 from leyden.store.server import LightningStoreServer
 from leyden.utils.latch import Latch
 from leyden.utils.logs import notice
+from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
 
@@ -206,17 +206,11 @@ class _AlgorithmElsewhere:
         """Return when the algorithm's process has ended the run, or when `event` is set."""
         if self._ready is not None:
             self._ready.set()
-        ended = asyncio.ensure_future(cast(LightningStoreClient, store).wait_for_end())
-        stopped = asyncio.ensure_future(event.wait_async())
-        try:
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        ending = cast(LightningStoreClient, store).wait_for_end()
+        async with first_done(ending, event.wait_async()) as (ended, _):
             if ended.done():
                 ended.result()
                 logger.info("the algorithm has ended, and with it the work")
-        finally:
-            ended.cancel()
-            stopped.cancel()
-            await asyncio.gather(ended, stopped, return_exceptions=True)
 
 
 async def _until_reported(store: LightningStore, deadline: float) -> None:

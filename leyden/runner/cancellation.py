@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from leyden.errors import LeydenError, UnknownRollout
 from leyden.store.base import LightningStore
 from leyden.types import Rollout, RolloutStatus
+from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
 
@@ -110,15 +111,9 @@ class CancelWatch:
         finished = await self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=0.0)
         if finished or self._changed.is_set():
             return finished
-        waiting = asyncio.create_task(self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=_AGAIN_SECONDS))
-        changed = asyncio.create_task(self._changed.wait())
-        try:
-            await asyncio.wait({waiting, changed}, return_when=asyncio.FIRST_COMPLETED)
+        finishing = self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=_AGAIN_SECONDS)
+        async with first_done(finishing, self._changed.wait()) as (waiting, _):
             return waiting.result() if waiting.done() else ()
-        finally:
-            waiting.cancel()
-            changed.cancel()
-            await asyncio.gather(waiting, changed, return_exceptions=True)
 
     def _resolve(self, finished: Mapping[str, RolloutStatus]) -> None:
         """Resolve the futures of cancelled rollouts, and drop those of rollouts that finished by

@@ -29,6 +29,7 @@ from leyden.tracer import OtelTracer, Tracer
 from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
 from leyden.types.openai_clients import import_ahead
 from leyden.utils.latch import Latch
+from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
 
@@ -157,12 +158,8 @@ class LitAgentRunner(Runner[T]):
         """
         while True:
             await pause.over.wait()
-            claiming = asyncio.create_task(self._claim(running, attempts, store))
-            paused = asyncio.create_task(pause.begun.wait())
-            try:
-                await asyncio.wait({claiming, paused}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                await _cancel(claiming, paused)
+            async with first_done(self._claim(running, attempts, store), pause.begun.wait()) as (claiming, _):
+                pass
             if not claiming.cancelled():
                 return claiming.result()
 

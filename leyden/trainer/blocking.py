@@ -9,6 +9,7 @@ import copy
 import signal
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -109,16 +110,15 @@ def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None
 
     caller: meanwhile runs calls of the coroutine in the calling thread.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    done: Future[T] = Future()
     loop = asyncio.new_event_loop()
     task = loop.create_task(work)
 
     def run() -> None:
         try:
-            results.append(loop.run_until_complete(task))
+            done.set_result(loop.run_until_complete(task))
         except BaseException as error:  # noqa: BLE001 -- raised again in the caller's thread
-            errors.append(error)
+            done.set_exception(error)
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
@@ -135,6 +135,4 @@ def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
         raise
-    if errors:
-        raise errors[0]
-    return results[0]
+    return done.result()

@@ -14,10 +14,8 @@ from typing import Any, cast
 
 from leyden.errors import ConfigError
 from leyden.execution import ExecutionStrategy
-from leyden.loop import Callback, LogWriter
-from leyden.runner import Hook, Runner
+from leyden.runner import Runner
 from leyden.types import NamedResources, Resource, Retention
-from leyden.utils.text import shown
 
 imported_by: ContextVar[str | None] = ContextVar("leyden_imported_by", default=None)
 """The command that imports the user's file at the moment; None if there is none."""
@@ -86,39 +84,9 @@ def check_dataset(name: str, dataset: object) -> None:
         )
 
 
-def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
-    """Return one hook or several as a tuple, for None an empty one. Raise ConfigError for other
-    objects.
-    """
-    several = isinstance(hooks, Sequence)
-    given: tuple[Any, ...] = tuple(cast(Sequence[Any], hooks)) if several else () if hooks is None else (hooks,)
-    for hook in given:
-        if not isinstance(hook, Hook):
-            raise ConfigError(f"hooks has {hook!r:.200} (a {type(hook).__name__}); give instances of leyden.Hook")
-    return given
-
-
-def _several(given: Any) -> tuple[Any, ...]:
+def as_tuple(given: Any) -> tuple[Any, ...]:
     """Return the items of a sequence, or one object as a tuple."""
     return tuple(cast(Sequence[Any], given)) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-
-
-def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return one callback or several as a tuple. Raise ConfigError for other objects."""
-    given = _several(callbacks)
-    for callback in given:
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"callbacks has {shown(callback)}; give instances of leyden.loop.Callback")
-    return given
-
-
-def checked_loggers(loggers: Any) -> tuple[LogWriter, ...]:
-    """Return one writer or several as a tuple. Raise ConfigError for other objects."""
-    given = _several(loggers)
-    for writer in given:
-        if not isinstance(writer, LogWriter):
-            raise ConfigError(f"loggers has {shown(writer)}; give a LogWriter such as CsvWriter('metrics.csv')")
-    return given
 
 
 def checked_name(name: Any) -> str | None:

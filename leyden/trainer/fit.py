@@ -91,18 +91,6 @@ class FitInput:
     val_dataset: Dataset[Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A run with its store, before anything has started."""
-
-    run: Run
-    store: LightningStore
-    manifest: Manifest
-    is_new_folder: bool = False
-    """Whether the call made the run's directory."""
-    shows_progress: bool = False
-
-
 class Fit:
     """One call of `fit` or `dev`. The constructor opens the run; `execute` runs it."""
 
@@ -114,9 +102,11 @@ class Fit:
         """
         self._config, self._given = config, given
         self._strategy, self._runner = config.strategy, config.runner
-        begun = _begin_dev(config, given.algorithm, resume) if dev else _begin(config, given, resume)
-        self._run, self._store, self._manifest = begun.run, begun.store, begun.manifest
-        self._is_new_folder, self._shows_progress = begun.is_new_folder, begun.shows_progress
+        self._run, self._store, self._manifest = (
+            _begin_dev(config, given.algorithm, resume) if dev else _begin(config, given, resume)
+        )
+        self._is_new_folder = self.directory is not None and not resume
+        self._shows_progress = config.progress and not dev
         self._result: Any = None
         """The value that the algorithm returned."""
         self._stopped: str | None = None
@@ -356,7 +346,7 @@ class Fit:
         if not isinstance(event, StopSignal) or store.capabilities["zero_copy"]:  # others may run what is left
             await work()
             return 0
-        return await until_done_or_deserted(asyncio.ensure_future(work()), event, store)
+        return await until_done_or_deserted(work(), event, store)
 
     def _deserted_message(self, n_left: int) -> str:
         """Return why the run ended although `n_left` rollouts are left, and how to continue."""
@@ -459,7 +449,7 @@ def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:
     )
 
 
-def _begin(config: FitConfig, given: FitInput, resume: bool) -> _Begun:
+def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, LightningStore, Manifest]:
     """Open the run of a `fit`: make or find its directory and its store.
 
     Raise ConfigError, and leave nothing behind, if an argument is wrong.
@@ -469,7 +459,7 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> _Begun:
         raise ConfigError("resume=True needs a run directory; give run_dir= beside the store, or give no store")
     remote = strategy.remote_store()
     if remote is not None and not strategy.runs_algorithm:
-        return _Begun(Run(run_id=secrets.token_hex(6)), remote, new_manifest(kind="fit", name="runners", config={}))
+        return Run(run_id=secrets.token_hex(6)), remote, new_manifest(kind="fit", name="runners", config={})
     recorded = run_config(
         given.algorithm,
         train_dataset=given.train_dataset,
@@ -482,18 +472,17 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> _Begun:
     if remote is not None or (stores.is_given and config.run_dir is None):
         store = stores.build() if remote is None else remote
         manifest = new_manifest(kind=kind, name=config.name or kind, config=recorded)
-        begun = _Begun(Run(run_id=manifest.record.run_id), store, manifest, shows_progress=config.progress)
+        run = Run(run_id=manifest.record.run_id)
     else:
         built = stores.build() if stores.is_given else None
         directory, manifest = begin_run(config.run_dir, resume=resume, kind=kind, name=config.name, config=recorded)
         run = Run(manifest.record.run_id, directory, resume=resume, options=manifest.options)
         store = SqliteLightningStore(store_path(directory)) if built is None else built
-        begun = _Begun(run, store, manifest, is_new_folder=not resume, shows_progress=config.progress)
-    recorded["store"] = redact(begun.store.url)
-    return begun
+    recorded["store"] = redact(store.url)
+    return run, store, manifest
 
 
-def _begin_dev(config: FitConfig, algorithm: Algorithm | None, resume: bool) -> _Begun:
+def _begin_dev(config: FitConfig, algorithm: Algorithm | None, resume: bool) -> tuple[Run, LightningStore, Manifest]:
     """Open the run of a `dev`, which has no directory, and by default a store in memory."""
     if resume:
         raise ConfigError("resume=True, but dev=True keeps no run; leave one of them out")
@@ -501,7 +490,7 @@ def _begin_dev(config: FitConfig, algorithm: Algorithm | None, resume: bool) -> 
     if store is None:
         store = config.run_store.build() if config.run_store.is_given else InMemoryLightningStore()
     manifest = new_manifest(kind="dev", name=config.name or "dev", config=algorithm_config(algorithm))
-    return _Begun(Run(manifest.record.run_id), store, manifest)
+    return Run(manifest.record.run_id), store, manifest
 
 
 async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool:

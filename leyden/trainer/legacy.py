@@ -108,10 +108,14 @@ class TrainerLegacy(NamedOptions, ABC):
             if dev_data is not None:
                 raise ConfigError("dev_data and dev_backend are the same option; give dev_data only")
             dev_data = dev_backend
-        client = self._determine_backend(train_data, dev_data)
-        if client is None:
-            data = dev_data if self._dev else train_data
-            return self.fit(agent, self._extract_dataset_from_data(data), self._extract_dataset_from_data(val_data))
+        if self._dev and dev_data is None:
+            raise ConfigError(
+                "fit_v0 of a trainer with dev=True needs dev_data: a client (DevTaskLoader), a URL or data"
+            )
+        source = dev_data if self._dev else train_data
+        if (client := as_client(source)) is None:
+            data, val = (None if isinstance(each, str | AgentLightningClient) else each for each in (source, val_data))
+            return self.fit(agent, data, val)
         if self.algorithm is not None:
             raise ConfigError(
                 f"the tasks come from {client.endpoint}, so {type(self.algorithm).__name__} would get no rollouts; leave "
@@ -181,22 +185,6 @@ class TrainerLegacy(NamedOptions, ABC):
         Processes of runs under way are not touched.
         """
         return kill_orphans()
-
-    def _determine_backend(self, train_data: Source, dev_data: Source = None) -> AgentLightningClient | None:
-        """Return a client for a URL or a client, or None for a data set. With `dev=True`,
-        `dev_data` counts instead of `train_data`; raise ConfigError if it is missing.
-        """
-        if self._dev and dev_data is None:
-            raise ConfigError(
-                "fit_v0 of a trainer with dev=True needs dev_data: a client (DevTaskLoader), a URL or data"
-            )
-        return self._extract_client_from_data(dev_data if self._dev else train_data)
-
-    def _extract_client_from_data(self, data: Source) -> AgentLightningClient | None:
-        return as_client(data)
-
-    def _extract_dataset_from_data(self, data: Source) -> Dataset[Any] | None:
-        return None if isinstance(data, str | AgentLightningClient) else data
 
 
 def is_url(data: object) -> bool:

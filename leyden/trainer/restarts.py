@@ -12,7 +12,6 @@ import logging
 
 from leyden.algorithm import Algorithm, FunctionalAlgorithm
 from leyden.errors import ConfigError
-from leyden.options import check_number
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,6 @@ def check_restarts(most: int, algorithm: Algorithm | None, *, keeps_checkpoints:
     most: how many restarts are allowed.
     keeps_checkpoints: whether the run has a directory for them.
     """
-    check_number("max_algorithm_restarts", most, at_least=0, whole=True)
     if most == 0:
         return
     if algorithm is None or not algorithm.resumable:

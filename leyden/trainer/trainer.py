@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from leyden.adapter import TraceAdapter, TraceToTriplet
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, IterativeAlgorithm
-from leyden.components import build_component
+from leyden.components import build_component, load_class
 from leyden.errors import ConfigError, InvalidArgument, RunInterrupted
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.gateway import LLMProxy
 from leyden.litagent import LitAgent, check_resources
 from leyden.loop import Callback, LogWriter
 from leyden.monitor import Monitor
-from leyden.options import check_flag, check_number, named_arguments
+from leyden.options import check_flag, check_number, check_several, named_arguments
 from leyden.runner import Hook, LitAgentRunner, Runner
 from leyden.runs import RunSummary
 from leyden.store import LightningStore
@@ -28,11 +28,9 @@ from leyden.tracer import OtelTracer, Tracer
 from leyden.trainer.blocking import Debugged, run_blocking
 from leyden.trainer.boundary import short_errors
 from leyden.trainer.checks import (
+    as_tuple,
     check_dataset,
     check_not_imported,
-    checked_callbacks,
-    checked_hooks,
-    checked_loggers,
     checked_name,
     checked_resources,
     checked_retention,
@@ -162,7 +160,8 @@ class Trainer(TrainerLegacy):
             ExecutionStrategy,
             "strategy",
             ExecutionStrategyRegistry,
-            SharedMemoryExecutionStrategy if port is None else _client_server(),
+            # the server's imports are spared where there is no port
+            SharedMemoryExecutionStrategy if port is None else load_class(str(ExecutionStrategyRegistry["cs"])),
             _given(places),
         )
         require_followed(self.strategy, **places)
@@ -178,7 +177,8 @@ class Trainer(TrainerLegacy):
         require_used(self.runner, **options, tracer=None if tracer is None else self.tracer)
         self._run_store = RunStore(store)
         self.llm_proxy = _optional(llm_proxy, LLMProxy, "llm_proxy")
-        self.hooks = checked_hooks(hooks)
+        self.hooks: tuple[Hook, ...] = () if hooks is None else as_tuple(hooks)
+        check_several("hooks", self.hooks, Hook, wanted="instances of leyden.Hook")
         self.initial_resources = checked_resources(initial_resources)
         self.run_dir = checked_run_dir(run_dir)
         self.retention = checked_retention(retention)
@@ -189,7 +189,10 @@ class Trainer(TrainerLegacy):
         )
         check_number("max_algorithm_restarts", max_algorithm_restarts, at_least=0, whole=True)
         self.max_algorithm_restarts = max_algorithm_restarts
-        self.callbacks, self.loggers = checked_callbacks(callbacks), checked_loggers(loggers)
+        self.callbacks: tuple[Callback, ...] = as_tuple(callbacks)
+        check_several("callbacks", self.callbacks, Callback, wanted="instances of leyden.loop.Callback")
+        self.loggers: tuple[LogWriter, ...] = as_tuple(loggers)
+        check_several("loggers", self.loggers, LogWriter, wanted="a LogWriter such as CsvWriter('metrics.csv')")
         check_flag("progress", progress)
         self.progress = progress
         self.name = checked_name(name)
@@ -300,22 +303,8 @@ class Trainer(TrainerLegacy):
 
     def _config(self) -> FitConfig:
         """Return the settings of this trainer that a fit reads."""
-        return FitConfig(
-            strategy=self.strategy,
-            runner=self.runner,
-            adapter=self.adapter,
-            llm_proxy=self.llm_proxy,
-            hooks=self.hooks,
-            callbacks=self.callbacks,
-            loggers=self.loggers,
-            monitor=self.monitor,
-            retention=self.retention,
-            max_algorithm_restarts=self.max_algorithm_restarts,
-            run_store=self._run_store,
-            run_dir=self.run_dir,
-            name=self.name,
-            progress=self.progress,
-        )
+        names = [each.name for each in fields(FitConfig) if each.name != "run_store"]
+        return FitConfig(run_store=self._run_store, **{name: getattr(self, name) for name in names})
 
     def _begin(self, config: FitConfig, given: FitInput, *, resume: bool, dev: bool) -> Fit:
         """Open a run, and let its agent and algorithm know this trainer."""
@@ -411,16 +400,6 @@ def _required(
         dict_requires_type=False,
         dict_default_cls=default,
     )
-
-
-def _client_server() -> type[ExecutionStrategy]:
-    """Return the client-server strategy.
-
-    Importing its module here spares other runs the server's imports.
-    """
-    from leyden.execution.client_server import ClientServerExecutionStrategy
-
-    return ClientServerExecutionStrategy
 
 
 def _optional(spec: Any, default: type[T], name: str) -> T | None:
