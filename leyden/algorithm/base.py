@@ -21,11 +21,13 @@ from leyden.options import NamedOptions
 from leyden.runs import Run
 from leyden.store.base import LightningStore
 from leyden.types import GATEWAY_SCHEME, LLM, AttemptStatus, NamedResources
+from leyden.utils import ids
 from leyden.utils.arguments import KeepsArguments
 from leyden.utils.latch import Latch
 
 if TYPE_CHECKING:
-    from leyden.gateway import LLMProxy
+    from leyden.engine.base import PolicyBackend
+    from leyden.gateway import LLMProxy, UpstreamModel
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,41 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """Return the gateway; None if there is none."""
         return self._llm_proxy
 
+    def require_llm_proxy(self) -> LLMProxy:
+        """Return the gateway. Raise ConfigError if there is none."""
+        if self._llm_proxy is None:
+            name = type(self).__name__
+            raise ConfigError(f"{name} needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
+        return self._llm_proxy
+
+    @contextlib.asynccontextmanager
+    async def serving(
+        self, backend: PolicyBackend | None, models: Sequence[UpstreamModel] = ()
+    ) -> AsyncGenerator[LLMProxy]:
+        """Start a backend, if there is one, and route the gateway to it and to `models`. Yield the
+        gateway, and stop the backend at the end of the block.
+
+        Raise ConfigError without a gateway.
+        """
+        proxy = self.require_llm_proxy()
+        async with contextlib.AsyncExitStack() as stack:
+            if backend is not None:
+                await backend.start()
+                stack.push_async_callback(backend.stop)
+            proxy.update_model_list(models)
+            if backend is not None:
+                proxy.serve_engine(backend.endpoint())
+            yield proxy
+
+    async def publish_resources(self, name: str, resources: NamedResources) -> str:
+        """Write resources to the store, under an id that is derived from the run and `name`. Return
+        the id. Safe to repeat.
+        """
+        run_id = self.get_run().run_id
+        resources_id = ids.derived_id("rs", run_id, name)
+        await self.get_store().update_resources(resources_id, resources, author=run_id)
+        return resources_id
+
     async def publish_endpoint(self, llm: Model) -> Model:
         """Write the address and key of a model to the store, under the run's id. Return the model
         with a name (`gateway://RUN_ID`) in place of both. Start the gateway if it is only reserved.
@@ -209,19 +246,19 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
                 run_id=None,
                 group_id=algorithm_group(run_id),
             )
-            ids = rollout.rollout_id, rollout.attempt.attempt_id
+            attempt = rollout.rollout_id, rollout.attempt.attempt_id
             status: AttemptStatus = "failed"
             outcome: dict[str, Any] = {"reason": "the algorithm was interrupted", "reason_kind": "algorithm"}
             try:
-                yield proxy.as_resource(*ids, model=model)
+                yield proxy.as_resource(*attempt, model=model)
                 status, outcome = "succeeded", {}
             except Exception as error:
                 outcome["reason"] = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                proxy.end_attempt(*ids)
-                await proxy.flush(*ids)
-                settle(await store.update_attempt(*ids, status=status, metadata=outcome))
+                proxy.end_attempt(*attempt)
+                await proxy.flush(*attempt)
+                settle(await store.update_attempt(*attempt, status=status, metadata=outcome))
 
     def set_initial_resources(self, resources: NamedResources | None) -> None:
         """Set the resources that the user starts with, or None."""
@@ -234,12 +271,6 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     def set_concurrency(self, concurrency: int) -> None:
         """Set the number of rollouts that all runners together work on at once."""
         self._concurrency, self._collector = concurrency, None
-
-    def get_concurrency(self) -> int | None:
-        """Return the number of rollouts that all runners work on at once; None if unknown or
-        without a Trainer.
-        """
-        return self._concurrency
 
     def set_agent_version(self, version: str | None) -> None:
         """Set the version of the agent that runs the rollouts: a text that changes with its

@@ -6,6 +6,7 @@ numbers alone.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
@@ -182,14 +183,14 @@ class Evaluation(Algorithm):
         if tasks is None or not len(tasks):
             raise ConfigError("Evaluation needs tasks to measure the agent on; pass a data set with at least one")
         started = time.monotonic()
-        if self._backend is not None:
-            await self._backend.start()
-        try:
-            resources_id = await self._publish()
-            rollouts = await self._measure(tasks, resources_id)
-        finally:
-            if self._backend is not None:
-                await self._backend.stop()
+        async with contextlib.AsyncExitStack() as stack:
+            resources: NamedResources = dict(self._resources)
+            if self.uses_gateway:
+                proxy = await stack.enter_async_context(self.serving(self._backend, self._models))
+                for name, (model, sampling) in self._llms.items():
+                    llm = proxy.as_resource(model=model, sampling_parameters=dict(sampling))
+                    resources[name] = await self.publish_endpoint(llm)
+            rollouts = await self._measure(tasks, await self.publish_resources("evaluation", resources))
         result = self._result(rollouts, n_tasks=len(tasks), seconds=time.monotonic() - started)
         if result.reward is not None:
             self.get_run().report(
@@ -204,27 +205,6 @@ class Evaluation(Algorithm):
                 stage="val",
             )
         return result
-
-    async def _publish(self) -> str:
-        """Route the gateway to the models, and write the resources to the store. Return their
-        id.
-        """
-        models = list(self._models)
-        if self._backend is not None:
-            server = self._backend.endpoint()
-            models.append(UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True))
-        resources: NamedResources = dict(self._resources)
-        if models:
-            proxy = self.get_llm_proxy()
-            if proxy is None:
-                raise ConfigError("Evaluation needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
-            proxy.update_model_list(models)
-            for name, (model, sampling) in self._llms.items():
-                llm = proxy.as_resource(model=model, sampling_parameters=dict(sampling))
-                resources[name] = await self.publish_endpoint(llm)
-        resources_id = ids.derived_id("rs", self.get_run().run_id, "evaluation")
-        await self.get_store().update_resources(resources_id, resources, author=self.get_run().run_id)
-        return resources_id
 
     async def _measure(self, tasks: Dataset[Any], resources_id: str) -> list[EvaluatedRollout]:
         """Run every task `repeats` times with the given resources and return the rollouts, sorted

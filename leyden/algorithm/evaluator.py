@@ -202,7 +202,8 @@ class Evaluator:
                     again.append(place)
                 else:
                     if result is not None:
-                        self._watch(resources.resources, result)
+                        for warning in self._usage.observe(resources.resources, result.spans, self.watched_prompts):
+                            logger.warning("%s", warning)
                     yield self._score(places[place], result)
             for place in again:
                 fresh = rollout_id_of("again", self._scope(), requests[place].rollout_id)
@@ -304,11 +305,6 @@ class Evaluator:
                 return Score(*place, result.reward, None, result)
             reason = failure_reason(result.rollout)
         return Score(*place, self.failed_reward, reason, result)
-
-    def _watch(self, resources: NamedResources, result: CollectedRollout) -> None:
-        """Warn once of each prompt that the agent ignores."""
-        for warning in self._usage.observe(resources, result.spans, self.watched_prompts):
-            logger.warning("%s", warning)
 
     # ---- what a score depends on -----------------------------------------------------------------
 

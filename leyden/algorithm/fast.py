@@ -16,7 +16,7 @@ from leyden.algorithm.base import Algorithm, Dataset, Run
 from leyden.algorithm.collector import rollout_id_at
 from leyden.errors import ConfigError
 from leyden.loop import Metrics, Stage
-from leyden.options import check_number
+from leyden.options import check_choice, check_number
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -130,8 +130,7 @@ class Baseline(FastAlgorithm):
         check_number("train_split", train_split, at_least=0, at_most=1)
         check_number("polling_interval", polling_interval, above=0)
         check_number("max_queue_length", max_queue_length, at_least=1, whole=True, or_none="following the runners")
-        if span_verbosity not in ("none", "keys", "key_values"):
-            raise ConfigError(f"span_verbosity is {span_verbosity!r}; possible: 'none', 'keys', 'key_values'")
+        check_choice("span_verbosity", span_verbosity, ("none", "keys", "key_values"))
         self.n_epochs, self.train_split = n_epochs, train_split
         self.polling_interval, self.max_queue_length = polling_interval, max_queue_length
         self.span_verbosity: SpanVerbosity = span_verbosity

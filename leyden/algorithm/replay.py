@@ -17,9 +17,8 @@ from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.forks import fork_requests
 from leyden.engine.base import PolicyBackend
 from leyden.errors import ConfigError
-from leyden.gateway import UpstreamModel
+from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Span, find_final_reward
-from leyden.utils import ids
 from leyden.utils.attempt_key import NO_TOKEN
 
 
@@ -97,17 +96,12 @@ class Replay(Algorithm):
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> ReplayResult:
         """Run the rollout again. The data sets are not read: the task is the recorded one."""
-        if self._backend is not None:
-            await self._backend.start()
-        try:
+        async with self.serving(self._backend, self._models) as proxy:
             original = await self._copy_record()
-            (request,) = fork_requests(original, at_call=self.n_calls, n=1, resources_id=await self._publish())
+            (request,) = fork_requests(original, at_call=self.n_calls, n=1, resources_id=await self._publish(proxy))
             limits = original.config.model_copy(update={"max_attempts": 1, "retry_condition": []})
             request = request.model_copy(update={"config": limits})
             (result,) = [result async for result in self.collector.collect([request])]
-        finally:
-            if self._backend is not None:
-                await self._backend.stop()
         return ReplayResult(result, replayed_calls(result.spans), find_final_reward(self._spans))
 
     async def _copy_record(self) -> AttemptedRollout:
@@ -131,18 +125,10 @@ class Replay(Algorithm):
         assert isinstance(found, AttemptedRollout)
         return found
 
-    async def _publish(self) -> str:
-        """Route the gateway to the models, and write the resources to the store. Return their
-        id.
+    async def _publish(self, proxy: LLMProxy) -> str:
+        """Write the agent's resources to the store, with the gateway in place of each model. Return
+        their id.
         """
-        proxy = self.get_llm_proxy()
-        if proxy is None:
-            raise ConfigError("Replay needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
-        models = list(self._models)
-        if self._backend is not None:
-            server = self._backend.endpoint()
-            models.append(UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True))
-        proxy.update_model_list(models)
         resources: NamedResources = {}
         for name, resource in self._resources.items():
             if isinstance(resource, LLM):
@@ -154,6 +140,4 @@ class Replay(Algorithm):
                 )
                 resource = await self.publish_endpoint(served)
             resources[name] = resource
-        resources_id = ids.derived_id("rs", self.get_run().run_id, "replay")
-        await self.get_store().update_resources(resources_id, resources, author=self.get_run().run_id)
-        return resources_id
+        return await self.publish_resources("replay", resources)

@@ -257,6 +257,15 @@ class LLMProxy(NamedOptions, KeepsArguments):
         if self._running is not None:
             self._running.keep(self.served_models)
 
+    def serve_engine(self, *servers: LLM) -> None:
+        """Serve a model of the run's own engine from the next call on, at one server or several, in
+        addition to models of other names.
+        """
+        names = {server.model for server in servers}
+        others = [model for model in self.served_models if model.model_name not in names]
+        own = [UpstreamModel(each.model, each.endpoint, api_key=each.api_key, part_of_run=True) for each in servers]
+        self.update_model_list([*others, *own])
+
     def set_policy_version(self, model_name: str, version: int | None) -> None:
         """Set the version of a model's weights, for servers that do not report it themselves.
 

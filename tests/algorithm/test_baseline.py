@@ -134,7 +134,7 @@ async def test_each_rollout_is_logged_as_much_as_asked_for(
         ({"train_split": 1.5}, "train_split is 1.5"),
         ({"polling_interval": 0.0}, "polling_interval is 0.0"),
         ({"max_queue_length": 0}, "max_queue_length is 0"),
-        ({"span_verbosity": "all"}, "span_verbosity is 'all'; possible: 'none', 'keys', 'key_values'"),
+        ({"span_verbosity": "all"}, "span_verbosity is 'all'; possible: none, keys, key_values"),
     ],
 )
 def test_wrong_options_are_refused_with_their_value(options: dict[str, Any], message: str) -> None:

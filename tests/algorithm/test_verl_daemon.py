@@ -33,7 +33,6 @@ OPTIONS = DaemonOptions(
     timeout_seconds=30.0,
     failed_reward=0.0,
     resource_name="main_llm",
-    report_seconds=0.1,
     runner_timeout_seconds=20.0,
 )
 
@@ -161,8 +160,7 @@ async def test_a_batch_without_a_valid_sample_is_an_error_with_the_reasons() -> 
             await asyncio.gather(working, return_exceptions=True)
 
 
-async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "leyden.algorithm.verl.daemon")
+async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting() -> None:
     async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy:
         daemon = AgentModeDaemon(
             ly.RolloutCollector(store),
@@ -170,20 +168,16 @@ async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting(caplog:
             TraceToTriplet(),
             publish=_unpublished,
             run_id="run",
-            options=replace(OPTIONS, report_seconds=1.0, runner_timeout_seconds=1.1),
+            options=replace(OPTIONS, runner_timeout_seconds=1.1),
         )
         await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:1"])
         with pytest.raises(
             ConfigError,
             match=r"no runner has started any of 2 rollouts within leyden\.runner_timeout_seconds=1\.1 \(ro-",
-        ):
+        ) as error:
             await asyncio.to_thread(daemon.run_batch, ["a"], ["1"], step=0, mode="train", n=2)
         waited_for = {rollout.rollout_id for rollout in await store.query_rollouts()}
-    first, last = caplog.records
-    assert last.created - first.created < 0.9, "the limit was only checked a whole period of reports later"
-    said = first.getMessage()
-    assert said.startswith("waiting for 2 of 2 rollouts (2 queuing): ")
-    assert {name.strip() for name in said.rpartition(":")[2].split(",")} == waited_for
+    assert all(rollout_id in str(error.value) for rollout_id in waited_for)
 
 
 @pytest.mark.filterwarnings("ignore:.*task protocol of Agent Lightning 0.1:DeprecationWarning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +17,8 @@ from leyden.algorithm.verl.rows import (
     Aggregation,
     SequenceRow,
     make_rows,
-    pad_rows,
     rollout_scales,
+    row_tensors,
     score_rollouts,
     truncate_rows,
 )
@@ -102,10 +103,10 @@ def test_every_row_carries_the_reward_of_its_rollout(batch: list[Group], level: 
         return
     scored, report = score_rollouts(batch)
     rows = truncate_rows(make_rows(scored, level), scored, report, max_prompt_length=99, max_response_length=99)
-    padded = pad_rows(rows, report, pad_id=0)
+    tensors: dict[str, Any] = row_tensors(rows, pad_id=0)
     rewards = {rollout.rollout_id: rollout.reward for group in batch for rollout in group.rollouts}
-    assert {row.rollout_id for row in padded.rows} == set(rewards)
-    for row, scores in zip(padded.rows, padded.scores_RS, strict=True):
+    assert {row.rollout_id for row in rows} == set(rewards)
+    for row, scores in zip(rows, tensors["token_level_scores"].tolist(), strict=True):
         last = len(row.response_ids) - 1
         assert scores == [rewards[row.rollout_id] * (place == last) for place in range(len(scores))]
     failed = sum(not rollout.trajectories for group in batch for rollout in group.rollouts)
@@ -135,25 +136,29 @@ def test_what_does_not_fit_is_dropped_and_counted(
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(groups(), st.sampled_from(LEVELS), st.integers(1, 5))
-def test_padding_can_be_taken_off_again(batch: list[Group], level: Aggregation, multiple: int) -> None:
+@given(groups(), st.sampled_from(LEVELS), st.booleans())
+def test_padding_can_be_taken_off_again(batch: list[Group], level: Aggregation, wide: bool) -> None:
     if not has_tokens(batch):
         return
     scored, report = score_rollouts(batch)
     rows = truncate_rows(make_rows(scored, level), scored, report, max_prompt_length=99, max_response_length=99)
-    padded = pad_rows(rows, report, pad_id=0, multiple_of=multiple)
-    assert len(padded.rows) % multiple == 0 and len(padded.rows) - len(rows) == report.fillers
-    for place, row in enumerate(padded.rows):
-        prompt, response = padded.prompt_attention_RP[place], padded.response_attention_RS[place]
-        assert [t for t, on in zip(padded.prompts_RP[place], prompt, strict=True) if on] == row.prompt_ids
-        assert [t for t, on in zip(padded.responses_RS[place], response, strict=True) if on] == row.response_ids
+    widths = {"prompt_length": 99, "response_length": 98} if wide else {}
+    tensors: dict[str, Any] = row_tensors(rows, pad_id=77, **widths)
+    n_prompt = tensors["prompts"].shape[1]
+    assert not wide or (n_prompt, tensors["responses"].shape[1]) == (99, 98)
+    for place, row in enumerate(rows):
+        on = tensors["attention_mask"][place].bool()
+        prompt, response = on[:n_prompt].tolist(), on[n_prompt:].tolist()
+        assert tensors["prompts"][place][on[:n_prompt]].tolist() == row.prompt_ids
+        assert tensors["responses"][place][on[n_prompt:]].tolist() == row.response_ids
+        assert set(tensors["input_ids"][place][~on].tolist()) <= {77}
         assert prompt == sorted(prompt) and response == sorted(response, reverse=True)
-        assert padded.response_mask_RS[place][: len(row.response_mask)] == row.response_mask
-    scales = rollout_scales(padded.rows)
-    shares = dict.fromkeys([row.rollout_id for row in padded.rows if row.n_trained], 0.0)
-    for row, scale in zip(padded.rows, scales, strict=True):
+        assert tensors["response_mask"][place][: len(row.response_mask)].tolist() == row.response_mask
+    scales = rollout_scales([(row.rollout_id, row.n_trained) for row in rows])
+    shares = dict.fromkeys([row.rollout_id for row in rows if row.n_trained], 0.0)
+    for row, scale in zip(rows, scales, strict=True):
         if row.n_trained:
-            shares[row.rollout_id] += scale * row.n_trained / len(padded.rows)
+            shares[row.rollout_id] += scale * row.n_trained / len(rows)
     assert all(math.isclose(share, 1 / len(shares)) for share in shares.values())
 
 

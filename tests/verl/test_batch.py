@@ -15,10 +15,9 @@ from verl.workers.config import ActorConfig
 from leyden.algorithm.policy_gradient.batch import build_step, estimate_advantages, weighted
 from leyden.algorithm.verl.rows import (
     Aggregation,
-    PaddedRows,
+    SequenceRow,
     data_proto,
     make_rows,
-    pad_rows,
     score_rollouts,
     truncate_rows,
 )
@@ -32,28 +31,27 @@ LEVELS = pytest.mark.parametrize("level", ["trajectory", "transition"])
 SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
-def padded_rows(seed: int, level: Aggregation, *, multiple: int = 1) -> PaddedRows:
+def rows_of(seed: int, level: Aggregation) -> list[SequenceRow]:
     scored, report = score_rollouts(make_groups(seed))
-    rows = truncate_rows(make_rows(scored, level), scored, report, max_prompt_length=64, max_response_length=64)
-    return pad_rows(rows, report, pad_id=0, multiple_of=multiple)
+    return truncate_rows(make_rows(scored, level), scored, report, max_prompt_length=64, max_response_length=64)
 
 
-def session_keys(padded: PaddedRows) -> list[str]:
+def session_keys(rows: list[SequenceRow]) -> list[str]:
     """Return verl's key of each row: uid, session and index."""
     seen: dict[str, int] = {}
     keys: list[str] = []
-    for row in padded.rows:
+    for row in rows:
         index = seen[row.rollout_id] = seen.get(row.rollout_id, -1) + 1
         keys.append(f"{row.group}_{row.rollout_id.rpartition('-')[2]}_{index}")
     return keys
 
 
-def with_advantages(padded: PaddedRows, *, by_std: bool = False, estimator: str = "grpo") -> Any:
-    data = data_proto(padded)
+def with_advantages(rows: list[SequenceRow], *, by_std: bool = False, estimator: str = "grpo") -> Any:
+    data = data_proto(rows, pad_id=0)
     data.batch["token_level_rewards"] = data.batch["token_level_scores"]
     return compute_advantage_for_multi_trajectories(
         data,
-        batch_keys=session_keys(padded),
+        batch_keys=session_keys(rows),
         adv_estimator=estimator,
         norm_adv_by_std_in_grpo=by_std,
     )
@@ -62,12 +60,11 @@ def with_advantages(padded: PaddedRows, *, by_std: bool = False, estimator: str 
 @SEEDS
 @LEVELS
 def test_every_token_is_where_verl_looks_for_it(level: Aggregation, seed: int) -> None:
-    padded = padded_rows(seed, level, multiple=4)
-    data = data_proto(padded)
+    rows = rows_of(seed, level)
+    data = data_proto(rows, pad_id=0)
     width = data.batch["prompts"].shape[1]
-    assert len(data) % 4 == 0
     assert torch.equal(compute_response_mask(data), data.batch["attention_mask"][:, width:])
-    for place, row in enumerate(padded.rows):
+    for place, row in enumerate(rows):
         on = data.batch["attention_mask"][place].bool()
         assert data.batch["input_ids"][place][on].tolist() == row.prompt_ids + row.response_ids
         assert data.batch["position_ids"][place][on].tolist() == list(
@@ -79,7 +76,7 @@ def test_every_token_is_where_verl_looks_for_it(level: Aggregation, seed: int) -
         ]
         wanted = [value for value, mask in zip(row.logprobs, row.response_mask, strict=True) if mask]
         assert torch.equal(data.batch["rollout_log_probs"][place][sampled], torch.tensor(wanted))
-    assert data.non_tensor_batch["uid"].tolist() == [row.group for row in padded.rows]
+    assert data.non_tensor_batch["uid"].tolist() == [row.group for row in rows]
 
 
 @SEEDS
@@ -90,9 +87,9 @@ def test_verls_advantages_are_those_of_the_rollouts(level: Aggregation, seed: in
     step = build_step(make_groups(seed), constants, keep_flat=True)
     estimate_advantages(step, constants)
     wanted = {rollout.data.rollout_id: rollout.advantages[0] for rollout in step.trained}
-    padded = padded_rows(seed, level)
-    data = with_advantages(padded, by_std=by_std)
-    for place, row in enumerate(padded.rows):
+    rows = rows_of(seed, level)
+    data = with_advantages(rows, by_std=by_std)
+    for place, row in enumerate(rows):
         mask = data.batch["response_mask"][place].bool()
         got = data.batch["advantages"][place][mask]
         torch.testing.assert_close(got, torch.full_like(got, wanted.get(row.rollout_id, 0.0)), rtol=1e-5, atol=1e-6)
@@ -102,10 +99,10 @@ def test_verls_advantages_are_those_of_the_rollouts(level: Aggregation, seed: in
 @SEEDS
 @LEVELS
 def test_another_estimator_takes_each_row_with_the_reward_of_its_rollout(level: Aggregation, seed: int) -> None:
-    padded = padded_rows(seed, level)
-    data = with_advantages(padded, estimator="rloo")
-    for place, row in enumerate(padded.rows):
-        others = [other.reward for other in padded.rows if other.group == row.group and other is not row]
+    rows = rows_of(seed, level)
+    data = with_advantages(rows, estimator="rloo")
+    for place, row in enumerate(rows):
+        others = [other.reward for other in rows if other.group == row.group and other is not row]
         wanted = row.reward - sum(others) / len(others)
         got = data.batch["advantages"][place][data.batch["response_mask"][place].bool()]
         torch.testing.assert_close(got, torch.full_like(got, wanted), rtol=1e-5, atol=1e-5)
@@ -114,8 +111,8 @@ def test_another_estimator_takes_each_row_with_the_reward_of_its_rollout(level: 
 @SEEDS
 @LEVELS
 def test_verls_loss_on_scaled_advantages_weighs_each_rollout_the_same(level: Aggregation, seed: int) -> None:
-    padded = padded_rows(seed, level, multiple=4)
-    data = with_advantages(padded, by_std=False)
+    rows = rows_of(seed, level)
+    data = with_advantages(rows, by_std=False)
     mask_RS, old_RS = data.batch["response_mask"], data.batch["rollout_log_probs"]
     new_RS = old_RS + 0.5 * torch.randn(old_RS.shape, generator=torch.Generator().manual_seed(seed))
     loss, _ = core_algos.get_policy_loss_fn("vanilla")(
@@ -124,16 +121,13 @@ def test_verls_loss_on_scaled_advantages_weighs_each_rollout_the_same(level: Agg
         advantages=data.batch["advantages"] * data.batch["rollout_scales"][:, None],
         response_mask=mask_RS,
         loss_agg_mode="seq-mean-token-sum",
-        config=_actor(len(padded.rows)),
+        config=_actor(len(rows)),
         rollout_is_weights=None,
     )
-    shares = {row.rollout_id: 0 for row in padded.rows if row.n_trained}
-    n_tokens = {name: sum(row.n_trained for row in padded.rows if row.rollout_id == name) for name in shares}
+    shares = {row.rollout_id: 0 for row in rows if row.n_trained}
+    n_tokens = {name: sum(row.n_trained for row in rows if row.rollout_id == name) for name in shares}
     weights_RS = torch.stack(
-        [
-            mask_RS[place] / max(1, n_tokens.get(row.rollout_id, 1)) / len(shares)
-            for place, row in enumerate(padded.rows)
-        ]
+        [mask_RS[place] / max(1, n_tokens.get(row.rollout_id, 1)) / len(shares) for place, row in enumerate(rows)]
     )
     on = mask_RS.bool()
     constants = PPOLoss(clip_low=0.2, clip_high=0.28, dual_clip=3.0)

@@ -13,7 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from leyden.algorithm.policy_gradient.batch import build_step, estimate_advantages, weighted
-from leyden.algorithm.verl.rows import make_rows, pad_rows, row_tensors, score_rollouts, truncate_rows
+from leyden.algorithm.verl.rows import (
+    RewardedRollout,
+    make_rows,
+    placeholder_row,
+    row_tensors,
+    score_rollouts,
+    truncate_rows,
+)
 from leyden.engine import EmbeddedBackend, OptimParams
 from leyden.maths.advantages import DrGRPOAdvantages
 from leyden.maths.losses import PPOLoss
@@ -47,9 +54,10 @@ def write_rows(path: Path, n_ranks: int) -> None:
     advantages = {rollout.data.rollout_id: rollout.advantages[0] for rollout in step.trained}
     scored, report = score_rollouts(make_groups(0))
     rows = truncate_rows(make_rows(scored), scored, report, max_prompt_length=64, max_response_length=64)
-    padded = pad_rows(rows, report, pad_id=0, multiple_of=MICRO * n_ranks)
-    tensors = row_tensors(padded)
-    of_rows = torch.tensor([advantages.get(row.rollout_id, 0.0) for row in padded.rows])
+    filler = RewardedRollout("filler", "filler", 0.0, ())
+    rows += [placeholder_row(filler, 0) for _ in range(-len(rows) % (MICRO * n_ranks))]
+    tensors = row_tensors(rows, pad_id=0)
+    of_rows = torch.tensor([advantages.get(row.rollout_id, 0.0) for row in rows])
     tensors["advantages"] = (of_rows * tensors.pop("rollout_scales"))[:, None] * tensors["response_mask"]
     tensors["old_log_probs"] = tensors.pop("rollout_log_probs")
     del tensors["token_level_scores"]

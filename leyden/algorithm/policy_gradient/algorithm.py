@@ -13,8 +13,9 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +40,16 @@ from leyden.algorithm.policy_gradient.preparation import Preparation
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
 from leyden.algorithm.policy_gradient.signal import SignalWatch
 from leyden.algorithm.policy_gradient.stream import CollectedGroup, GroupStream
-from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend
+from leyden.engine.base import OptimParams, PolicyBackend
 from leyden.errors import CheckpointError, ConfigError, NoTrainingData
 from leyden.maths.advantages import Advantages, find_estimator, make_advantages
 from leyden.maths.losses import KL_ESTIMATORS, Loss, PolicyLoss, ValueLoss, find_loss, make_loss
 from leyden.options import check_choice, check_number
-from leyden.types import EnqueueRolloutRequest
+from leyden.types import EnqueueRolloutRequest, TrainingSequence
 from leyden.utils import ids
 
 logger = logging.getLogger(__name__)
 
-_DIFFERENCE = "max_logprob_difference"
-"""The metric in which losses report how much the log-probabilities of learner and sampler
-differ."""
 _FEW_MERGED = 0.9
 """If a smaller share of turns is merged, a warning explains one that is not."""
 _MANY_DIVERGED = 0.1
@@ -175,6 +173,9 @@ class PolicyGradient(PolicyAlgorithm):
         self.kl_in_reward, self.kl_in_reward_estimator = kl_in_reward, kl_in_reward_estimator or "k1"
         self.reference = self._checked_reference(reference)
         self.critic, self.critic_optim = self._checked_critic(critic), critic_optim or self.optim
+        self._own_critic = None if self.critic is self.backend else self.critic
+        """The critic if it is a separate model, with its own optimizer."""
+        self._other_backends = [each for each in (self.reference, self._own_critic) if each is not None]
         self._greedy_resources_id = ""
         self._watch = self._new_watch()
         self._train: Dataset[Any] = ()
@@ -198,8 +199,6 @@ class PolicyGradient(PolicyAlgorithm):
         self._watch = self._new_watch()
         self._next_group, self._waiting, self._generations, self._stream = None, {}, {}, None
         await super().setup(train_dataset, val_dataset)
-        for other in self._other_backends():
-            await other.start()
         if self.advantages.uses_baseline and self._llm is not None:
             greedy = {**self.sampling_parameters, "temperature": 0.0}
             llm = self._llm.model_copy(update={"sampling_parameters": greedy})
@@ -208,8 +207,6 @@ class PolicyGradient(PolicyAlgorithm):
     async def teardown(self) -> None:
         """Stop waiting for rollouts, and stop the policy, the reference and the critic."""
         async with contextlib.AsyncExitStack() as stack:  # an error of one does not keep the others running
-            for other in self._other_backends():
-                stack.push_async_callback(other.stop)
             stack.push_async_callback(super().teardown)
             if self._stream is not None:
                 stack.push_async_callback(self._stream.close)
@@ -255,8 +252,8 @@ class PolicyGradient(PolicyAlgorithm):
         Return a function to await until the policy's files are written; None if they are already.
         """
         written = await super().save(path)
-        if self._trains_critic and self.critic is not None:
-            await self.critic.save_state(path / "critic")
+        if self._own_critic is not None:
+            await self._own_critic.save_state(path / "critic")
         groups = {} if self._stream is None else self._stream.groups
         waiting = self._waiting | {number: group.step for number, group in groups.items()}
         state = {"next_group": self._next_group, "waiting": waiting, "generations": self._generations}
@@ -268,8 +265,8 @@ class PolicyGradient(PolicyAlgorithm):
         checkpoint. Raise CheckpointError if it cannot be read.
         """
         await super().load(path)
-        if self._trains_critic and self.critic is not None:
-            await self.critic.load_state(path / "critic")
+        if self._own_critic is not None:
+            await self._own_critic.load_state(path / "critic")
         file = path / _COLLECTION_FILE
         if not file.exists():
             return
@@ -298,15 +295,6 @@ class PolicyGradient(PolicyAlgorithm):
         loss = self.loss
         of_loss = isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
         return of_loss or self.kl_in_reward > 0
-
-    @property
-    def _trains_critic(self) -> bool:
-        """Whether the critic is a separate model, with its own optimizer."""
-        return self.critic is not None and self.critic is not self.backend
-
-    def _other_backends(self) -> list[PolicyBackend]:
-        critic = self.critic if self._trains_critic else None
-        return [each for each in (self.reference, critic) if each is not None]
 
     def _checked_reference(self, given: PolicyBackend | None) -> PolicyBackend | None:
         """Return the frozen policy: the given one, or a new one if a term needs it, else None.
@@ -429,7 +417,8 @@ class PolicyGradient(PolicyAlgorithm):
         when the loaded checkpoint was written.
         """
         if self._stream is None:
-            self._stream = GroupStream(self.collector, self._requests_of, self._run_requests, self._forks_of)
+            collect = partial(self._results, on_progress=self._show_progress)
+            self._stream = GroupStream(self.collector, self._requests_of, collect, self._forks_of)
             for number, step in sorted(self._waiting.items()):
                 self._stream.enqueue([number], step=step, keep_until=step + 1 + self.max_staleness)
             self._waiting = {}
@@ -487,11 +476,6 @@ class PolicyGradient(PolicyAlgorithm):
         results = [result for result in collected.results if result is not None]
         return requests_of_forks(group, results, self.advantages, resources_id=self._resources_id)
 
-    def _run_requests(
-        self, requests: Sequence[EnqueueRolloutRequest], keep_until: int
-    ) -> AsyncGenerator[CollectedRollout]:
-        return self._results(requests, keep_until, on_progress=self._show_progress)
-
     def _show_progress(self) -> None:
         """Report how many of the step's rollouts have finished, at most all of them: the stream may
         hold those of later steps, too.
@@ -537,48 +521,27 @@ class PolicyGradient(PolicyAlgorithm):
         )
         prepared = await preparation.prepare(data)
         trained = time.perf_counter()
-        optim = self._optim_at(iteration)
-        results: list[ForwardBackwardResult] = []
-        grad_norms: list[float] = []
+        metrics = await self._optimise(self._minibatches(data, iteration), self.loss, iteration)
         critic_losses: list[float] = []
-        for epoch in range(self.epochs):
-            for batch in minibatches(
-                data.trained,
-                size=self.minibatch_size,
-                seed=self.seed,
-                step=iteration,
-                epoch=epoch,
-                weighting=self.weighting,
-            ):
-                results.append(await self.backend.forward_backward(batch, self.loss, temperature=self.temperature))
-                grad_norms.append((await self.backend.optim_step(optim)).grad_norm)
-                if self._trains_critic and self.critic is not None:
-                    critic_losses.append((await self.critic.forward_backward(batch, ValueLoss())).loss)
-                    await self.critic.optim_step(self._scaled(self.critic_optim, iteration))
-        # Before the first optimizer step, the learner's log-probabilities differ from the sampler's
-        # by rounding only, so only the first result shows a difference of their kernels.
-        first = {"logprob_difference": results[0].metrics[_DIFFERENCE]} if _DIFFERENCE in results[0].metrics else {}
-        names = [name for name in results[0].metrics if name != _DIFFERENCE]
-        n_trained = sum(result.n_trained for result in results)
+        if (critic := self._own_critic) is not None:
+            for batch in self._minibatches(data, iteration):
+                critic_losses.append((await critic.forward_backward(batch, ValueLoss())).loss)
+                await critic.optim_step(self._scaled(self.critic_optim, iteration))
         return {
-            "optimizer_steps": len(results),
-            "policy_version": await self._publish_weights(),
-            "learning_rate": optim.learning_rate,
-            "loss": mean([result.loss for result in results]),
-            **{name: _over_minibatches(name, [result.metrics[name] for result in results]) for name in names},
+            **metrics,
             **({"critic_loss": mean(critic_losses)} if critic_losses else {}),
-            "grad_norm": mean(grad_norms),
-            **first,
             **prepared,
-            "trained_tokens": n_trained,
-            "trained_tokens_per_second": n_trained / (time.perf_counter() - trained),
+            "trained_tokens_per_second": metrics["trained_tokens"] / (time.perf_counter() - trained),
             "prepare_seconds": trained - started,
         }
 
-
-def _over_minibatches(name: str, values: Sequence[float]) -> float:
-    """Return the largest value of a metric that is a maximum, and the mean of any other."""
-    return max(values) if name.startswith("max_") else mean(values)
+    def _minibatches(self, data: StepData, iteration: int) -> Iterator[list[TrainingSequence]]:
+        """Yield the minibatches of one iteration, `epochs` passes over its rollouts."""
+        size, weighting = self.minibatch_size, self.weighting
+        for epoch in range(self.epochs):
+            yield from minibatches(
+                data.trained, size=size, seed=self.seed, step=iteration, epoch=epoch, weighting=weighting
+            )
 
 
 def _failed_before(result: CollectedRollout | None) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,25 +22,36 @@ from leyden import semconv
 from leyden.algorithm.base import Dataset
 from leyden.algorithm.collector import CollectedRollout, rollout_id_at
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
-from leyden.algorithm.policy_gradient.metrics import rollout_metrics
+from leyden.algorithm.policy_gradient.metrics import mean, rollout_metrics
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader
 from leyden.algorithm.policy_gradient.signal import learning_rate_hint
 from leyden.components import build_component
 from leyden.engine import EngineRegistry
-from leyden.engine.base import OptimParams, PolicyBackend
+from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend
 from leyden.engine.isolated import IsolatedBackend, Visitor
 from leyden.engine.schedules import check_learning_rate_schedule, learning_rate_at
 from leyden.errors import ConfigError, InvalidArgument
-from leyden.gateway import LLMProxy, UpstreamModel, hosted
+from leyden.gateway import LLMProxy, hosted
+from leyden.maths.losses import Loss
 from leyden.options import check_number
 from leyden.runs.config import weights_of
-from leyden.types import LLM, EnqueueRolloutRequest, NamedResources, ProxyLLM, RolloutConfig, RolloutMode
-from leyden.utils import ids
+from leyden.types import (
+    LLM,
+    EnqueueRolloutRequest,
+    NamedResources,
+    ProxyLLM,
+    RolloutConfig,
+    RolloutMode,
+    TrainingSequence,
+)
 from leyden.utils.arguments import arguments_of
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.5
+_DIFFERENCE = "max_logprob_difference"
+"""The metric in which losses report how much the log-probabilities of learner and sampler
+differ."""
 
 
 class PolicyAlgorithm(IterativeAlgorithm):
@@ -140,6 +151,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self.resource_name, self.seed = resource_name, seed
         self._resources_id = ""
         self._llm: LLM | None = None
+        self._other_backends: Sequence[PolicyBackend] = ()
+        """Further models, such as a reference, which are started and stopped with the policy."""
         self._val: Dataset[Any] | None = None
 
     # ---- the loop's points -----------------------------------------------------------------------
@@ -157,29 +170,28 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Start the policy, route the gateway to it, and publish it as a resource. Raise
         ConfigError without a gateway.
         """
-        proxy = self.get_llm_proxy()
-        if proxy is None:
-            name = type(self).__name__
-            raise ConfigError(f"{name} needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
+        proxy = self.require_llm_proxy()
         self._val = val_dataset
         self._warn_of_learning_rate()
         await self._start_backend(proxy)
-        server = self.backend.endpoint()
-        policy = UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)
-        others = [model for model in proxy.served_models if model.model_name != policy.model_name]
-        proxy.update_model_list([*others, policy])
+        proxy.serve_engine(self.backend.endpoint())
         self._note_version(proxy)
         llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)
         self._llm = await self.publish_endpoint(llm)
         self._resources_id = await self._publish_policy("policy", self._llm)
+        for other in self._other_backends:
+            await other.start()
 
     async def teardown(self) -> None:
-        """Stop the policy. If its process also runs the gateway, the policy continues until the
-        gateway stops, after the last runner.
+        """Stop the policy and the other backends. If the policy's process also runs the gateway,
+        the policy continues until the gateway stops, after the last runner.
         """
         proxy = self.get_llm_proxy()
-        if proxy is None or not (proxy.is_reserved and proxy.is_running()):
-            await self.backend.stop()
+        async with contextlib.AsyncExitStack() as stack:  # an error of one does not keep the others running
+            for other in self._other_backends:
+                stack.push_async_callback(other.stop)
+            if proxy is None or not (proxy.is_reserved and proxy.is_running()):
+                stack.push_async_callback(self.backend.stop)
 
     @property
     def hosts_gateway(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] -- it depends on the engine
@@ -256,6 +268,34 @@ class PolicyAlgorithm(IterativeAlgorithm):
             learning_rate=at(optim.learning_rate),
             value_learning_rate=None if value_rate is None else at(value_rate),
         )
+
+    async def _optimise(
+        self, batches: Iterable[Sequence[TrainingSequence]], loss: Loss, iteration: int
+    ) -> dict[str, Any]:
+        """Make an optimizer step on each batch, publish the weights, and return metrics."""
+        optim = self._optim_at(iteration)
+        results: list[ForwardBackwardResult] = []
+        grad_norms: list[float] = []
+        for batch in batches:
+            results.append(await self.backend.forward_backward(batch, loss, temperature=self.temperature))
+            grad_norms.append((await self.backend.optim_step(optim)).grad_norm)
+        # Before the first optimizer step, the learner's log-probabilities differ from the sampler's
+        # by rounding only, so only the first result shows a difference of their kernels.
+        first = {"logprob_difference": results[0].metrics[_DIFFERENCE]} if _DIFFERENCE in results[0].metrics else {}
+        names = [name for name in results[0].metrics if name != _DIFFERENCE]
+        return {
+            "optimizer_steps": len(results),
+            "policy_version": await self._publish_weights(),
+            "learning_rate": optim.learning_rate,
+            "loss": mean([result.loss for result in results]),
+            **{
+                name: (max if name.startswith("max_") else mean)([result.metrics[name] for result in results])
+                for name in names
+            },
+            "grad_norm": mean(grad_norms),
+            **first,
+            "trained_tokens": sum(result.n_trained for result in results),
+        }
 
     async def _publish_weights(self) -> int:
         """Let sampling use the trained weights, and return their version.
@@ -353,10 +393,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Write the initial resources to the store, with a model under `resource_name`. Return
         their id, which is derived from the run and `name`.
         """
-        resources_id = ids.derived_id("rs", self.get_run().run_id, name)
-        resources = {**(self.get_initial_resources() or {}), self.resource_name: llm}
-        await self.get_store().update_resources(resources_id, resources, author=self.get_run().run_id)
-        return resources_id
+        return await self.publish_resources(name, {**(self.get_initial_resources() or {}), self.resource_name: llm})
 
     def _warn_of_learning_rate(self) -> None:
         """Log a hint if the learning rate is the default and seldom fits a model of this size."""

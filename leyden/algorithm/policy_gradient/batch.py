@@ -140,7 +140,7 @@ def is_flat(group: Group, advantages: Advantages) -> bool:
         return False
     if advantages.uses_call_rewards:
         of_calls = [_call_rewards(rollout) for rollout in group.rollouts]
-        return all(not any(rewards) for rewards in of_calls) or _all_equal(of_calls)
+        return all(not any(rewards) for rewards in of_calls) or all(each == of_calls[0] for each in of_calls)
     return max(rewards) == min(rewards)
 
 
@@ -166,10 +166,6 @@ def build_step(groups: Sequence[Group], advantages: Advantages, *, keep_flat: bo
                 StepRollout.of(rollout, group=number, baseline=group.baseline) for rollout in group.rollouts
             ]
     return step
-
-
-def _all_equal(values: Sequence[object]) -> bool:
-    return all(value == values[0] for value in values)
 
 
 # ---- advantages ----------------------------------------------------------------------------------

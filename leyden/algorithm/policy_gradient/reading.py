@@ -78,7 +78,10 @@ class RolloutReader:
         triplets = self._triplets(result.spans)
         counts.rollouts += 1
         counts.model_calls += len(triplets)
-        counts.call_seconds += _call_seconds(result.spans)
+        calls = [span for span in result.spans if span.name == semconv.MODEL_CALL]
+        counts.call_seconds += sum(
+            span.end_time - span.start_time for span in calls if span.start_time and span.end_time
+        )
         counts.response_tokens += sum(len(triplet.response.token_ids) for triplet in triplets)
         reward = find_final_reward(result.spans)
         if result.status != "succeeded" or reward is None:
@@ -96,10 +99,14 @@ class RolloutReader:
         return self._merged(self._chosen(self._triplets(spans), spans, counts), spans, None, counts)
 
     def _chosen(self, triplets: list[Triplet], spans: Sequence[Span], counts: RolloutCounts) -> list[Triplet]:
-        """Return the calls of the agents that are trained."""
+        """Return the calls whose nearest agent is trained: all, or those whose name matches."""
         if self.agent_match is None or not triplets:
             return triplets
-        chosen = _of_agents(triplets, spans, self.agent_match)
+        calls = select_calls(
+            spans, TraceTree.from_spans(spans), agent_match=self.agent_match.pattern, repair_hierarchy=True
+        )
+        span_ids = {span.span_id for call in calls for span in call.view.spans}
+        chosen = [triplet for triplet in triplets if triplet.metadata.get("span_id") in span_ids]
         if not chosen:
             counts.refused_calls[f"agent_match={self.agent_match.pattern!r} finds no agent's call"] += 1
         return chosen
@@ -171,13 +178,6 @@ def _by_count(reasons: Counter[str]) -> str:
     return "; ".join(shown + [f"{rest} x something else"] * (rest > 0))
 
 
-def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: re.Pattern[str]) -> list[Triplet]:
-    """Return the triplets of the calls whose nearest agent's name matches."""
-    calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
-    chosen = {span.span_id for call in calls for span in call.view.spans}
-    return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
-
-
 def _call_indices(trajectories: Sequence[Trajectory], triplets: Sequence[Triplet], spans: Sequence[Span]) -> list[int]:
     """Return the gateway's number of each trained call, in order; empty unless each has one."""
     number_of = {span.span_id: span.attributes.get(semconv.CALL_INDEX) for span in spans}
@@ -208,8 +208,3 @@ def _count_turns(counts: RolloutCounts, spans: Sequence[Span], trajectories: Seq
     counts.merged_turns += turns.merged
     if turns.splits and counts.split_turn is None:
         counts.split_turn = turns.splits[0]
-
-
-def _call_seconds(spans: Sequence[Span]) -> float:
-    calls = [span for span in spans if span.name == semconv.MODEL_CALL]
-    return sum(span.end_time - span.start_time for span in calls if span.start_time and span.end_time)

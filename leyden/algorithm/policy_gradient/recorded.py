@@ -32,11 +32,11 @@ from leyden.algorithm.policy_gradient.batch import (
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, explanation
 from leyden.engine.base import Learner, PolicyBackend
 from leyden.errors import NoTrainingData
-from leyden.maths.losses import CrossEntropyLoss, DPOLoss, Loss, dpo_weights
+from leyden.maths.losses import CrossEntropyLoss, DPOLoss, dpo_weights
 from leyden.options import check_choice, check_number
 from leyden.runs.reading import open_run
 from leyden.store.base import LightningStore
-from leyden.types import AttemptedRollout, Rollout, TrainingSequence
+from leyden.types import AttemptedRollout
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,11 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         offset, run_id = 0, self.get_run().run_id
         while page := await store.query_rollouts(**self.query, limit=_PAGE, offset=offset):
             found += [
-                RecordedReward(each.rollout_id, each.group_id or _task_digest(each), each.attempt.reward)
+                RecordedReward(
+                    each.rollout_id,
+                    each.group_id or json.dumps(each.input, sort_keys=True, default=str),
+                    each.attempt.reward,
+                )
                 for each in page
                 if isinstance(each, AttemptedRollout) and each.status == "succeeded" and each.run_id != run_id
                 if each.attempt.reward is not None
@@ -219,21 +223,6 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
                 "through the gateway, from a model with this tokenizer"
             )
         return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
-
-    async def _step_on(self, sequences: Sequence[TrainingSequence], loss: Loss, iteration: int) -> Metrics:
-        """Make one optimizer step, and return its metrics."""
-        optim = self._optim_at(iteration)
-        result = await self.backend.forward_backward(sequences, loss, temperature=self.temperature)
-        grad_norm = (await self.backend.optim_step(optim)).grad_norm
-        return {
-            "optimizer_steps": 1,
-            "loss": result.loss,
-            **result.metrics,
-            "grad_norm": grad_norm,
-            "learning_rate": optim.learning_rate,
-            "policy_version": await self._publish_weights(),
-            "trained_tokens": result.n_trained,
-        }
 
 
 class SFT(RecordedAlgorithm[str]):
@@ -275,7 +264,7 @@ class SFT(RecordedAlgorithm[str]):
         rollouts = [found[rollout_id] for rollout_id in items if rollout_id in found]
         if not rollouts:
             return self._nothing_learned(iteration)
-        return await self._step_on(weighted(rollouts, self.weighting), self.loss, iteration)
+        return await self._optimise([weighted(rollouts, self.weighting)], self.loss, iteration)
 
 
 class DPO(RecordedAlgorithm[PreferencePair]):
@@ -309,20 +298,11 @@ class DPO(RecordedAlgorithm[PreferencePair]):
         self.loss = DPOLoss(beta=beta, label_smoothing=label_smoothing)
         self.backend.check_loss(self.loss)
         self.reference = reference or make_reference(self.backend)
+        self._other_backends = [self.reference]
 
     def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[PreferencePair]:
         """Return the best and the worst rollout of each group."""
         return pairs_of_groups(rollouts, min_margin=self.min_margin)
-
-    async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy and the reference, and choose the pairs."""
-        await super().setup(train_dataset, val_dataset)
-        await self.reference.start()
-
-    async def teardown(self) -> None:
-        """Stop the policy and the reference."""
-        await super().teardown()
-        await self.reference.stop()
 
     async def learn(self, items: Sequence[PreferencePair], store: LightningStore, iteration: int) -> Metrics:
         """Make one optimizer step on some pairs.
@@ -352,7 +332,7 @@ class DPO(RecordedAlgorithm[PreferencePair]):
             for sequence, trajectory in zip(rollout.sequences, rollout.data.trajectories, strict=True)
             for weights in [[mask / len(pairs) for mask in trajectory.loss_mask]]
         ]
-        metrics = await self._step_on(sequences, self.loss, iteration)
+        metrics = await self._optimise([sequences], self.loss, iteration)
         return {**metrics, "loss": dpo.loss, "pairs": len(pairs), "accuracy": dpo.accuracy, "margin": dpo.margin}
 
     async def _rollout_logprobs(self, learner: Learner, rollouts: Sequence[StepRollout]) -> list[float]:
@@ -362,8 +342,3 @@ class DPO(RecordedAlgorithm[PreferencePair]):
         sequences = [sequence for rollout in rollouts for sequence in rollout.sequences]
         found = iter((await learner.forward(sequences, temperature=self.temperature)).logprobs)
         return [math.fsum(value for _ in rollout.sequences for value in next(found)) for rollout in rollouts]
-
-
-def _task_digest(rollout: Rollout) -> str:
-    """Return the task of a rollout as text, by which rollouts without a group are grouped."""
-    return json.dumps(rollout.input, sort_keys=True, default=str)

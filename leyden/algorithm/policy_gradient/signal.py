@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, variance
 from typing import Any, NamedTuple, cast
 
 from leyden.utils.figures import figure
@@ -129,7 +130,7 @@ class SignalWatch:
         answers: the model's answers in the step's rollouts.
         """
         if rewards:
-            self._rewards.append(sum(rewards) / len(rewards))
+            self._rewards.append(fmean(rewards))
         found = self._find(rewards, flat, n_groups, answers)
         symptom = found.name if found else None
         if symptom != self._symptom:
@@ -190,8 +191,8 @@ class SignalWatch:
         """Return the warning that the reward has not moved."""
         first, second = _halves(self._rewards)
         return (
-            f"the reward has not moved in {len(self._rewards):,} steps: {figure(_mean(first), 3)} in the first half, "
-            f"{figure(_mean(second), 3)} in the second. Usual causes: a learning rate that is too small or too large "
+            f"the reward has not moved in {len(self._rewards):,} steps: {figure(fmean(first), 3)} in the first half, "
+            f"{figure(fmean(second), 3)} in the second. Usual causes: a learning rate that is too small or too large "
             f"(it is {figure(self.learning_rate)}), too few rollouts for so noisy a reward, a reward that ignores the "
             f"answer, tasks that are too hard or too easy.{_shown(answers)}"
         )
@@ -233,17 +234,8 @@ def _has_moved(rewards: Sequence[float]) -> bool:
     rest by more than noise, which is two standard errors.
     """
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
-        error = math.sqrt(_variance(first) / len(first) + _variance(second) / len(second))
+        error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
         rounding = 1e-9 * max(map(abs, rewards))  # equal rewards have means that differ by rounding
-        if abs(_mean(second) - _mean(first)) > _STANDARD_ERRORS * error + rounding:
+        if abs(fmean(second) - fmean(first)) > _STANDARD_ERRORS * error + rounding:
             return True
     return False
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)

@@ -86,9 +86,7 @@ class VERL(Algorithm):
         """
         from leyden.algorithm.verl.running import run_ppo
 
-        proxy, run = self.get_llm_proxy(), self.get_run()
-        if proxy is None:
-            raise ConfigError("VERL needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
+        proxy, run = self.require_llm_proxy(), self.get_run()
         with TemporaryDirectory(prefix="leyden-verl-") as folder:
             config = self._prepared(Path(folder), run.directory, train_dataset, val_dataset)
             daemon = self.daemon_cls(

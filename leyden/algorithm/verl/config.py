@@ -239,7 +239,6 @@ def _check_own(config: Any) -> None:
     check_choice("leyden.overlong", own.overlong, ("drop", "cut"))
     check_number("leyden.timeout_seconds", own.timeout_seconds, above=0, or_none="no limit")
     check_number("leyden.failed_reward", own.failed_reward, or_none="failed rollouts left out")
-    check_number("leyden.report_seconds", own.report_seconds, above=0)
     check_number("leyden.runner_timeout_seconds", own.runner_timeout_seconds, above=0, or_none="waiting for ever")
     mode = config.actor_rollout_ref.actor.loss_agg_mode
     if own.rollout_loss and mode != "seq-mean-token-sum":

@@ -25,20 +25,13 @@ RESOURCE = "GPU"
 room for two ranks. If `run_ppo` starts Ray itself, it declares as many as it needs."""
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
+def _returning(value: Any) -> Any:
+    """Return a function that takes any arguments and returns this value."""
 
+    def answer(*_: Any, **__: Any) -> Any:
+        return value
 
-def _zero(*_: Any, **__: Any) -> int:
-    return 0
-
-
-def _memory(*_: Any) -> tuple[int, int]:
-    return 1 << 34, 1 << 34  # free and total bytes: 16 GiB
-
-
-def _name(*_: Any) -> str:
-    return "CPU"  # the name in verl's table of operations per second
+    return answer
 
 
 def _device_module() -> Any:
@@ -47,15 +40,15 @@ def _device_module() -> Any:
     nothing = ("empty_cache", "reset_peak_memory_stats", "set_device", "synchronize", "ipc_collect")
     zero = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "current_device")
     for name in nothing:
-        setattr(module, name, _nothing)
+        setattr(module, name, _returning(None))
     for name in zero:
-        setattr(module, name, _zero)
+        setattr(module, name, _returning(0))
     module.manual_seed = module.manual_seed_all = torch.manual_seed
     module.get_rng_state, module.set_rng_state = torch.get_rng_state, torch.set_rng_state
-    module.mem_get_info = _memory
-    module.get_device_name = _name
-    module.device_count = lambda: 1
-    module.is_available = lambda: True
+    module.mem_get_info = _returning((1 << 34, 1 << 34))  # free and total bytes: 16 GiB
+    module.get_device_name = _returning("CPU")  # the name in verl's table of operations per second
+    module.device_count = _returning(1)
+    module.is_available = _returning(True)
     return module
 
 
@@ -66,6 +59,11 @@ class CPUPlatform(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = _device_module()
+
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = _ignore
 
     def is_available(self) -> bool:
         return True
@@ -79,23 +77,11 @@ class CPUPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """Do nothing."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Do nothing."""
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
         torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """Do nothing."""
-
-    def empty_cache(self) -> None:
-        """Do nothing."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -108,12 +94,6 @@ class CPUPlatform(PlatformBase):
 
     def nvtx_range(self, msg: str) -> Any:
         return contextlib.nullcontext()
-
-    def profiler_start(self) -> None:
-        """Do nothing."""
-
-    def profiler_stop(self) -> None:
-        """Do nothing."""
 
     def ray_resource_name(self) -> str:
         return RESOURCE

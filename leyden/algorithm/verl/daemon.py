@@ -12,9 +12,8 @@ import contextlib
 import json
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyden.adapter import TraceAdapter
@@ -22,22 +21,23 @@ from leyden.algorithm.collector import RolloutCollector, rollout_id_at
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData
 from leyden.algorithm.policy_gradient.metrics import rollout_metrics
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
-from leyden.algorithm.verl.in_parts import BatchInParts, RolloutBatch
 from leyden.algorithm.verl.rows import (
     Aggregation,
     Overlong,
     SequenceRow,
+    data_proto,
     make_rows,
     placeholder_row,
     score_rollouts,
     truncate_rows,
 )
 from leyden.errors import ConfigError, NoTrainingData, StoreError
-from leyden.gateway import LLMProxy, UpstreamModel
+from leyden.gateway import LLMProxy
 from leyden.legacy import AgentLightningServer
 from leyden.loop import Metrics
 from leyden.types import LLM, EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode
 from leyden.utils import ids
+from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ DaemonMode = Literal["v1", "v0"]
 workers of Agent Lightning 0.1, which fetch tasks from a task server."""
 
 _NAMED = 5
-"""How many unfinished rollouts a log line names."""
+"""How many rollouts the error of a batch without a runner names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,6 @@ class DaemonOptions:
     """The reward of a failed rollout in its group; None leaves it out."""
     resource_name: str
     """The name under which agents find the policy."""
-    report_seconds: float
-    """The time between two log lines about unfinished rollouts."""
     runner_timeout_seconds: float | None
     """How long to wait for the first runner before giving up; None: for ever."""
     pad_id: int = 0
@@ -99,7 +97,6 @@ class DaemonOptions:
             timeout_seconds=own.timeout_seconds,
             failed_reward=own.failed_reward,
             resource_name=own.resource_name,
-            report_seconds=own.report_seconds,
             runner_timeout_seconds=own.runner_timeout_seconds,
             mode=own.mode,
             port=own.port,
@@ -115,12 +112,25 @@ def policy_version(step: int, mode: RolloutMode) -> int:
     return max(step - 1, 0) if mode == "train" else step
 
 
-class AgentModeDaemon(BatchInParts):
+@dataclass(slots=True)
+class RolloutBatch:
+    """The result of one batch of prompts: rows of its rollouts, and metrics."""
+
+    rows: list[SequenceRow] = field(default_factory=list[SequenceRow])
+    """The rows that fit, and a row without a trained token for each rollout that has none."""
+    sessions: list[int] = field(default_factory=list[int])
+    """For each row, the number of its rollout among the rollouts of its prompt."""
+    metrics: Metrics = field(default_factory=dict[str, Any])
+
+
+class AgentModeDaemon:
     """Runs prompts of verl's data loader as rollouts in the store, and converts the rollouts to
     rows.
 
-    Make it in the algorithm's event loop. Call `run_batch`, and the methods of `BatchInParts` that
-    do its steps one by one, from another thread: they block.
+    Make it in the algorithm's event loop. Call the other methods from another thread: they block.
+    `run_batch`, which Leyden's trainer calls, runs a whole batch. A trainer that was written for
+    Agent Lightning calls `set_up_data_and_server`, `run_until_all_finished`,
+    `get_train_data_batch` or `get_test_metrics`, and `clear_data_and_server` in place of it.
 
     collector: enqueues rollouts, and waits for them.
     llm_proxy: the gateway, which gets verl's servers as its upstream.
@@ -148,6 +158,12 @@ class AgentModeDaemon(BatchInParts):
         self._initial_resources = initial_resources or {}
         self._resources_ids: dict[RolloutMode, str] = {}
         self._loop = asyncio.get_running_loop()
+        self._tasks: Sequence[str] = ()
+        self._batch_mode: RolloutMode = "train"
+        self._steps = 0
+        """The number of training batches of `set_up_data_and_server` so far."""
+        self.made: RolloutBatch | None = None
+        """The result of the newest batch of `run_until_all_finished`."""
         self.task_server: AgentLightningServer | None = None
         """The server of mode v0, while it runs."""
 
@@ -188,6 +204,81 @@ class AgentModeDaemon(BatchInParts):
         """
         return self._wait(self._run(list(uids), list(tasks), step, mode, n))
 
+    # ---- the steps of a batch one by one ---------------------------------------------------------
+
+    def set_up_data_and_server(
+        self, data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str], is_train: bool = True
+    ) -> None:
+        """Set the tasks of a batch, and route the gateway to verl's servers.
+
+        data: columns of equal length; each row is a task, an object with the columns as its keys.
+        server_addresses: the servers, as HOST:PORT.
+        is_train: whether the batch is for training, not for validation.
+        Raise ConfigError for columns of unequal length.
+        """
+        lengths = {name: len(column) for name, column in data.items()}
+        if len(set(lengths.values())) != 1:
+            raise ConfigError(f"the columns of a batch must have one length, and have {lengths}")
+        columns = [[(name, value) for value in column] for name, column in data.items()]
+        self._tasks = [json.dumps(dict(row)) for row in zip(*columns, strict=True)]
+        self._batch_mode, self.made = "train" if is_train else "val", None
+        self._steps += is_train
+        self.set_up_servers(server_addresses)
+
+    def run_until_all_finished(self) -> None:
+        """Run the tasks, and return when all rollouts have finished. Raise ConfigError if no tasks
+        were set.
+        """
+        if not self._tasks:
+            raise ConfigError("the daemon has no tasks; call set_up_data_and_server first")
+        n = self.options.rollouts_per_task if self._batch_mode == "train" else 1
+        uids = [str(place) for place in range(len(self._tasks))]
+        self.made = self.run_batch(uids, self._tasks, step=self._steps, mode=self._batch_mode, n=n)
+
+    def get_test_metrics(self) -> Metrics:
+        """Return the metrics of a validation batch. Raise ConfigError if none has finished."""
+        return self._result("val").metrics
+
+    def get_train_data_batch(
+        self, max_prompt_length: int, max_response_length: int, device: Any, global_steps: int
+    ) -> tuple[Any, Metrics]:
+        """Return a training batch as verl's `DataProto`, padded to these lengths, and its metrics.
+
+        device: where its tensors are put.
+        global_steps: is written to its `meta_info`.
+        Raise ConfigError if no training batch has finished, and for a length that is shorter than a
+        row: the daemon's own limits may be larger.
+        """
+        made = self._result("train")
+        longest = max(len(row.prompt_ids) for row in made.rows), max(len(row.response_ids) for row in made.rows)
+        if longest[0] > max_prompt_length or longest[1] > max_response_length:
+            raise ConfigError(
+                f"max_prompt_length={max_prompt_length} and max_response_length={max_response_length} are less than the "
+                f"longest row ({longest[0]} and {longest[1]} tokens); give those of the daemon's options"
+            )
+        batch = data_proto(
+            made.rows,
+            pad_id=self.options.pad_id,
+            prompt_length=max_prompt_length,
+            response_length=max_response_length,
+        ).to(device)
+        batch.meta_info["global_steps"] = global_steps
+        return batch, made.metrics
+
+    def clear_data_and_server(self) -> None:
+        """Forget the batch. The gateway keeps its servers until others are set."""
+        self._tasks, self.made = (), None
+
+    def _result(self, mode: RolloutMode) -> RolloutBatch:
+        """Return the finished batch. Raise ConfigError if there is none of this mode."""
+        if self.made is None or self._batch_mode != mode:
+            raise ConfigError(
+                f"the daemon has no finished batch of {mode!r}; call set_up_data_and_server and run_until_all_finished"
+            )
+        return self.made
+
+    # ---- in the algorithm's event loop -----------------------------------------------------------
+
     def _wait(self, work: Any) -> Any:
         """Run a coroutine in the algorithm's loop, and block until its result is there."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -212,12 +303,8 @@ class AgentModeDaemon(BatchInParts):
         """
         options = self.options
         await self._serve_tasks()
-        others = [model for model in self._proxy.served_models if model.model_name != options.model]
-        servers = [
-            UpstreamModel(options.model, f"http://{address.removeprefix('http://')}/v1", part_of_run=True)
-            for address in addresses
-        ]
-        self._proxy.update_model_list([*others, *servers])
+        endpoints = [f"http://{address.removeprefix('http://')}/v1" for address in addresses]
+        self._proxy.serve_engine(*(LLM(model=options.model, endpoint=endpoint) for endpoint in endpoints))
         temperatures: dict[RolloutMode, float] = {"train": options.temperature, "val": options.val_temperature}
         for mode, temperature in temperatures.items():
             sampling = {"temperature": temperature, "max_tokens": options.max_response_length}
@@ -305,59 +392,37 @@ class AgentModeDaemon(BatchInParts):
         """Run the requests and return one group for each prompt, with `n` rollouts at most. Count
         the rollouts in `counts`.
 
-        Raise ConfigError if no runner starts one in time (`_watch`).
+        Raise ConfigError if no runner has started one within `runner_timeout_seconds`.
         """
         temperature = self.options.temperature if mode == "train" else None
         reader = RolloutReader(self._adapter, temperature, self.options.failed_reward)
         found: dict[int, RolloutData] = {}
-        unfinished = {str(request.rollout_id) for request in requests}
 
         async def collect() -> None:
             async with contextlib.aclosing(self._collector.collect(requests)) as results:
                 async for result in results:
-                    unfinished.discard(result.rollout_id)
                     if (read := reader.read(result, counts)) is not None:
                         found[result.place] = read
 
-        collecting, watching = asyncio.create_task(collect()), asyncio.create_task(self._watch(unfinished))
-        try:
-            await asyncio.wait({collecting, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done() and not collecting.done():
-                watching.result()
+        async with first_done(collect(), timeout_seconds=self.options.runner_timeout_seconds) as (collecting,):
+            if not collecting.done():
+                await self._require_runner([str(request.rollout_id) for request in requests])
             await collecting
-        finally:
-            collecting.cancel()
-            watching.cancel()
-            await asyncio.gather(collecting, watching, return_exceptions=True)
         return [
             Group([found[place] for place in range(prompt * n, prompt * n + n) if place in found])
             for prompt in range(len(uids))
         ]
 
-    async def _watch(self, unfinished: set[str]) -> None:
-        """Log from time to time which rollouts have not finished. Raise ConfigError if no runner
-        starts one within `runner_timeout_seconds`. Run until cancelled.
-        """
-        has_runner, total = False, len(unfinished)
-        limit = self.options.runner_timeout_seconds
-        deadline = None if limit is None else time.monotonic() + limit
-        while True:
-            pause = self.options.report_seconds
-            if deadline is not None and not has_runner:
-                pause = min(pause, max(0.0, deadline - time.monotonic()))
-            await asyncio.sleep(pause)
-            waiting = sorted(unfinished)
-            page = await self._collector.store.query_rollouts(rollout_id_in=waiting)
-            by_status = Counter(rollout.status for rollout in page)
-            has_runner = has_runner or len(waiting) < total or set(by_status) != {"queuing"}
-            named = ", ".join(waiting[:_NAMED]) + (", ..." if len(waiting) > _NAMED else "")
-            statuses = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
-            logger.info("waiting for %d of %d rollouts (%s): %s", len(waiting), total, statuses, named)
-            if not has_runner and deadline is not None and time.monotonic() >= deadline:
-                raise ConfigError(
-                    f"no runner has started any of {total} rollouts within leyden.runner_timeout_seconds={limit:g} "
-                    f"({named}); start runners on this store, or raise the limit"
-                )
+    async def _require_runner(self, rollout_ids: Sequence[str]) -> None:
+        """Raise ConfigError if no runner has started any of these rollouts."""
+        page = await self._collector.store.query_rollouts(rollout_id_in=rollout_ids)
+        if all(rollout.status == "queuing" for rollout in page):
+            named = ", ".join(rollout_ids[:_NAMED]) + (", ..." if len(rollout_ids) > _NAMED else "")
+            raise ConfigError(
+                f"no runner has started any of {len(rollout_ids)} rollouts within "
+                f"leyden.runner_timeout_seconds={self.options.runner_timeout_seconds:g} ({named}); start runners on this "
+                "store, or raise the limit"
+            )
 
 
 def _row_metrics(rows: Sequence[SequenceRow], suffix: str) -> Metrics:

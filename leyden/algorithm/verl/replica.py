@@ -121,26 +121,13 @@ class EngineServer:
             extra_fields={"global_steps": self._step},
         )
 
-    async def wake_up(self, **_: Any) -> None:
-        """Do nothing: the engine keeps its weights."""
+    async def _ignore(self, **_: Any) -> None:
+        """Do nothing: the engine keeps its weights. They change between two steps, when no call is
+        under way, and `set_weights` starts the engine anew, with an empty cache.
+        """
 
-    async def sleep(self, **_: Any) -> None:
-        """Do nothing: the engine keeps its weights."""
-
-    async def abort_all_requests(self, **_: Any) -> None:
-        """Do nothing: weights change between two steps, when no call is under way."""
-
-    async def resume_generation(self) -> None:
-        """Do nothing."""
-
-    async def clear_kv_cache(self) -> None:
-        """Do nothing: `set_weights` starts the engine anew, with an empty cache."""
-
-    async def release_kv_cache(self) -> None:
-        """Do nothing."""
-
-    async def resume_kv_cache(self) -> None:
-        """Do nothing."""
+    wake_up = sleep = abort_all_requests = resume_generation = _ignore
+    clear_kv_cache = release_kv_cache = resume_kv_cache = _ignore
 
 
 def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -1,9 +1,9 @@
 """Convert scored rollouts to the padded rows of a verl batch.
 
-`score_rollouts`, `make_rows`, `truncate_rows`, `pad_rows` and `row_tensors` run in this order. They
-do no I/O, and count dropped rollouts and rows in a `Report`. Only `row_tensors` needs torch, and
-only `data_proto`, which makes verl's batch, needs verl. The layout is verl's: prompts are padded on
-the left, responses on the right.
+`score_rollouts`, `make_rows`, `truncate_rows` and `row_tensors` run in this order. They do no I/O,
+and count dropped rollouts and rows in a `Report`. Only `row_tensors` needs torch, and only
+`data_proto`, which makes verl's batch, needs verl. The layout is verl's: prompts are padded on the
+left, responses on the right.
 
 If all rows of a rollout are dropped, it gets one row without a trained token, because its reward
 counts in its group's baseline, as it does in `PolicyGradient`.
@@ -91,9 +91,6 @@ class Report:
     placeholders: int = 0
     """The number of rows without a trained token that carry the reward of a rollout that cannot be
     trained on."""
-    fillers: int = 0
-    """The number of rows without a trained token that were added, so that the number of rows can be
-    divided by `multiple_of` of `pad_rows`."""
 
     def metrics(self, prefix: str = "leyden/") -> dict[str, float]:
         """Return the counts as metrics of verl's logger."""
@@ -103,7 +100,6 @@ class Report:
             "dropped": self.dropped.total(),
             "cut_tokens": self.cut_tokens,
             "placeholder_rows": self.placeholders,
-            "filler_rows": self.fillers,
         }
         return {f"{prefix}{name}": float(value) for name, value in counts.items()}
 
@@ -244,130 +240,91 @@ def placeholder_row(rollout: RewardedRollout, pad_id: int) -> SequenceRow:
     return SequenceRow(rollout.group, rollout.rollout_id, rollout.reward, [pad_id], [pad_id], [0], [0.0], n_calls=0)
 
 
-# ---- padding -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedRows:
-    """R rows of one length: prompts of P tokens and responses of S tokens."""
-
-    rows: list[SequenceRow]
-    """The R rows, fillers included."""
-    prompts_RP: list[list[int]]
-    """Padded on the left."""
-    responses_RS: list[list[int]]
-    """Padded on the right."""
-    prompt_attention_RP: list[list[int]]
-    response_attention_RS: list[list[int]]
-    response_mask_RS: list[list[int]]
-    logprobs_RS: list[list[float]]
-    scores_RS: list[list[float]]
-    """The rollout's reward at the last token of each of its rows; 0.0 elsewhere. verl's GRPO takes
-    the score of the last row for the whole rollout; its other estimators take each row as a
-    sample."""
-    scales_R: list[float]
-    """Factors of the advantages (`rollout_scales`). With them, the mean over rows of (sum over a
-    row's tokens) is the mean over rollouts of (mean over the rollout's tokens)."""
-
-
-def pad_rows(
-    rows: Sequence[SequenceRow],
-    report: Report,
-    *,
-    pad_id: int,
-    prompt_length: int | None = None,
-    response_length: int | None = None,
-    multiple_of: int = 1,
-) -> PaddedRows:
-    """Pad rows to one length, and add rows without a trained token (fillers) until their number can
-    be divided by `multiple_of`. Count the fillers in `report`.
-
-    pad_id: the token of the padding.
-    prompt_length, response_length: the lengths to pad to; None: the longest one.
-    multiple_of: for example the number of data-parallel ranks.
-    """
-    check_number("multiple_of", multiple_of, at_least=1, whole=True)
-    n_fillers = -len(rows) % multiple_of
-    report.fillers += n_fillers
-    filler = RewardedRollout("filler", "filler", 0.0, ())
-    padded = [*rows, *(placeholder_row(filler, pad_id) for _ in range(n_fillers))]
-    width_P = prompt_length or max(len(row.prompt_ids) for row in padded)
-    width_S = response_length or max(len(row.response_ids) for row in padded)
-    return PaddedRows(
-        rows=padded,
-        prompts_RP=[[pad_id] * (width_P - len(row.prompt_ids)) + row.prompt_ids for row in padded],
-        responses_RS=[_right(row.response_ids, width_S, pad_id) for row in padded],
-        prompt_attention_RP=[[0] * (width_P - len(row.prompt_ids)) + [1] * len(row.prompt_ids) for row in padded],
-        response_attention_RS=[_right([1] * len(row.response_ids), width_S, 0) for row in padded],
-        response_mask_RS=[_right(row.response_mask, width_S, 0) for row in padded],
-        logprobs_RS=[_right(row.logprobs, width_S, 0.0) for row in padded],
-        scores_RS=[_right([0.0] * (len(row.response_ids) - 1) + [row.reward], width_S, 0.0) for row in padded],
-        scales_R=rollout_scales(padded),
-    )
-
-
-def rollout_scales(rows: Sequence[SequenceRow]) -> list[float]:
+def rollout_scales(trained: Sequence[tuple[str, int]]) -> list[float]:
     """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row
-    that is not trained on.
+    of a rollout that is not trained on.
 
     If the advantages are multiplied by these factors, verl's `seq-mean-token-sum` averages over
     rollouts, for a policy loss that is homogeneous in the advantages (PPO's clipped one, GSPO,
     CISPO). Rollouts without a trained token do not count, as in `PolicyGradient`.
+
+    trained: the rollout's id and the number of trained tokens of each row.
     """
     n_trained: Counter[str] = Counter()
-    for row in rows:
-        n_trained[row.rollout_id] += row.n_trained
+    for rollout_id, count in trained:
+        n_trained[rollout_id] += count
     n_rollouts = sum(count > 0 for count in n_trained.values())
-    return [len(rows) / (n_rollouts * n_trained[row.rollout_id]) if n_trained[row.rollout_id] else 0.0 for row in rows]
-
-
-def _right(values: Sequence[Number], width: int, padding: Number) -> list[Number]:
-    return [*values, *[padding] * (width - len(values))]
+    of_rows = [n_trained[rollout_id] for rollout_id, _ in trained]
+    return [len(trained) / (n_rollouts * count) if count else 0.0 for count in of_rows]
 
 
 # ---- tensors -------------------------------------------------------------------------------------
 
 
-def row_tensors(padded: PaddedRows) -> dict[str, Tensor]:
-    """Return the tensors of a batch by verl's names, on the CPU:
+def row_tensors(
+    rows: Sequence[SequenceRow], *, pad_id: int, prompt_length: int | None = None, response_length: int | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of R rows by verl's names, on the CPU. Prompts are padded on the left to P
+    tokens, responses on the right to S tokens.
 
     prompts (R, P), responses (R, S), input_ids, attention_mask and position_ids (R, P + S),
     response_mask, rollout_log_probs, token_level_scores (R, S), and rollout_scales (R,).
+
+    A row's score is its rollout's reward, at its last token. verl's GRPO takes the score of the
+    last row for the whole rollout; its other estimators take each row as a sample. Multiply the
+    advantages by `rollout_scales`: then the mean over rows of (sum over a row's tokens) is the mean
+    over rollouts of (mean over the rollout's tokens).
+
+    pad_id: the token of the padding.
+    prompt_length, response_length: the lengths to pad to; None: the longest one.
     """
     import torch
 
-    def whole(values: list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64)
+    width_P = prompt_length or max(len(row.prompt_ids) for row in rows)
+    width_S = response_length or max(len(row.response_ids) for row in rows)
 
-    prompts_RP, responses_RS = whole(padded.prompts_RP), whole(padded.responses_RS)
-    attention = torch.cat([whole(padded.prompt_attention_RP), whole(padded.response_attention_RS)], dim=1)
+    def left(values: Sequence[list[int]], padding: int) -> Tensor:
+        return torch.tensor([[padding] * (width_P - len(each)) + each for each in values], dtype=torch.int64)
+
+    def right(values: Sequence[list[Number]], padding: Number) -> Tensor:
+        padded = [each + [padding] * (width_S - len(each)) for each in values]
+        return torch.tensor(padded, dtype=torch.int64 if isinstance(padding, int) else torch.float32)
+
+    prompts_RP = left([row.prompt_ids for row in rows], pad_id)
+    responses_RS = right([row.response_ids for row in rows], pad_id)
+    used_RP = left([[1] * len(row.prompt_ids) for row in rows], 0)
+    used_RS = right([[1] * len(row.response_ids) for row in rows], 0)
+    attention = torch.cat([used_RP, used_RS], dim=1)
     return {
         "prompts": prompts_RP,
         "responses": responses_RS,
         "input_ids": torch.cat([prompts_RP, responses_RS], dim=1),
         "attention_mask": attention,
         "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
-        "response_mask": whole(padded.response_mask_RS),
-        "rollout_log_probs": torch.tensor(padded.logprobs_RS, dtype=torch.float32),
-        "token_level_scores": torch.tensor(padded.scores_RS, dtype=torch.float32),
-        "rollout_scales": torch.tensor(padded.scales_R, dtype=torch.float32),
+        "response_mask": right([row.response_mask for row in rows], 0),
+        "rollout_log_probs": right([row.logprobs for row in rows], 0.0),
+        "token_level_scores": right([[0.0] * (len(row.response_ids) - 1) + [row.reward] for row in rows], 0.0),
+        "rollout_scales": torch.tensor(
+            rollout_scales([(row.rollout_id, row.n_trained) for row in rows]), dtype=torch.float32
+        ),
     }
 
 
-def data_proto(padded: PaddedRows) -> Any:
-    """Return the batch as verl's `DataProto`: the tensors, and `uid` (the group), `rollout_ids`
-    and `__num_turns__`.
+def data_proto(rows: Sequence[SequenceRow], **padding: Any) -> Any:
+    """Return rows as verl's `DataProto`: the tensors, and `uid` (the group), `rollout_ids` and
+    `__num_turns__`.
 
+    padding: the options of `row_tensors`.
     Raise MissingExtra if verl is not installed.
     """
     import numpy as np
 
     protocol = import_optional("verl.protocol", extra="verl", needed_by="data_proto")
     return protocol.DataProto.from_dict(
-        tensors=row_tensors(padded),
+        tensors=row_tensors(rows, **padding),
         non_tensors={
-            "uid": np.array([row.group for row in padded.rows], dtype=object),
-            "rollout_ids": np.array([row.rollout_id for row in padded.rows], dtype=object),
-            "__num_turns__": np.array([row.n_calls for row in padded.rows], dtype=np.int32),
+            "uid": np.array([row.group for row in rows], dtype=object),
+            "rollout_ids": np.array([row.rollout_id for row in rows], dtype=object),
+            "__num_turns__": np.array([row.n_calls for row in rows], dtype=np.int32),
         },
     )

@@ -16,7 +16,7 @@ import os
 import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ def run_ppo(
     daemon: AgentModeDaemon,
     *,
     trainer_cls: Any = None,
-    loop_manager_cls: Any = None,
     report: Any = None,
 ) -> None:
     """Train, and return when the last step is done.
@@ -53,8 +52,6 @@ def run_ppo(
     config: a configuration of `make_config`. `data.train_files` and `data.val_files` name JSONL or
         Parquet files with tasks.
     trainer_cls: the trainer to use in place of `AgentLightningTrainer`.
-    loop_manager_cls: a class to use in place of `DaemonLoopManager`. It is called with the daemon
-        and the configuration.
     report: called with metrics, the stage ("train" or "val"), and the step.
     Raise ConfigError before training for a configuration, a model or a cluster that cannot work.
     Raise EngineError, with the last lines of its log, if a process of Ray fails. Errors of the
@@ -74,32 +71,28 @@ def run_ppo(
 
     with with_cluster(config) as logs:
         trainer = (trainer_cls or AgentLightningTrainer)(config, report=report)
-        with explained(logs, partial(_servers_of, trainer), partial(_step_of, trainer)):
-            _train(trainer, daemon, loop_manager_cls or DaemonLoopManager, config)
+
+        def servers() -> Sequence[Any]:  # none before the trainer has made them
+            return getattr(getattr(trainer, "llm_server_manager", None), "server_handles", ())
+
+        with explained(logs, servers, lambda: getattr(trainer, "global_steps", None) or None):
+            _train(trainer, daemon, DaemonLoopManager(daemon, config))
 
 
-def _train(trainer: Any, daemon: AgentModeDaemon, loop_manager_cls: Any, config: Any) -> None:
+def _train(trainer: Any, daemon: AgentModeDaemon, loop_manager: Any) -> None:
     """Set up verl's trainer and the daemon, train until it ends, and close verl's loggers."""
     trainer.init()
-    daemon.options = _with_pad(daemon.options, trainer.tokenizer)
+    tokenizer = trainer.tokenizer
+    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    daemon.options = replace(daemon.options, pad_id=pad_id)
     daemon.set_up_servers(trainer.llm_server_manager.get_addresses())
     succeeded = False
     try:
-        trainer.fit(loop_manager_cls(daemon, config))
+        trainer.fit(loop_manager)
         succeeded = True
     finally:
         if (tracking := getattr(trainer, "logger", None)) is not None:
             tracking.finish(exit_code=0 if succeeded else 1)
-
-
-def _servers_of(trainer: Any) -> Sequence[Any]:
-    """Return the actors of verl that sample; none before the trainer has made them."""
-    return getattr(getattr(trainer, "llm_server_manager", None), "server_handles", ())
-
-
-def _step_of(trainer: Any) -> int | None:
-    """Return the step under way; None before the first."""
-    return getattr(trainer, "global_steps", None) or None
 
 
 def use_platform(config: Any) -> None:
@@ -121,16 +114,6 @@ def use_plug_points(config: Any) -> None:
             config.actor_rollout_ref.model.external_lib = PLUGIN
         config.transfer_queue.enable = True
     importlib.import_module(PLUGIN)
-
-
-def _with_pad(options: Any, tokenizer: Any) -> Any:
-    """Return a daemon's options with the tokenizer's padding token, or its end token if it has
-    none.
-    """
-    from dataclasses import replace
-
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return replace(options, pad_id=pad_id)
 
 
 @contextmanager
@@ -175,15 +158,11 @@ def _ray(config: Any) -> Generator[Path | None]:
     try:
         os.environ["TRANSFER_QUEUE_ENABLE"] = "1"
         check_resources(config, ray.cluster_resources(), name=get_platform().ray_resource_name())
-        yield _folder_of_logs(ray.init(ignore_reinit_error=True))
+        session = getattr(ray.init(ignore_reinit_error=True), "address_info", {}).get("session_dir")
+        yield None if session is None else Path(session) / "logs"
     finally:
         if started:
             ray.shutdown()
-
-
-def _folder_of_logs(context: Any) -> Path | None:
-    session = getattr(context, "address_info", {}).get("session_dir")
-    return None if session is None else Path(session) / "logs"
 
 
 def _check_address(address: str) -> None:

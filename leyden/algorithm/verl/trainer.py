@@ -179,21 +179,11 @@ class AgentLightningTrainer(PPOTrainerSync):
         batch = super()._compute_advantage(batch, metrics)
         if not self.config.leyden.rollout_loss:
             return batch
-        # Rows with only what `rollout_scales` reads: the rollout's id and the trained tokens.
-        rows = [
-            SequenceRow(
-                "",
-                tag.get("rollout_id", ""),
-                0.0,
-                [],
-                [],
-                [1] * tag.get("n_trained", 0) * (not tag.get("is_padding")),
-                [],
-            )
-            for tag in batch.tags
+        trained = [
+            (tag.get("rollout_id", ""), 0 if tag.get("is_padding") else tag.get("n_trained", 0)) for tag in batch.tags
         ]
         data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"])
-        scaled = [row * scale for row, scale in zip(data["advantages"].unbind(), rollout_scales(rows), strict=True)]
+        scaled = [row * scale for row, scale in zip(data["advantages"].unbind(), rollout_scales(trained), strict=True)]
         data["advantages"] = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
         return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
 

@@ -49,8 +49,8 @@ VERL_METRICS: Final = (
     "verl.trainer.ppo.metric_utils.compute_data_metrics."
 )
 VERL_ROWS: Final = (
-    "leyden.algorithm.verl.rows.pad_rows pads prompts on the left and responses on the right, and row_tensors makes "
-    "the tensors of a batch."
+    "leyden.algorithm.verl.rows.row_tensors pads prompts on the left and responses on the right, and makes the tensors "
+    "of a batch."
 )
 VERL_RUN: Final = (
     "train with leyden.VERL(config), which runs verl's driver in this process, so Ray needs no task for it."

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from leyden.errors import ConfigError
 from leyden.maths.registry import Registry
@@ -51,22 +51,13 @@ class Advantages:
     The type of the constants chooses the estimator.
     """
 
-    @property
-    def uses_values(self) -> bool:
-        """Whether the estimator reads `RolloutRewards.values`."""
-        return False
-
-    @property
-    def uses_baseline(self) -> bool:
-        """Whether the estimator reads `RolloutRewards.baseline`."""
-        return False
-
-    @property
-    def uses_call_rewards(self) -> bool:
-        """Whether the estimator reads the numbers in `RolloutRewards.call_rewards`, and not only
-        how many there are.
-        """
-        return False
+    uses_values: ClassVar[bool] = False
+    """Whether the estimator reads `RolloutRewards.values`."""
+    uses_baseline: ClassVar[bool] = False
+    """Whether the estimator reads `RolloutRewards.baseline`."""
+    uses_call_rewards: ClassVar[bool] = False
+    """Whether the estimator reads the numbers in `RolloutRewards.call_rewards`, and not only how
+    many there are."""
 
     @property
     def min_group(self) -> int:
@@ -87,6 +78,16 @@ class Advantages:
         from 0. By default none.
         """
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdvantages(Advantages):
+    """Base of the constants of an estimator that compares the rollouts of a group."""
+
+    @property
+    def min_group(self) -> int:
+        """2, because a single rollout has nothing to be compared with."""
+        return 2
 
 
 A = TypeVar("A", bound=Advantages)

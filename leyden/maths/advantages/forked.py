@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leyden.errors import ConfigError
-from leyden.maths.advantages.base import AdvantageEstimate, Advantages, RolloutRewards, members, register_estimator
+from leyden.maths.advantages.base import AdvantageEstimate, GroupAdvantages, RolloutRewards, members, register_estimator
 from leyden.maths.advantages.statistics import mean, whitened
 from leyden.options import check_flag, check_number, named_options
 
 
 @named_options
 @dataclass(frozen=True, slots=True)
-class VinePPOAdvantages(Advantages):
+class VinePPOAdvantages(GroupAdvantages):
     """Constants of the estimator `vineppo`. Raise ConfigError for one out of its range."""
 
     n_forks: int = 4
@@ -44,13 +44,6 @@ class VinePPOAdvantages(Advantages):
         check_flag("whiten", self.whiten)
         check_number("epsilon", self.epsilon, above=0)
         check_number("ddof", self.ddof, at_least=0, at_most=1)
-
-    @property
-    def min_group(self) -> int:
-        """2, because the value of the first state is the mean reward of a group's other
-        rollouts.
-        """
-        return 2
 
     @property
     def forks_per_call(self) -> int:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from leyden.maths.advantages.base import (
     AdvantageEstimate,
     Advantages,
+    GroupAdvantages,
     RolloutRewards,
     members,
     register_estimator,
@@ -18,13 +20,10 @@ from leyden.maths.advantages.base import (
 from leyden.maths.advantages.statistics import centred, deviation, whitened
 from leyden.options import check_flag, check_number, named_options
 
-_PAIR = 2
-"""The smallest group whose rollouts can be compared."""
-
 
 @named_options
 @dataclass(frozen=True, slots=True)
-class GRPOAdvantages(Advantages):
+class GRPOAdvantages(GroupAdvantages):
     """Constants of the estimator `grpo`. Raise ConfigError for one out of its range."""
 
     scale: bool = True
@@ -38,11 +37,6 @@ class GRPOAdvantages(Advantages):
         check_flag("scale", self.scale)
         check_number("epsilon", self.epsilon, above=0)
         check_number("ddof", self.ddof, at_least=0, at_most=1)
-
-    @property
-    def min_group(self) -> int:
-        """2, because a single rollout has nothing to be compared with."""
-        return _PAIR
 
 
 @register_estimator("grpo", GRPOAdvantages)
@@ -61,13 +55,8 @@ def grpo(rollouts: Sequence[RolloutRewards], constants: GRPOAdvantages) -> Advan
 
 
 @dataclass(frozen=True, slots=True)
-class DrGRPOAdvantages(Advantages):
+class DrGRPOAdvantages(GroupAdvantages):
     """The estimator `dr_grpo`, which has no constants."""
-
-    @property
-    def min_group(self) -> int:
-        """2, because a single rollout has nothing to be compared with."""
-        return _PAIR
 
 
 @register_estimator("dr_grpo", DrGRPOAdvantages)
@@ -81,13 +70,8 @@ def dr_grpo(rollouts: Sequence[RolloutRewards], constants: DrGRPOAdvantages) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class RLOOAdvantages(Advantages):
+class RLOOAdvantages(GroupAdvantages):
     """The estimator `rloo`, which has no constants."""
-
-    @property
-    def min_group(self) -> int:
-        """2, because a single rollout has no others to be compared with."""
-        return _PAIR
 
 
 @register_estimator("rloo", RLOOAdvantages)
@@ -126,7 +110,7 @@ class ReinforcePPAdvantages(Advantages):
     @property
     def min_group(self) -> int:
         """2 with a group baseline, else 1."""
-        return _PAIR if self.group_baseline else 1
+        return 2 if self.group_baseline else 1
 
 
 @register_estimator("reinforce_pp", ReinforcePPAdvantages)
@@ -148,10 +132,7 @@ def reinforce_pp(rollouts: Sequence[RolloutRewards], constants: ReinforcePPAdvan
 class ReMaxAdvantages(Advantages):
     """The estimator `remax`, which has no constants."""
 
-    @property
-    def uses_baseline(self) -> bool:
-        """True: a group needs the reward of a greedily decoded rollout."""
-        return True
+    uses_baseline: ClassVar[bool] = True
 
 
 @register_estimator("remax", ReMaxAdvantages)

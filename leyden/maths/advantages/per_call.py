@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from leyden.maths.advantages.base import AdvantageEstimate, Advantages, RolloutRewards, members, register_estimator
+from leyden.maths.advantages.base import (
+    AdvantageEstimate,
+    Advantages,
+    GroupAdvantages,
+    RolloutRewards,
+    members,
+    register_estimator,
+)
 from leyden.maths.advantages.statistics import centre_and_variance, whitened
 from leyden.options import check_choice, check_flag, check_number, named_options
 
@@ -15,6 +23,9 @@ from leyden.options import check_choice, check_flag, check_number, named_options
 @dataclass(frozen=True, slots=True)
 class GAEAdvantages(Advantages):
     """Constants of the estimator `gae`. Raise ConfigError for one out of its range."""
+
+    uses_values: ClassVar[bool] = True
+    uses_call_rewards: ClassVar[bool] = True
 
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
@@ -35,16 +46,6 @@ class GAEAdvantages(Advantages):
         check_flag("whiten", self.whiten)
         check_number("epsilon", self.epsilon, above=0)
         check_number("ddof", self.ddof, at_least=0, at_most=1)
-
-    @property
-    def uses_call_rewards(self) -> bool:
-        """True: the estimator reads the reward of each call."""
-        return True
-
-    @property
-    def uses_values(self) -> bool:
-        """True: the estimator reads a critic's values."""
-        return True
 
 
 @register_estimator("gae", GAEAdvantages)
@@ -75,8 +76,10 @@ def gae(rollouts: Sequence[RolloutRewards], constants: GAEAdvantages) -> Advanta
 
 @named_options
 @dataclass(frozen=True, slots=True)
-class ProcessAdvantages(Advantages):
+class ProcessAdvantages(GroupAdvantages):
     """Constants of the estimator `process`. Raise ConfigError for one out of its range."""
+
+    uses_call_rewards: ClassVar[bool] = True
 
     baseline: str = "reward"
     """The number that is centred within the group. `reward`: the reward of each call, before they
@@ -97,16 +100,6 @@ class ProcessAdvantages(Advantages):
         check_flag("scale", self.scale)
         check_number("epsilon", self.epsilon, above=0)
         check_number("ddof", self.ddof, at_least=0, at_most=1)
-
-    @property
-    def uses_call_rewards(self) -> bool:
-        """True: the estimator reads the reward of each call."""
-        return True
-
-    @property
-    def min_group(self) -> int:
-        """2, because a single rollout has nothing to be compared with."""
-        return 2
 
 
 @register_estimator("process", ProcessAdvantages)
