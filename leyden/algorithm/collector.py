@@ -69,6 +69,10 @@ _UNFINISHED: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "re
 _AT_LEAST = 128
 """The smallest number of rollouts that `max_unfinished="auto"` enqueues at a time."""
 
+_PendingRequest = tuple[int, EnqueueRolloutRequest, bool]
+"""A request of a collection whose result is still to be yielded: its place in the argument of
+`collect`, the request, and whether its rollout had finished before it was requested."""
+
 
 def algorithm_group(run_id: str) -> str:
     """Return the group id of the rollouts that record the own model calls of a run's algorithm."""
@@ -252,7 +256,8 @@ class RolloutCollector:
         """
         if max_unfinished != "auto":
             check_number("max_unfinished", max_unfinished, at_least=1, whole=True, or_none="all")
-        window, silence = _Window(max_unfinished, self._concurrency), _Silence()
+        window = _Window(max_unfinished, self._concurrency)
+        heard_at, silence_seconds = time.monotonic(), _SILENCE_SECONDS
         to_come = enumerate(requests)
         held: deque[tuple[int, EnqueueRolloutRequest]] = deque()
         waiting: dict[str, list[_PendingRequest]] = {}
@@ -273,16 +278,21 @@ class RolloutCollector:
                 finished = [rollout for rollout in known if rollout.rollout_id in waiting]
                 if check is not None and len(finished) < len(waiting):
                     check()
-                if silence.is_due(bool(finished)):
-                    await self._tell(list(waiting), silence.seconds)
+                if finished:
+                    heard_at, silence_seconds = time.monotonic(), _SILENCE_SECONDS
+                elif (seconds := time.monotonic() - heard_at) >= silence_seconds:
+                    silence_seconds *= 2
+                    await self._tell(list(waiting), seconds)
                 finished.sort(key=lambda rollout: rollout.end_time or 0.0)
                 for start in range(0, len(finished), _READ_TOGETHER):
                     rollouts = finished[start : start + _READ_TOGETHER]
                     spans_of = await self._store.query_spans_of([rollout.rollout_id for rollout in rollouts])
                     for rollout in rollouts:
-                        asked = waiting[rollout.rollout_id]
+                        asked, spans = waiting[rollout.rollout_id], spans_of[rollout.rollout_id]
+                        reward = find_final_reward(spans) if rollout.status == "succeeded" else None
                         while asked:
-                            yield _result(asked[0], rollout, spans_of[rollout.rollout_id])
+                            place, request, cached = asked[0]
+                            yield CollectedRollout(place, request, rollout, spans, reward, cached)
                             self._consume(rollout.rollout_id, keep_until)
                             del asked[0]
                         del waiting[rollout.rollout_id]
@@ -447,7 +457,7 @@ class RolloutCollector:
             return
         for rollout in await self._enqueue([request for _, request in held], whole=False):
             place, request = held.popleft()
-            waiting.setdefault(rollout.rollout_id, []).append(_PendingRequest(place, request, rollout.finished))
+            waiting.setdefault(rollout.rollout_id, []).append((place, request, rollout.finished))
             self._unread[rollout.rollout_id] += 1
 
     async def _enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, whole: bool) -> Sequence[Rollout]:
@@ -652,39 +662,6 @@ class RolloutCollector:
         return sum(await asyncio.gather(*map(cancel, rollout_ids)))
 
 
-class _Silence:
-    """The time since a collection had its last result."""
-
-    def __init__(self) -> None:
-        self._since, self._limit = time.monotonic(), _SILENCE_SECONDS
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._since
-
-    def is_due(self, has_result: bool) -> bool:
-        """Return whether a message is due. has_result: whether there is a result now, which ends
-        the silence.
-        """
-        if has_result:
-            self._since, self._limit = time.monotonic(), _SILENCE_SECONDS
-        if self.seconds < self._limit:
-            return False
-        self._limit *= 2
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingRequest:
-    """A request of a collection whose result is still to be yielded."""
-
-    place: int
-    """The request's place in the argument of `collect`."""
-    request: EnqueueRolloutRequest
-    cached: bool
-    """Whether the rollout had finished before it was requested."""
-
-
 class _Window:
     """Limits how many rollouts of one collection are enqueued and unfinished at a time."""
 
@@ -728,17 +705,3 @@ def _attempts_at_most(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
     attempt does not count against `max_attempts`.
     """
     return max(len(attempts), rollout.config.max_attempts + sum(attempt.interrupted for attempt in attempts))
-
-
-def _result(asked: _PendingRequest, rollout: Rollout, spans: list[Span]) -> CollectedRollout:
-    """Return the result of a finished rollout for one request. It has a reward only if the rollout
-    succeeded.
-    """
-    return CollectedRollout(
-        place=asked.place,
-        request=asked.request,
-        rollout=rollout,
-        spans=spans,
-        reward=find_final_reward(spans) if rollout.status == "succeeded" else None,
-        cached=asked.cached,
-    )

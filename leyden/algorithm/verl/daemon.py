@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from leyden.adapter import TraceAdapter
@@ -92,14 +92,7 @@ class DaemonOptions:
             max_response_length=config.data.max_response_length,
             temperature=rollout.temperature,
             val_temperature=rollout.val_kwargs.temperature,
-            aggregation=own.aggregation,
-            overlong=own.overlong,
-            timeout_seconds=own.timeout_seconds,
-            failed_reward=own.failed_reward,
-            resource_name=own.resource_name,
-            runner_timeout_seconds=own.runner_timeout_seconds,
-            mode=own.mode,
-            port=own.port,
+            **{each.name: own[each.name] for each in fields(cls) if each.name in own},
         )
 
 
