@@ -28,26 +28,13 @@ from typing import Any
 import leyden
 from leyden.engine.base import (
     EngineCapabilities,
-    EngineStatistics,
     ForwardBackwardResult,
-    ForwardResult,
     LoRA,
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    SampledResponse,
-    SamplingParams,
-    SharedWeights,
 )
-from leyden.engine.control import (
-    PREFIX,
-    read_answer,
-    read_forward,
-    read_samples,
-    write_loss,
-    write_prompts,
-    write_sequences,
-)
+from leyden.engine.control import PREFIX, read_answer, remote
 from leyden.engine.embedded import EmbeddedBackend, embedded_capabilities
 from leyden.engine.threads import Threads
 from leyden.errors import ChildDied, ConfigError, EngineError
@@ -141,24 +128,29 @@ class IsolatedBackend(PolicyBackend):
         host = f"[{self._host}]" if ":" in self._host else self._host
         return LLM(endpoint=f"http://{host}:{child.port}/v1", model=self.model_name, api_key=self._api_key)
 
-    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
-        return read_samples(await self._call("sample", {"prompts": write_prompts(prompts), "params": asdict(params)}))
-
-    async def forward(
-        self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
-    ) -> ForwardResult:
-        payload = {"sequences": write_sequences(sequences), "temperature": temperature, "values": values}
-        return read_forward(await self._call("forward", payload))
+    sample = remote(PolicyBackend.sample)
+    forward = remote(PolicyBackend.forward)
+    save_state = remote(PolicyBackend.save_state)
+    snapshot_state = remote(PolicyBackend.snapshot_state)
+    state_written = remote(PolicyBackend.state_written)
+    save_pretrained = remote(PolicyBackend.save_pretrained)
+    save_adapter = remote(PolicyBackend.save_adapter)
+    device = remote(PolicyBackend.device)
+    share_weights = remote(PolicyBackend.share_weights)
+    statistics = remote(PolicyBackend.statistics)
+    _forward_backward = remote(PolicyBackend.forward_backward)
+    _optim_step = remote(PolicyBackend.optim_step)
+    _load_state = remote(PolicyBackend.load_state)
+    _published_version = remote(PolicyBackend.publish_weights)
 
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
     ) -> ForwardBackwardResult:
         self.check_loss(loss)
-        payload = {"sequences": write_sequences(sequences), "loss": write_loss(loss), "temperature": temperature}
-        return ForwardBackwardResult(**await self._call("forward_backward", payload))
+        return await self._forward_backward(sequences, loss, temperature=temperature)
 
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
-        result = OptimStepResult(**await self._call("optim_step", {"params": asdict(params)}))
+        result = await self._optim_step(params)
         self._policy_version = result.policy_version
         return result
 
@@ -166,32 +158,9 @@ class IsolatedBackend(PolicyBackend):
         self._started()
         return self._policy_version  # the child has published each step
 
-    async def save_state(self, path: Path) -> None:
-        await self._call("save_state", {"path": _name(path)})
-
-    async def snapshot_state(self, path: Path) -> bool:
-        return await self._call("snapshot_state", {"path": _name(path)})
-
-    async def state_written(self, path: Path) -> None:
-        await self._call("state_written", {"path": _name(path)})
-
     async def load_state(self, path: Path) -> None:
-        self._policy_version = await self._call("load_state", {"path": _name(path)})
-
-    async def save_pretrained(self, path: Path) -> None:
-        await self._call("save_pretrained", {"path": _name(path)})
-
-    async def save_adapter(self, path: Path) -> None:
-        await self._call("save_adapter", {"path": _name(path)})
-
-    async def device(self) -> str:
-        return await self._call("device", {})
-
-    async def share_weights(self) -> SharedWeights:
-        return SharedWeights(**await self._call("share_weights", {}))
-
-    async def statistics(self) -> EngineStatistics:
-        return EngineStatistics(**await self._call("statistics", {}))
+        await self._load_state(path)
+        self._policy_version = await self._published_version()
 
     def _started(self) -> _EngineProcess:
         """Return the engine's process. Raise EngineError if it is not started."""
@@ -215,12 +184,9 @@ class IsolatedBackend(PolicyBackend):
                 child.stop()
                 raise
 
-    async def _call(self, method: str, payload: dict[str, Any]) -> Any:
-        """Call a method of the engine in its process, and return its answer. Raise the error that
-        it raised there.
-        """
-        child = self._started()
-        return read_answer(await asyncio.to_thread(child.call, method, payload))
+    async def post(self, method: str, arguments: bytes) -> bytes:
+        """Call a method of the engine in its process, and return the body of the answer."""
+        return await asyncio.to_thread(self._started().call, method, arguments)
 
 
 class _EngineProcess:
@@ -264,7 +230,7 @@ class _EngineProcess:
             raise EngineError(str(error)) from error
         self.port = read_answer(answer)["port"]
 
-    def call(self, method: str, payload: dict[str, Any]) -> bytes:
+    def call(self, method: str, arguments: bytes) -> bytes:
         """Make a control call, and return the body of the answer. Blocks the calling thread.
 
         Raise EngineError if the process has died, with its last lines of output.
@@ -273,7 +239,7 @@ class _EngineProcess:
         connection = http.client.HTTPConnection(host, self.port)
         headers = {"Authorization": f"Bearer {self._control_key}", "Content-Type": "application/json"}
         try:
-            connection.request("POST", PREFIX + method, json.dumps(payload).encode(), headers)
+            connection.request("POST", PREFIX + method, arguments, headers)
             response = connection.getresponse()
             body = response.read()
         except (OSError, http.client.HTTPException) as error:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.engine import EmbeddedBackend, OptimParams
+from leyden.engine.base import ForwardResult
 from leyden.engine.batches import TrainedPart, held_tokens, micro_batches
-from leyden.engine.control import control_handlers, read_answer, write_loss, write_sequences
+from leyden.engine.control import control_handlers, read_answer, write_arguments
 from leyden.engine.forward.cached import CachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.learner import TorchLearner
@@ -145,27 +146,37 @@ async def test_a_loss_travels_as_its_name_and_its_constants():
     backend = EmbeddedBackend(model, tokenizer=tiny.tokenizer(), device="cpu", max_length=128)
     async with backend:
         handler = control_handlers(backend)["/control/forward_backward"]
-        payload: dict[str, Any] = {
-            "sequences": write_sequences(batch),
-            "loss": write_loss(WeightedLikelihood(2.0)),
-            "temperature": 1.0,
-        }
+        arguments = {"sequences": batch, "loss": WeightedLikelihood(2.0), "temperature": 1.0}
+        payload = json.loads(write_arguments(arguments))
         assert (payload["loss"]["name"], payload["loss"]["constants"]) == ("weighted_likelihood", {"factor": 2.0})
         reply = await handler(json.dumps(payload).encode(), {})
         assert read_answer(reply.body)["loss"] == pytest.approx(wanted, rel=1e-4)
         for change, message in (
-            ({"name": "weighted_likelihoods"}, "did you mean 'weighted_likelihood'"),
-            ({"constants": {"factr": 1.0}}, "did you mean 'factor'"),
+            ({"loss": payload["loss"] | {"name": "weighted_likelihoods"}}, "did you mean 'weighted_likelihood'"),
+            ({"loss": payload["loss"] | {"constants": {"factr": 1.0}}}, "did you mean 'factor'"),
+            (
+                {"sequences": [payload["sequences"][0] | {"weights": ["much"]}]},
+                r"sequences.0.weights.0 is 'much' \(a str",
+            ),
+            (
+                {"sequences": [payload["sequences"][0], payload["sequences"][1] | {"columns": {}}]},
+                "sequence 1 has no",
+            ),
         ):
-            reply = await handler(json.dumps({**payload, "loss": payload["loss"] | change}).encode(), {})
+            reply = await handler(json.dumps(payload | change).encode(), {})
             with pytest.raises(ConfigError, match=message):
                 read_answer(reply.body)
 
 
-def test_sequences_of_one_call_have_the_same_columns_on_the_wire():
-    one, two = a_batch(1, n=2)
-    with pytest.raises(ConfigError, match=r"sequence 1 has the columns \['logprobs'\]"):
-        write_sequences([one, replace(two, columns={"logprobs": two.columns["logprobs"]})])
+async def test_arguments_and_results_arrive_as_they_were_sent():
+    model = tiny.model()
+    async with EmbeddedBackend(model, tokenizer=tiny.tokenizer(), device="cpu", max_length=128) as backend:
+        handlers = control_handlers(backend)
+        one, two = a_batch(1, n=2)
+        odd = replace(one, weights=torch.tensor(one.weights), columns={})  # pyright: ignore[reportArgumentType] -- numbers of a library's own
+        for sequences in ([one, two], [odd, two]):
+            reply = await handlers["/control/forward"](write_arguments({"sequences": sequences}), {})
+            assert read_answer(reply.body, ForwardResult) == await backend.forward([one, two])
 
 
 def test_a_name_or_a_type_is_registered_once():
