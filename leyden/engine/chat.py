@@ -20,7 +20,7 @@ from leyden.engine.refusal import bad_request
 from leyden.engine.text import StreamedText, Text
 from leyden.engine.tools import PARSERS, Reader, Schemas, ToolCall, ToolParser, parse
 from leyden.engine.turns import TurnKey, Turns, turn_keys
-from leyden.engine.wire import CompletionRequest
+from leyden.engine.wire import ChatRequest, CompletionRequest
 
 Json = dict[str, Any]
 
@@ -57,7 +57,7 @@ class Chat:
         self._ends = {token: text.piece(token)[0] for token in eos_ids}
         self._turns = Turns(list(self._ends.values()))
 
-    def prompt(self, request: CompletionRequest) -> Prompt:
+    def prompt(self, request: ChatRequest) -> Prompt:
         """Return the prompt of a conversation, ready for the assistant's turn.
 
         Raise Refusal if the template cannot express the request.
@@ -86,8 +86,8 @@ class Chat:
         """Return the reader of one response. index: the response's index among the request's
         choices.
         """
-        parser = self.parser if request.may_call else None
-        if parser is None:
+        parser = self.parser
+        if parser is None or not (isinstance(request, ChatRequest) and request.may_call):
             return PartialReply(StreamedText(self._text, request.stops), None, _no_id)
         kept = self._kept
 
@@ -115,7 +115,7 @@ class Chat:
         client did not receive, such as a stop string.
         """
         end = self._ends.get(response_ids[-1], "")
-        if not prompt.text or not (end or not (request.stops or request.stop_token_ids)):
+        if not isinstance(request, ChatRequest) or not (end or not (request.stops or request.stop_token_ids)):
             return
         answer: Json = {"role": "assistant", "content": reply.content}
         if reply.call_ids:
@@ -207,7 +207,7 @@ class Chat:
         except Exception:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
             return ""
 
-    def _check(self, request: CompletionRequest) -> None:
+    def _check(self, request: ChatRequest) -> None:
         """Raise Refusal for a request that the template cannot express."""
         if not self._text.has_chat_template:
             raise bad_request(

@@ -64,9 +64,9 @@ class Generation:
     """Tokens that end the response."""
     seed: int | None
     """The seed of the response; None: the decoder's own generator."""
-    loop: asyncio.AbstractEventLoop
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     """The event loop on which `notify` is called."""
-    notify: Callable[[], object]
+    notify: Callable[[], object] = lambda: None
     """Called when the response has finished or failed, and after each token if `streams` is set."""
     streams: bool = False
     ends_text: Callable[[Sequence[int]], bool] | None = None
@@ -92,6 +92,44 @@ class Generation:
     def done(self) -> bool:
         """Whether the response has ended or failed."""
         return self.finish_reason is not None or self.error is not None
+
+
+class PendingGenerations:
+    """Generations of one request, and the coroutine that waits for their tokens."""
+
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        """generations: made in this event loop, and not submitted yet."""
+        self.generations = generations
+        self._news = asyncio.Event()
+        self._cancelled = False
+        for generation in generations:
+            generation.notify = self._news.set
+
+    def cancel(self) -> None:
+        """Let the decoder take unfinished generations out of the batch, and wake the waiter."""
+        self._cancelled = True
+        for generation in self.generations:
+            generation.cancelled = True
+        self._news.set()
+
+    async def news(self) -> bool:
+        """Wait until a generation has a new token or has ended.
+
+        Return False after `cancel`. Raise the error that ended a generation.
+        """
+        await self._news.wait()
+        self._news.clear()
+        for generation in self.generations:
+            if generation.error is not None:
+                raise generation.error
+        return not self._cancelled
+
+    async def finished(self) -> bool:
+        """Wait until all generations are done. Return False after `cancel`."""
+        while await self.news():
+            if all(generation.done for generation in self.generations):
+                return True
+        return False
 
 
 @dataclass(slots=True, eq=False)

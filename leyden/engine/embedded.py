@@ -21,7 +21,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from leyden.engine.base import (
     EngineCapabilities,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 Companion = Callable[[Any, str], AbstractAsyncContextManager[object]]
 """Returns the context of a server, given the endpoint as an ASGI application and its base URL."""
+T = TypeVar("T")
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -207,10 +208,7 @@ class EmbeddedBackend(PolicyBackend):
             self._running.server.stop()
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
-        from leyden.engine.sampler import sample
-
-        running = self._started()
-        return await sample(running.decoder, running.policy, running.max_length, prompts, params, self._deterministic)
+        return await self._started().sample(prompts, params, deterministic=self._deterministic)
 
     async def forward(
         self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
@@ -218,31 +216,26 @@ class EmbeddedBackend(PolicyBackend):
         check_number("temperature", temperature, above=0)
         if values and not self._value_head:
             raise ConfigError(f"{type(self).__name__} has no value head for values=True; make it with value_head=True")
-        running = self._started()
-        return await running.train(lambda: running.learner.forward(sequences, temperature, values=values))
+        return await self._train(lambda running: running.learner.forward(sequences, temperature, values=values))
 
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
     ) -> ForwardBackwardResult:
         check_number("temperature", temperature, above=0)
         self.check_loss(loss)
-        running = self._started()
-        return await running.train(lambda: running.learner.forward_backward(sequences, loss, temperature))
+        return await self._train(lambda running: running.learner.forward_backward(sequences, loss, temperature))
 
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
-        running = self._started()
-        return await running.train(lambda: running.optim_step(params))
+        return await self._train(lambda running: running.optim_step(params))
 
     async def publish_weights(self) -> int:
         return self._started().decoder.policy_version  # each step was published when it was made
 
     async def save_state(self, path: Path) -> None:
-        running = self._started()
-        await running.train(lambda: running.save_state(path))
+        await self._train(lambda running: running.save_state(path))
 
     async def snapshot_state(self, path: Path) -> bool:
-        running = self._started()
-        await running.train(lambda: running.snapshot(path))
+        await self._train(lambda running: running.snapshot(path))
         return True
 
     async def state_written(self, path: Path) -> None:
@@ -251,22 +244,19 @@ class EmbeddedBackend(PolicyBackend):
             await asyncio.wrap_future(writing)
 
     async def load_state(self, path: Path) -> None:
-        running = self._started()
-        await running.train(lambda: running.load_state(path))
+        await self._train(lambda running: running.load_state(path))
 
     async def save_pretrained(self, path: Path) -> None:
         from leyden.engine.loading import write_pretrained
 
-        running = self._started()
-        await running.train(lambda: write_pretrained(running.policy, path))
+        await self._train(lambda running: write_pretrained(running.policy, path))
 
     async def save_adapter(self, path: Path) -> None:
         if self._lora is None:
             return await super().save_adapter(path)
         from leyden.engine.lora import write_adapter
 
-        running = self._started()
-        return await running.train(lambda: write_adapter(running.policy.model, path))
+        return await self._train(lambda running: write_adapter(running.policy.model, path))
 
     async def device(self) -> str:
         return str(next(self._started().policy.model.parameters()).device)
@@ -276,11 +266,15 @@ class EmbeddedBackend(PolicyBackend):
 
         if self._lora is not None:
             raise ConfigError(f"{type(self).__name__} with lora= shares no weights; call save_adapter")
-        running = self._started()
-        return await running.train(lambda: share_weights(running.policy))
+        return await self._train(lambda running: share_weights(running.policy))
 
     async def statistics(self) -> EngineStatistics:
         return self._started().statistics()
+
+    async def _train(self, work: Callable[[RunningPolicy], T]) -> T:
+        """Return the result of `work`, which runs on the training thread."""
+        running = self._started()
+        return await running.train(lambda: work(running))
 
     def _started(self) -> RunningPolicy:
         """Return the running engine. Raise EngineError if it is not started."""
@@ -358,18 +352,16 @@ class EmbeddedBackend(PolicyBackend):
         options = EndpointOptions(
             model_name=self.model_name,
             max_length=max_length,
-            n_vocabulary=policy.n_vocabulary,
-            eos_ids=policy.eos_ids,
             deterministic=self._deterministic,
             api_key=self._api_key,
             tool_parser=self._tool_parser,
             control_key=self._control_key,
         )
-        handlers = control_handlers(self) if self._control_key else None
+        handlers = control_handlers(self) if self._control_key else {}
         listener = self._listen()
         port = int(listener.getsockname()[1])
         guard = SiteGuard(local_only=self._api_key is None and is_loopback(self._address[0]))
-        endpoint = Endpoint(decoder, policy.text, options, handlers, guard=guard)
+        endpoint = Endpoint(decoder, policy, options, handlers, guard=guard)
         companion, url = self._companion, f"http://{netloc(self._address[0], port)}/v1"
         lifespan = nullcontext if companion is None else partial(companion, endpoint, url)
         server = AsgiThread(endpoint, name="leyden-engine-http", lifespan=lifespan)

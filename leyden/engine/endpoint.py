@@ -8,29 +8,27 @@ queue and the wire format; no gradients, no rollouts. To serve more paths, give 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leyden.dialects import openai_error, sse_event, usage
 from leyden.engine.answers import Choice, chunk, response
 from leyden.engine.chat import Chat, PartialReply, Prompt
-from leyden.engine.decoder import Decoder, Generation
+from leyden.engine.decoder import Decoder, Generation, PendingGenerations
 from leyden.engine.grammar import GrammarConstraint, Grammars
+from leyden.engine.loading import LoadedPolicy
 from leyden.engine.refusal import bad_request
-from leyden.engine.text import Text
-from leyden.engine.wire import CompletionRequest, Kind, parse_request
+from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
 from leyden.errors import LeydenError
 from leyden.host.http import (
     JSON,
     MAX_BODY_BYTES,
     ClientGone,
     Handler,
-    Message,
     Receive,
     Refusal,
     Scope,
@@ -50,21 +48,20 @@ logger = logging.getLogger("leyden.engine")
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """The model that an endpoint serves, and the keys that clients must send."""
+    """The name of the model that an endpoint serves, its limits, and the keys that clients must
+    send.
+    """
 
     model_name: str
     max_length: int
     """The most tokens of a prompt and its response together."""
-    n_vocabulary: int
-    eos_ids: frozenset[int]
-    """The tokens that end a response."""
     deterministic: bool
     """Whether each request must have a seed."""
     api_key: str | None
     """The key that clients must send; None: none."""
-    tool_parser: str | None = None
+    tool_parser: str | None
     """The name of a parser of tool calls; None chooses by the chat template's format."""
-    control_key: str | None = None
+    control_key: str | None
     """The key that callers of the handlers' paths must send; None: none."""
 
 
@@ -74,27 +71,27 @@ class Endpoint:
     def __init__(
         self,
         decoder: Decoder,
-        text: Text | None,
+        policy: LoadedPolicy,
         options: EndpointOptions,
-        handlers: Mapping[str, Handler] | None = None,
+        handlers: Mapping[str, Handler],
         *,
         guard: SiteGuard,
     ) -> None:
         """Set up the application. It serves while the decoder runs.
 
-        text: the tokenizer; None serves only prompts of token ids.
+        policy: a policy without a tokenizer is served only prompts of token ids.
         handlers: handlers of further paths, by path, for POST requests with the control key.
         guard: checks where a request comes from.
         """
         self._decoder = decoder
-        self._text = text
+        self._policy, self._text = policy, policy.text
         self._chat = None
         self._grammars = None
-        if text is not None:
-            self._grammars = Grammars(text.tokenizer, n_vocabulary=options.n_vocabulary, eos_ids=options.eos_ids)
-            self._chat = Chat(text, model=options.model_name, eos_ids=options.eos_ids, tool_parser=options.tool_parser)
+        if (text := policy.text) is not None:
+            self._grammars = Grammars(text.tokenizer, n_vocabulary=policy.n_vocabulary, eos_ids=policy.eos_ids)
+            self._chat = Chat(text, model=options.model_name, eos_ids=policy.eos_ids, tool_parser=options.tool_parser)
         self._options = options
-        self._handlers = dict(handlers or {})
+        self._handlers = handlers
         self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +123,7 @@ class Endpoint:
         if path in _COMPLETIONS:
             check_method(scope, "POST")
             body = await read_body(headers, receive, max_bytes=MAX_BODY_BYTES)
-            await self._complete(body, _COMPLETIONS[path], receive, send)
+            await self._complete(parse_request(body, _COMPLETIONS[path]), receive, send)
         elif path == "/v1/models":
             model = {"id": self._options.model_name, "object": "model", "created": 0, "owned_by": "leyden"}
             await send_reply(send, json.dumps({"object": "list", "data": [model]}).encode())
@@ -134,55 +131,39 @@ class Endpoint:
             possible = ", ".join(("/health", "/v1/models", *_COMPLETIONS))
             raise bad_request(f"there is nothing at {scope['method']} {path}; possible: {possible}", status=404)
 
-    async def _complete(self, body: bytes, kind: Kind, receive: Receive, send: Send) -> None:
+    async def _complete(self, request: ChatRequest | TextRequest, receive: Receive, send: Send) -> None:
         """Generate the `n` responses to a completion request and send them, whole or as a stream.
         Cancel the generations if the client disconnects.
         """
-        request = parse_request(body, kind)
         prompt = self._prompt(request)
-        replies = [self._reply(request, prompt, index) for index in range(request.n)]
         constraints: list[GrammarConstraint] | list[None] = [None] * request.n
-        if request.constrained:
+        if isinstance(request, ChatRequest) and request.constrained:
             assert self._chat is not None and self._grammars is not None, "the prompt was made by a chat template"
             # Not in the event loop: a tokenizer's first grammar takes a second.
             constraints = await asyncio.to_thread(self._grammars.constraints, request, self._chat.parser)
-        call = _PendingResponse(self._generations(request, prompt.token_ids, constraints))
-        call.bind()
-        self._decoder.submit(call.generations)
+        pending = PendingGenerations(self._generations(request, prompt.token_ids, constraints))
         streams = [
-            _ChoiceStream(index, generation, reply)
-            for index, (generation, reply) in enumerate(zip(call.generations, replies, strict=True))
+            _ChoiceStream(index, generation, None if self._chat is None else self._chat.reply(request, prompt, index))
+            for index, generation in enumerate(pending.generations)
         ]
-        with on_disconnect(receive, call.cancel):
+        self._decoder.submit(pending.generations)
+        with on_disconnect(receive, pending.cancel):
             try:
                 if request.stream:
-                    await self._stream(request, prompt, call, streams, send)
-                else:
-                    await self._whole(request, prompt, call, streams, send)
+                    await self._stream(request, prompt, pending, streams, send)
+                elif await pending.finished():
+                    choices = self._new_parts(request, prompt, streams)
+                    await send_reply(
+                        send, response(request, _response_id(request.kind), prompt.token_ids, [*choices], self._piece)
+                    )
             finally:
-                call.cancel()
-
-    async def _whole(
-        self,
-        request: CompletionRequest,
-        prompt: Prompt,
-        call: _PendingResponse,
-        streams: list[_ChoiceStream],
-        send: Send,
-    ) -> None:
-        """Wait until all choices are finished and send them in one response. Send nothing to a
-        client that has disconnected.
-        """
-        if not await call.finished():
-            return
-        choices = [choice for stream in streams if (choice := self._take(request, stream, prompt)) is not None]
-        await send_reply(send, response(request, _response_id(request), prompt.token_ids, choices, self._piece))
+                pending.cancel()
 
     async def _stream(
         self,
-        request: CompletionRequest,
+        request: ChatRequest | TextRequest,
         prompt: Prompt,
-        call: _PendingResponse,
+        pending: PendingGenerations,
         streams: list[_ChoiceStream],
         send: Send,
     ) -> None:
@@ -191,46 +172,46 @@ class Endpoint:
         The text may lag behind its tokens, until no later token can change it. An error after the
         first chunk is sent as an event.
         """
-        response_id = _response_id(request)
+        response_id = _response_id(request.kind)
         first: list[int] | None = prompt.token_ids
         started = False
+
+        async def send_chunk(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
         try:
             while not all(stream.ended for stream in streams):
-                if not await call.news():
+                if not await pending.news():
                     return
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                     started = True
-                for stream in streams:
-                    choice = self._take(request, stream, prompt)
-                    if choice is not None:
-                        data = chunk(request, response_id, choice, self._piece, prompt_ids=first)
-                        first = None
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                for choice in self._new_parts(request, prompt, streams):
+                    await send_chunk(chunk(request, response_id, choice, self._piece, prompt_ids=first))
+                    first = None
         except LeydenError as error:
             if not started:
                 raise
-            await send(_sse(openai_error(500, str(error))))
+            await send_chunk(sse_event(openai_error(500, str(error))))
         if request.include_usage:
-            counted = usage(len(prompt.token_ids), sum(len(g.token_ids) for g in call.generations))
-            data = chunk(request, response_id, None, self._piece, counted=counted)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            counted = usage(len(prompt.token_ids), sum(len(g.token_ids) for g in pending.generations))
+            await send_chunk(chunk(request, response_id, None, self._piece, counted=counted))
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _take(self, request: CompletionRequest, stream: _ChoiceStream, prompt: Prompt) -> Choice | None:
-        """Return the new part of a choice; None if there is none. When the choice has ended, keep
-        its ids for the next turn, before the client can continue the conversation.
+    def _new_parts(
+        self, request: ChatRequest | TextRequest, prompt: Prompt, streams: Sequence[_ChoiceStream]
+    ) -> Iterator[Choice]:
+        """Yield the new part of each choice that has one. When a choice has ended, keep its ids for
+        the next turn, before the client can continue the conversation.
         """
-        choice = stream.take()
-        if stream.ended and choice is not None and self._chat is not None and stream.reply is not None:
-            self._chat.ended(request, prompt, stream.generation.token_ids, stream.reply)
-        return choice
+        for stream in streams:
+            if (choice := stream.take()) is None:
+                continue
+            if stream.ended and self._chat is not None and stream.reply is not None:
+                self._chat.ended(request, prompt, stream.generation.token_ids, stream.reply)
+            yield choice
 
-    def _reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> PartialReply | None:
-        """Return the reader of one response's text; None without a tokenizer."""
-        return None if self._chat is None else self._chat.reply(request, prompt, index)
-
-    def _prompt(self, request: CompletionRequest) -> Prompt:
+    def _prompt(self, request: ChatRequest | TextRequest) -> Prompt:
         """Return the request's prompt. Raise Refusal for an unknown model, an empty prompt, a
         prompt that fills the context, or a missing seed in deterministic mode.
         """
@@ -246,7 +227,7 @@ class Endpoint:
             raise bad_request("'seed' is missing: this engine runs in deterministic mode and needs one", param="seed")
         prompt = self._read_prompt(request)
         prompt_ids = prompt.token_ids
-        field = "prompt" if request.kind == "text_completion" else "messages"
+        field = "prompt" if isinstance(request, TextRequest) else "messages"
         if not prompt_ids:
             raise bad_request(f"{field!r} has no tokens; give it at least one", param=field)
         if len(prompt_ids) >= options.max_length:
@@ -257,16 +238,17 @@ class Endpoint:
             )
         return prompt
 
-    def _read_prompt(self, request: CompletionRequest) -> Prompt:
+    def _read_prompt(self, request: ChatRequest | TextRequest) -> Prompt:
         """Return the prompt's token ids: the given ids, the encoded text, or the messages in the
         model's chat template. Raise Refusal for an id outside the vocabulary.
         """
-        if isinstance(request.prompt, list):
-            bad = next((token for token in request.prompt if token >= self._options.n_vocabulary), None)
+        if isinstance(request, TextRequest) and isinstance(request.prompt, list):
+            n_vocabulary = self._policy.n_vocabulary
+            bad = next((token for token in request.prompt if token >= n_vocabulary), None)
             if bad is not None:
                 raise bad_request(
-                    f"'prompt' has the token id {bad}; the vocabulary has {self._options.n_vocabulary} tokens, so encode "
-                    "the prompt with this model's tokenizer",
+                    f"'prompt' has the token id {bad}; the vocabulary has {n_vocabulary} tokens, so encode the prompt "
+                    "with this model's tokenizer",
                     param="prompt",
                 )
             return Prompt(request.prompt)
@@ -274,34 +256,33 @@ class Endpoint:
             raise bad_request(
                 "this engine has no tokenizer; send 'prompt' to /v1/completions as token ids", param="prompt"
             )
-        if request.kind == "text_completion":
-            return Prompt(self._text.encode(request.prompt, special=True))
-        return self._chat.prompt(request)
+        if isinstance(request, ChatRequest):
+            return self._chat.prompt(request)
+        return Prompt(self._text.encode(str(request.prompt), special=True))
 
     def _generations(
-        self, request: CompletionRequest, prompt_ids: list[int], constraints: Sequence[GrammarConstraint | None]
+        self,
+        request: ChatRequest | TextRequest,
+        prompt_ids: list[int],
+        constraints: Sequence[GrammarConstraint | None],
     ) -> list[Generation]:
         """Return one generation per requested response. They are not submitted to the decoder yet.
 
         constraints: one per response, None for unconstrained text.
         """
-        options, stops, text = self._options, request.stops, self._text
-        if stops and text is None:
+        if request.stops and self._text is None:
             raise bad_request("this engine has no tokenizer; 'stop' needs one (use 'stop_token_ids')", param="stop")
-        room = options.max_length - len(prompt_ids)
-        loop = asyncio.get_running_loop()
+        room = self._options.max_length - len(prompt_ids)
         return [
             Generation(
                 prompt_ids=prompt_ids,
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
                 temperature=request.temperature,
                 top_p=request.top_p,
-                stop_ids=options.eos_ids.union(request.stop_token_ids),
+                stop_ids=self._policy.eos_ids.union(request.stop_token_ids or ()),
                 # The responses to a request with a seed differ from each other, but not from those
                 # to an equal request.
                 seed=None if request.seed is None else request.seed + index,
-                loop=loop,
-                notify=_ignore,
                 streams=request.stream,
                 ends_text=self._ends_text(request),
                 constraint=constraint,
@@ -309,74 +290,24 @@ class Endpoint:
             for index, constraint in enumerate(constraints)
         ]
 
-    def _ends_text(self, request: CompletionRequest) -> Callable[[Sequence[int]], bool] | None:
+    def _ends_text(self, request: ChatRequest | TextRequest) -> Callable[[Sequence[int]], bool] | None:
         """Return a function of a response's ids so far that tells whether its text ends the
         response: by a stop string, or by its first tool call if parallel calls are off. None if
-            neither applies.
+        neither applies.
         """
         stops, text, chat = request.stops, self._text, self._chat
-        if text is None or chat is None:
+        schemas = None
+        if isinstance(request, ChatRequest) and request.may_call and not request.parallel_tool_calls:
+            schemas = request.schemas
+        if text is None or chat is None or not (stops or schemas):
             return None
-        ends: list[Callable[[Sequence[int]], bool]] = []
-        if stops:
-            ends.append(functools.partial(text.ends_with_stop, stops))
-        if request.may_call and not request.parallel_tool_calls:
-            ends.append(functools.partial(chat.has_call, schemas=request.schemas))
-        return (lambda ids: any(end(ids) for end in ends)) if ends else None
+        return lambda ids: bool(
+            (stops and text.ends_with_stop(stops, ids)) or (schemas and chat.has_call(ids, schemas))
+        )
 
     def _piece(self, token_id: int) -> tuple[str, list[int]]:
         """Return a token's text and bytes; a name made of its id without a tokenizer."""
         return self._text.piece(token_id) if self._text else (f"token_id:{token_id}", [])
-
-
-class _PendingResponse:
-    """The generations of one request, and one waiter for news of any of them."""
-
-    def __init__(self, generations: list[Generation]) -> None:
-        self.generations = generations
-        self._cancelled = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._news = False
-
-    def bind(self) -> None:
-        """Let the generations notify this object of their tokens."""
-        for generation in self.generations:
-            generation.notify = self._notified
-
-    def _notified(self) -> None:
-        """Wake the handler that waits for tokens; on its event loop."""
-        self._news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def cancel(self) -> None:
-        """Let the decoder take unfinished generations out of the batch, and wake the waiter."""
-        self._cancelled = True
-        for generation in self.generations:
-            generation.cancelled = True
-        self._notified()
-
-    async def news(self) -> bool:
-        """Wait until a generation of this request has a new token or has ended.
-
-        Return False if the client has left. Raise the error that ended a generation.
-        """
-        if not self._news:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
-        self._news = False
-        for generation in self.generations:
-            if generation.error is not None:
-                raise generation.error
-        return not self._cancelled
-
-    async def finished(self) -> bool:
-        """Wait until all generations are done. Return False if the client has left."""
-        while await self.news():
-            if all(generation.done for generation in self.generations):
-                return True
-        return False
 
 
 class _ChoiceStream:
@@ -422,14 +353,13 @@ class _ChoiceStream:
         )
 
 
-_COMPLETIONS: Mapping[str, Kind] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
+_COMPLETIONS: Mapping[str, type[ChatRequest | TextRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": TextRequest,
+}
 _CONTROL_BYTES = 8 * 2**30
 """The largest body of a request with the control key, such as a training call."""
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-def _ignore() -> None:
-    """Do nothing. A generation has this function until `_PendingResponse.bind` replaces it."""
 
 
 def _check_key(scope: Scope, wanted: str | None) -> None:
@@ -442,11 +372,6 @@ def _check_key(scope: Scope, wanted: str | None) -> None:
         )
 
 
-def _response_id(request: CompletionRequest) -> str:
+def _response_id(kind: Kind) -> str:
     """Return a new id for a response, in OpenAI's form."""
-    return ("chatcmpl-" if request.kind == "chat.completion" else "cmpl-") + secrets.token_hex(12)
-
-
-def _sse(body: bytes) -> Message:
-    """Return the ASGI message that sends a body as a server-sent event."""
-    return {"type": "http.response.body", "body": sse_event(body), "more_body": True}
+    return ("chatcmpl-" if kind == "chat.completion" else "cmpl-") + secrets.token_hex(12)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from leyden.engine.refusal import bad_request
 from leyden.engine.tools import ToolParser
-from leyden.engine.wire import CompletionRequest
+from leyden.engine.wire import ChatRequest
 from leyden.errors import EngineError
 from leyden.extras import how_to_install
 
@@ -69,7 +69,7 @@ class Grammars:
             token.content: number for number, token in tokenizer.added_tokens_decoder.items()
         }
 
-    def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[GrammarConstraint]:
+    def constraints(self, request: ChatRequest, parser: ToolParser | None) -> list[GrammarConstraint]:
         """Return a constraint for each choice of a request that is `constrained`.
 
         parser: the form of the model's tool calls; None if it has none.
@@ -85,7 +85,7 @@ class Grammars:
                 self._matchers.popitem(last=False)
             return [GrammarConstraint(matcher.deep_copy()) for _ in range(request.n)]
 
-    def _grammar(self, request: CompletionRequest, parser: ToolParser | None) -> str:
+    def _grammar(self, request: ChatRequest, parser: ToolParser | None) -> str:
         """Return the text of the Lark grammar that a response must follow: a JSON object of the
         schema, tool calls, or either.
         """
@@ -101,7 +101,7 @@ class Grammars:
         rules = {"start": " | ".join(starts), **rules}
         return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
 
-    def _calls(self, request: CompletionRequest, parser: ToolParser) -> dict[str, str]:
+    def _calls(self, request: ChatRequest, parser: ToolParser) -> dict[str, str]:
         """Return the grammar rules for calls of the allowed tools, in the model's own form of tool
         calls. Raise Refusal if that form has no grammar.
         """

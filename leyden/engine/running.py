@@ -7,49 +7,79 @@ between two decode steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from leyden.engine.base import EngineStatistics, OptimParams, OptimStepResult
-from leyden.engine.decoder import Decoder
+from leyden.engine.base import EngineStatistics, OptimParams, OptimStepResult, SampledResponse, SamplingParams
+from leyden.engine.decoder import Decoder, Generation, PendingGenerations
 from leyden.engine.forward.products import packed_bytes, use_own_products
 from leyden.engine.learner import TorchLearner
 from leyden.engine.loading import LoadedPolicy
+from leyden.engine.refusal import check_prompts
 from leyden.engine.state import StateFiles, read_state, restore_learner, state_files
-from leyden.errors import EngineError
+from leyden.errors import ConfigError, EngineError
 from leyden.host.asgi import AsgiThread
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class RunningPolicy:
     """The parts of a started backend. `train` runs the blocking methods on the training thread."""
 
-    def __init__(
-        self,
-        policy: LoadedPolicy,
-        learner: TorchLearner,
-        decoder: Decoder,
-        server: AsgiThread,
-        executor: ThreadPoolExecutor,
-        port: int,
-        max_length: int,
-        threads: int,
-    ) -> None:
-        self.policy = policy
-        self.learner = learner
-        self.decoder = decoder
-        self.server = server
-        self.executor = executor
-        self.port = port
-        self.max_length = max_length
-        self.threads = threads
-        self.writing: dict[Path, Future[None]] = {}
-        """States that have been copied and are being written, by directory."""
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-state")
+    policy: LoadedPolicy
+    learner: TorchLearner
+    decoder: Decoder
+    server: AsgiThread
+    executor: ThreadPoolExecutor
+    """Has the training thread alone."""
+    port: int
+    max_length: int
+    threads: int
+    writing: dict[Path, Future[None]] = field(default_factory=dict[Path, Future[None]])
+    """States that have been copied and are being written, by directory."""
+    writer: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-state")
+    )
+
+    async def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, deterministic: bool
+    ) -> list[SampledResponse]:
+        """Return one response for each prompt. Cancelling the call takes its responses out of the
+        batch.
+
+        With a seed, prompt i is sampled with `seed + i`. deterministic: whether a seed is required.
+        Raise ConfigError for a prompt that cannot be continued, EngineError if decoding fails.
+        """
+        if deterministic and params.seed is None:
+            raise ConfigError("this engine runs in deterministic mode; give SamplingParams a seed")
+        check_prompts(prompts, self.policy.n_vocabulary, self.max_length)
+        pending = PendingGenerations(
+            [
+                Generation(
+                    prompt_ids=list(prompt),
+                    max_tokens=params.max_tokens,
+                    temperature=params.temperature,
+                    top_p=params.top_p,
+                    stop_ids=self.policy.eos_ids.union(params.stop_token_ids),
+                    seed=None if params.seed is None else params.seed + index,
+                )
+                for index, prompt in enumerate(prompts)
+            ]
+        )
+        self.decoder.submit(pending.generations)
+        try:
+            if prompts:
+                await pending.finished()
+        finally:
+            pending.cancel()
+        return [
+            SampledResponse(each.token_ids, each.logprobs, each.policy_versions, cast(Any, each.finish_reason))
+            for each in pending.generations
+        ]
 
     async def train(self, work: Callable[[], T]) -> T:
         """Run `work` on the training thread, after earlier work, and return its result.
@@ -92,7 +122,7 @@ class RunningPolicy:
         """Copy the state, and let another thread write it into `path`, because writing even a small
         state to disk takes longer than the pause between two training steps.
         """
-        self.writing[path] = self._writer.submit(self._state_files().copied().write, path)
+        self.writing[path] = self.writer.submit(self._state_files().copied().write, path)
 
     def _state_files(self) -> StateFiles:
         """Return the files of the engine's state, read between two steps of the decoder."""
@@ -108,7 +138,7 @@ class RunningPolicy:
         self.decoder.stop()
         self.server.stop()
         self.executor.shutdown(cancel_futures=True)
-        self._writer.shutdown()
+        self.writer.shutdown()
         use_own_products(self.policy.model)
 
     def load_state(self, path: Path) -> None:

@@ -4,75 +4,21 @@ Pure functions; they know no model and no server. `return_token_ids` is vLLM's c
 `conversation` reads messages and tools.
 
 To accept a new field, add it to a body model with its type, its default and a description of the
-values that it takes, which the error message quotes. Then read it in `_request`.
+values that it takes, which the error message quotes.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from leyden.dialects import Json
 from leyden.engine.conversation import read_messages, read_response_format, read_tool_choice, read_tools
 from leyden.engine.refusal import bad_request, shown
 
 Kind = Literal["chat.completion", "text_completion"]
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A validated request for a chat or text completion."""
-
-    kind: Kind
-    model: str
-    messages: list[Json]
-    """The messages in the form of chat templates; empty for a text completion."""
-    tools: list[Json]
-    """The tools in the form of chat templates."""
-    tool_choice: Literal["none", "auto", "required"]
-    callable_tools: tuple[str, ...]
-    """The names of the tools that may be called: all, or the one that `tool_choice` names."""
-    parallel_tool_calls: bool
-    """Whether a response may hold several calls."""
-    json_schema: Json | None
-    """The schema that the content must follow; None if the content is free."""
-    prompt: str | list[int]
-    """The prompt as text or token ids; empty for a chat completion."""
-    max_tokens: int | None
-    """The most response tokens; None: as many as the context has room for."""
-    temperature: float
-    top_p: float
-    stops: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    seed: int | None
-    n: int
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    return_token_ids: bool
-
-    @property
-    def may_call(self) -> bool:
-        """Whether the response may hold tool calls."""
-        return bool(self.tools) and self.tool_choice != "none"
-
-    @property
-    def may_choose(self) -> bool:
-        """Whether the model may choose among all of the tools."""
-        return len(self.callable_tools) == len(self.tools)
-
-    @property
-    def constrained(self) -> bool:
-        """Whether the response must follow a grammar: tool calls or JSON."""
-        return self.tool_choice == "required" or self.json_schema is not None
-
-    @property
-    def schemas(self) -> dict[str, Json]:
-        """The JSON schema of each tool's arguments, by the tool's name."""
-        return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
 
 
 # Types of fields. A description completes the message "FIELD must be ...".
@@ -93,17 +39,19 @@ class _StreamOptions(BaseModel):
     include_obfuscation: Any = None
 
 
-class _Body(BaseModel):
-    """The fields that chat and text completions share. A description completes the error message
-    "FIELD must be ...".
+class CompletionRequest(BaseModel):
+    """A validated request: the fields that chat and text completions share. A description completes
+    the error message "FIELD must be ...".
 
     A field of the type Any does not change the response, or is validated where it is read.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    kind: ClassVar[Kind]
 
     model: Annotated[str, Field(min_length=1, description="a string")]
     max_tokens: Count = None
+    """The most response tokens; None: as many as the context has room for."""
     temperature: Annotated[float, Field(ge=0, le=1000, description="a number from 0 to 1000")] = 1.0
     top_p: Annotated[float, Field(ge=1e-6, le=1, description="a number from 1e-06 to 1")] = 1.0
     stop: Annotated[Text | list[Text] | None, Field(description="a string or a list of strings")] = None
@@ -120,45 +68,114 @@ class _Body(BaseModel):
     logit_bias: Annotated[Json | None, Field(max_length=0, description="{} (nothing else is supported)")] = None
     user: Any = None
 
+    logprobs: Flag = False
 
-class _ChatBody(_Body):
-    """The body of a chat completion."""
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a response."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(CompletionRequest):
+    """A request for a chat completion. Messages and tools are in the form of chat templates."""
+
+    kind = "chat.completion"
 
     messages: Annotated[list[Any], Field(description="a list")]
     max_completion_tokens: Count = None
-    logprobs: Flag = False
     top_logprobs: Zero = 0
-    tools: Annotated[list[Any] | None, Field(description="a list")] = None
+    tools: Annotated[list[Any], Field(description="a list")] = []
     tool_choice: Any = "auto"
+    """"none", "auto" or "required"."""
     parallel_tool_calls: Flag = True
+    """Whether a response may hold several calls."""
     response_format: Annotated[Json | None, Field(description="an object")] = None
     metadata: Any = None
     store: No = False
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    _callable_tools: tuple[str, ...] = ()
+    _json_schema: Json | None = None
+
+    def model_post_init(self, context: Any) -> None:
+        self.tools = read_tools(self.tools)
+        self.tool_choice, self._callable_tools = read_tool_choice(self.tool_choice, self.tools)
+        self.messages = read_messages(self.messages)
+        # Required calls are the whole response, so no content could follow a schema.
+        if self.response_format is not None and self.tool_choice != "required":
+            self._json_schema = read_response_format(self.response_format)
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+
+    @property
+    def callable_tools(self) -> tuple[str, ...]:
+        """The names of the tools that may be called: all, or the one that `tool_choice` named."""
+        return self._callable_tools
+
+    @property
+    def json_schema(self) -> Json | None:
+        """The schema that the content must follow; None if the content is free."""
+        return self._json_schema
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the response may hold tool calls."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def may_choose(self) -> bool:
+        """Whether the model may choose among all of the tools."""
+        return len(self._callable_tools) == len(self.tools)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the response must follow a grammar: tool calls or JSON."""
+        return self.tool_choice == "required" or self._json_schema is not None
+
+    @property
+    def schemas(self) -> dict[str, Json]:
+        """The JSON schema of each tool's arguments, by the tool's name."""
+        return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
 
 
-class _TextBody(_Body):
-    """The body of a text completion."""
+Request = TypeVar("Request", bound=CompletionRequest)
+
+
+def _alternatives(given: Any) -> bool:
+    """Return whether the response has log-probabilities, given their number of alternatives: 0, or
+    False for none.
+    """
+    if given is not False and (isinstance(given, bool) or given != 0):
+        raise ValueError("no alternatives are supported")
+    return given is not False
+
+
+class TextRequest(CompletionRequest):
+    """A request for a text completion."""
+
+    kind = "text_completion"
 
     prompt: Annotated[
         Text | Annotated[TokenIds, Field(min_length=1)], Field(description="a string or a list of token ids")
     ]
     max_tokens: Count = 16
-    logprobs: Annotated[
-        Annotated[float, Field(ge=0, le=0)] | Literal[False] | None,
-        Field(union_mode="left_to_right", description="0 (nothing else is supported)"),
-    ] = None
-    """The number of alternatives to each token. With 0, only the sampled tokens have
-    log-probabilities."""
+    logprobs: Annotated[bool, BeforeValidator(_alternatives), Field(description="0 (nothing else is supported)")] = (
+        False
+    )
     echo: No = False
     best_of: Annotated[Literal[1], Field(description="1 (nothing else is supported)")] = 1
 
 
-def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
-    """Return a request's body as a `CompletionRequest`. Raise Refusal, which names the field and
-    its value, for an invalid one.
+def parse_request(body: bytes, model: type[Request]) -> Request:
+    """Return a request's body as a ChatRequest or a TextRequest. A field that is null gets its
+    default.
+
+    Raise Refusal, which names the first wrong field of the body and its value, for an invalid one.
     """
     try:
         data = json.loads(body)
@@ -172,14 +189,7 @@ def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
         raise bad_request(f"the request body is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise bad_request(f"the request body must be a JSON object, got {type(data).__name__}")
-    return _request(_validated(cast(Json, data), _ChatBody if kind == "chat.completion" else _TextBody))
-
-
-def _validated(given: Json, model: type[_ChatBody | _TextBody]) -> _ChatBody | _TextBody:
-    """Return the body as `model`. A field that is null gets its default. Raise Refusal, which names
-    the first wrong field of the body.
-    """
-    known = model.model_fields
+    given, known = cast(Json, data), model.model_fields
     try:
         return model.model_validate(
             {name: value for name, value in given.items() if value is not None or name not in known}
@@ -193,36 +203,3 @@ def _validated(given: Json, model: type[_ChatBody | _TextBody]) -> _ChatBody | _
     if given.get(name) is None:
         raise bad_request(f"{name!r} is missing", param=name)
     raise bad_request(f"{name!r} must be {known[name].description}, got {shown(given[name])}", param=name)
-
-
-def _request(body: _ChatBody | _TextBody) -> CompletionRequest:
-    """Return a validated body of the chat or the text-completions API as one kind of request."""
-    chat = body if isinstance(body, _ChatBody) else None
-    tools = read_tools((chat and chat.tools) or [])
-    tool_choice, callable_tools = read_tool_choice(chat.tool_choice if chat else "auto", tools)
-    response_format = chat and chat.response_format
-    if tool_choice == "required":  # the response consists of calls, and has no content that could follow a schema
-        response_format = None
-    stop = body.stop or ()
-    return CompletionRequest(
-        kind="chat.completion" if chat else "text_completion",
-        model=body.model,
-        messages=read_messages(chat.messages) if chat else [],
-        tools=tools,
-        tool_choice=tool_choice,
-        callable_tools=callable_tools,
-        parallel_tool_calls=chat.parallel_tool_calls if chat else True,
-        json_schema=None if response_format is None else read_response_format(response_format),
-        prompt=body.prompt if isinstance(body, _TextBody) else "",
-        max_tokens=(chat and chat.max_completion_tokens) or body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        stops=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        seed=body.seed,
-        n=body.n,
-        stream=body.stream,
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        logprobs=chat.logprobs if chat else isinstance(body.logprobs, float),
-        return_token_ids=body.return_token_ids,
-    )

@@ -17,7 +17,7 @@ from leyden.engine.chat import Chat
 from leyden.engine.text import Text
 from leyden.engine.tools import PARSERS, ToolCall, parse
 from leyden.engine.turns import Turns
-from leyden.engine.wire import CompletionRequest, parse_request
+from leyden.engine.wire import ChatRequest, parse_request
 from leyden.host.http import Refusal
 from tests.engine import tiny
 
@@ -55,9 +55,9 @@ def chat(name: str) -> Chat:
 CHATS = {name: chat(name) for name in FORMS}
 
 
-def request(messages: list[Any], tools: Any = (TOOL,), **options: Any) -> CompletionRequest:
+def request(messages: list[Any], tools: Any = (TOOL,), **options: Any) -> ChatRequest:
     body = {"model": "policy", "messages": messages, "tools": list(tools), **options}
-    return parse_request(json.dumps(body).encode(), "chat.completion")
+    return parse_request(json.dumps(body).encode(), ChatRequest)
 
 
 def turn(call_id: str, call: ToolCall) -> list[Any]:
@@ -301,9 +301,9 @@ def test_messages_reach_the_template_in_its_own_form():
 )
 def test_a_body_that_no_template_could_take_is_refused(messages: str, says: str):
     with pytest.raises(Refusal, match=says):
-        parse_request(f'{{"model": "policy", "messages": {messages}}}'.encode(), "chat.completion")
+        parse_request(f'{{"model": "policy", "messages": {messages}}}'.encode(), ChatRequest)
 
 
 def test_a_character_that_is_escaped_as_a_pair_is_read():
     body = rb'{"model": "policy", "messages": [{"role": "user", "content": "\ud83d\ude80"}]}'
-    assert parse_request(body, "chat.completion").messages[0]["content"] == "\N{ROCKET}"
+    assert parse_request(body, ChatRequest).messages[0]["content"] == "\N{ROCKET}"

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from leyden.adapter import merge_triplets
 from leyden.engine.chat import Chat, Prompt
 from leyden.engine.text import Text
-from leyden.engine.wire import CompletionRequest, parse_request
+from leyden.engine.wire import ChatRequest, parse_request
 from leyden.types import Triplet, TripletPrompt, TripletResponse
 from tests.engine import tiny
 
@@ -73,9 +73,9 @@ def new_chat() -> Chat:
     return Chat(Text(TOKENIZER), model="policy", eos_ids=frozenset([END]), tool_parser=None)
 
 
-def request(messages: list[Any], **options: Any) -> CompletionRequest:
+def request(messages: list[Any], **options: Any) -> ChatRequest:
     body = {"model": "policy", "messages": messages, **options}
-    return parse_request(json.dumps(body).encode(), "chat.completion")
+    return parse_request(json.dumps(body).encode(), ChatRequest)
 
 
 class Conversation:

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from leyden.engine.wire import CompletionRequest, Kind, parse_request
+from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
 from leyden.host.http import Refusal
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "policy", "prompt": "hi"}
 
 
-def parse(kind: Kind, **fields: Any) -> CompletionRequest:
-    return parse_request(json.dumps((CHAT if kind == "chat.completion" else TEXT) | fields).encode(), kind)
+def parse(kind: Kind, **fields: Any) -> ChatRequest | TextRequest:
+    if kind == "chat.completion":
+        return parse_request(json.dumps(CHAT | fields).encode(), ChatRequest)
+    return parse_request(json.dumps(TEXT | fields).encode(), TextRequest)
 
 
 REFUSED: list[tuple[Kind, str, list[Any], str]] = [
