@@ -240,7 +240,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: ly.OptimParams(learning_rate="1e-4"), "learning_rate is '1e-4'; it must be a number, at least 0"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.OptimParams(learning_rate=-1), "learning_rate is -1"),
     (lambda: ly.Baseline(n_epochs="2"), "n_epochs is '2'"),  # pyright: ignore[reportArgumentType]
-    (lambda: ly.IsolatedBackend("model", dtype="bf16"), "dtype='bf16' is not a floating-point type of torch"),
+    (lambda: ly.IsolatedBackend("model", dtype="bf16"), "dtype is 'bf16'; did you mean 'bfloat16'"),
     (lambda: ly.IsolatedBackend("model", device="gpu"), "device is 'gpu'; possible: 'cpu', 'cuda'"),
     (lambda: ly.IsolatedBackend("model", max_length="9"), "max_length is '9'"),
     (lambda: ly.PolicyGradient(backend(), writers=ly.CsvWriter("rows.csv")), "(a CsvWriter); give a list: writers=[...]"),  # pyright: ignore[reportArgumentType]

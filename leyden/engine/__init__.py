@@ -11,7 +11,7 @@ it loads neither torch nor transformers. To add a backend, implement the protoco
 pass `tests/contracts/engine.py`, and add it to `EngineRegistry`.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from leyden.components import Component
 from leyden.engine.base import (
@@ -53,7 +53,6 @@ __all__ = [
     "SharedWeights",
     "VLLMBackend",
     "learning_rate_at",
-    "policy_backend",
     "untie_embeddings",
 ]
 
@@ -64,12 +63,3 @@ EngineRegistry: Final[dict[str, Component]] = {
     "vllm": VLLMBackend,
 }
 """Backends by short name; `register_component("engine", ...)` adds others."""
-
-
-def policy_backend(model: Any, *, isolate: bool = False, **options: Any) -> PolicyBackend:
-    """Return a backend for `model`, in this process or, with `isolate`, in a process of its own. It
-    is not started.
-
-    options: options of `EmbeddedBackend`.
-    """
-    return IsolatedBackend(model, **options) if isolate else EmbeddedBackend(model, **options)

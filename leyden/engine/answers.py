@@ -45,10 +45,7 @@ def response(
     request: CompletionRequest, response_id: str, prompt_ids: list[int], choices: list[Choice], pieces: Pieces
 ) -> bytes:
     """Return the body of an answer that is not streamed, with all choices."""
-    body = _head(request, response_id, request.kind)
-    if request.return_token_ids:
-        body["prompt_token_ids"] = prompt_ids
-    body["choices"] = [_choice(request, choice, pieces, chunked=False) for choice in choices]
+    body = _body(request, response_id, choices, pieces, prompt_ids, chunked=False)
     body["usage"] = usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices))
     return json.dumps(body).encode()
 
@@ -68,18 +65,28 @@ def chunk(
     prompt_ids: the prompt's ids, for the first event of an answer; None for the others.
     counted: the usage, for the last event.
     """
-    body = _head(request, response_id, f"{request.kind}.chunk" if request.kind == "chat.completion" else request.kind)
-    if prompt_ids is not None and request.return_token_ids:
-        body["prompt_token_ids"] = prompt_ids
-    body["choices"] = [] if choice is None else [_choice(request, choice, pieces, chunked=True)]
+    body = _body(request, response_id, [] if choice is None else [choice], pieces, prompt_ids, chunked=True)
     if request.include_usage:
         body["usage"] = counted
     return sse_event(json.dumps(body).encode())
 
 
-def _head(request: CompletionRequest, response_id: str, kind: str) -> Json:
-    """Return the fields that every response and every chunk of a stream begin with."""
-    return {"id": response_id, "object": kind, "created": int(time.time()), "model": request.model}
+def _body(
+    request: CompletionRequest,
+    response_id: str,
+    choices: Sequence[Choice],
+    pieces: Pieces,
+    prompt_ids: list[int] | None,
+    *,
+    chunked: bool,
+) -> Json:
+    """Return a response, or a chunk of a stream, without the usage."""
+    kind = f"{request.kind}.chunk" if chunked and request.kind == "chat.completion" else request.kind
+    body: Json = {"id": response_id, "object": kind, "created": int(time.time()), "model": request.model}
+    if prompt_ids is not None and request.return_token_ids:
+        body["prompt_token_ids"] = prompt_ids
+    body["choices"] = [_choice(request, choice, pieces, chunked=chunked) for choice in choices]
+    return body
 
 
 def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunked: bool) -> Json:
@@ -91,12 +98,8 @@ def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunk
     body: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
     if request.kind == "text_completion":
         body["text"] = choice.text
-    elif chunked:
-        body["delta"] = _delta(choice)
     else:
-        body["message"] = {"role": "assistant", "content": choice.text}
-        if choice.calls:
-            body["message"] |= {"content": choice.text or None, "tool_calls": list(choice.calls)}
+        body["delta" if chunked else "message"] = _message(choice, chunked=chunked)
     if request.logprobs:
         body["logprobs"] = _logprobs(request, choice, pieces)
     if request.return_token_ids:
@@ -105,14 +108,15 @@ def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunk
     return body
 
 
-def _delta(choice: Choice) -> Json:
-    """Return the part of a message that a chunk of a stream adds."""
-    delta: Json = {"role": "assistant"} if choice.begins else {}
-    delta["content"] = choice.text
+def _message(choice: Choice, *, chunked: bool) -> Json:
+    """Return a message, or the part of it that a chunk of a stream adds."""
+    message: Json = {"role": "assistant"} if choice.begins else {}
+    message["content"] = choice.text
     if choice.calls:
         numbered = enumerate(choice.calls, choice.first_call)
-        delta |= {"content": choice.text or None, "tool_calls": [{"index": index, **call} for index, call in numbered]}
-    return delta
+        calls = [{"index": index, **call} for index, call in numbered] if chunked else list(choice.calls)
+        message |= {"content": choice.text or None, "tool_calls": calls}
+    return message
 
 
 def _logprobs(request: CompletionRequest, choice: Choice, pieces: Pieces) -> Json:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypeVar, cast
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import Loss, find_loss
 from leyden.options import NamedOptions, check_number, named_options
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.arguments import KeepsArguments
+
+T = TypeVar("T")
 
 
 @named_options
@@ -109,6 +111,17 @@ class LoRA:
             raise ConfigError(
                 f'target_modules is {self.target_modules!r}; give names of layers, ("q_proj", "v_proj"), or "all-linear"'
             )
+
+    @classmethod
+    def of(cls, given: object) -> LoRA | None:
+        """Return the options, which may be given as a dict; None for None. Raise ConfigError for
+        anything else.
+        """
+        if given is None or isinstance(given, LoRA):
+            return given
+        if isinstance(given, Mapping):
+            return LoRA(**cast(Mapping[str, Any], given))
+        raise ConfigError(f"lora is {given!r}; give LoRA(rank=16), its fields as a dict, or None to train all weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +340,13 @@ class Sampler(ABC):
         Responses under way continue between two tokens with the new weights; each token carries its
         version. A backend with `shared_weights` has published each step already. Safe to repeat.
         """
+
+
+def started(running: T | None) -> T:
+    """Return the parts of a running engine. Raise EngineError for None, which is not running."""
+    if running is None:
+        raise EngineError("the engine is not running; call start() first, or use 'async with'")
+    return running
 
 
 class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from leyden.engine.forward.prefix_tree import shared_length
+from leyden.engine.refusal import unknown_token
 from leyden.errors import ConfigError
 from leyden.types import TrainingSequence
 
@@ -49,12 +50,8 @@ def check_sequences(
                 raise ConfigError(
                     f"sequence {index} has {n} token_ids and {len(values)} {name}; they must have the same length"
                 )
-        if n and not 0 <= min(sequence.token_ids) <= max(sequence.token_ids) < n_vocabulary:
-            bad = next(token for token in sequence.token_ids if not 0 <= token < n_vocabulary)
-            raise ConfigError(
-                f"sequence {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens, so encode with this model's "
-                "tokenizer"
-            )
+        if fault := unknown_token(sequence.token_ids, n_vocabulary):
+            raise ConfigError(f"sequence {index} {fault}")
         if n > max_length:
             raise ConfigError(
                 f"sequence {index} has {n} tokens; the engine's max_length is {max_length}, so shorten the sequence or give the "

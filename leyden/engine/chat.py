@@ -88,7 +88,7 @@ class Chat:
         """
         parser = self.parser
         if parser is None or not (isinstance(request, ChatRequest) and request.may_call):
-            return PartialReply(StreamedText(self._text, request.stops), None, _no_id)
+            return PartialReply(StreamedText(self._text, request.stops), None)
         kept = self._kept
 
         def new_id(said: str) -> str:
@@ -173,17 +173,14 @@ class Chat:
         """The special tokens that must stay in a response's text, because tool calls consist of
         them.
         """
-        return frozenset() if self.parser is None else self._text.special_ids(self.parser.tokens)
+        tokens = () if self.parser is None else self.parser.tokens
+        known: dict[int, Any] = self._text.tokenizer.added_tokens_decoder
+        return frozenset(number for number, token in known.items() if token.special and token.content in tokens)
 
     @cached_property
     def _shows_tools(self) -> bool:
         """Whether the template writes the request's tools into the prompt."""
         return _PROBE.name in self._attempt([_QUESTION], add_generation_prompt=True)
-
-    @cached_property
-    def _shows_calls(self) -> bool:
-        """Whether the template writes earlier tool calls and their results into the prompt."""
-        return bool(self._probed_turn)
 
     @cached_property
     def _probed_turn(self) -> str:
@@ -209,7 +206,7 @@ class Chat:
 
     def _check(self, request: ChatRequest) -> None:
         """Raise Refusal for a request that the template cannot express."""
-        if not self._text.has_chat_template:
+        if not getattr(self._text.tokenizer, "chat_template", None):
             raise bad_request(
                 f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions",
                 param="messages",
@@ -223,7 +220,7 @@ class Chat:
                 code="template_without_tools",
             )
         if any(message["role"] == "tool" or message.get("tool_calls") for message in request.messages) and (
-            not self._shows_calls
+            not self._probed_turn
         ):
             raise bad_request(
                 f"the chat template of the model {self._model!r} drops tool calls or their results; save the tokenizer "
@@ -251,7 +248,7 @@ class Chat:
 class PartialReply:
     """One response while it grows: its content, and the tools that it calls."""
 
-    def __init__(self, text: StreamedText, reader: Reader | None, new_id: Callable[[str], str]) -> None:
+    def __init__(self, text: StreamedText, reader: Reader | None, new_id: Callable[[str], str] = str) -> None:
         """text: decodes the response. reader: finds tool calls in the text; None: it may call no
         tool. new_id: returns an id for a call, given all calls so far as JSON.
         """
@@ -284,10 +281,6 @@ class PartialReply:
             function = {"name": call.name, "arguments": call.arguments_text}
             wired.append({"id": self.call_ids[-1], "type": "function", "function": function})
         return piece, wired
-
-
-def _no_id(_: str) -> str:
-    raise AssertionError("a response without tools has no calls")
 
 
 _PROBE = ToolCall("leyden_probe", {"word": "sesame"})

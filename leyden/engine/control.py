@@ -2,8 +2,8 @@
 
 A call is `POST /control/<method>` with the method's arguments by name; the answer is `{"ok": ...}`
 or `{"error": {"kind", "message"}}`. The types of arguments and results are those of the method's
-signature. Paths name files of a file system that both processes share. To add a method, add it to
-`METHODS` and to `IsolatedBackend`.
+signature. Paths name files of a file system that both processes share. A new asynchronous method of
+the protocol can be called at once; add it to `IsolatedBackend`, too.
 """
 
 from __future__ import annotations
@@ -31,23 +31,12 @@ Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 Json = dict[str, Any]
 
 PREFIX: Final = "/control/"
-METHODS: Final = (
-    "sample",
-    "forward",
-    "forward_backward",
-    "optim_step",
-    "publish_weights",
-    "save_state",
-    "snapshot_state",
-    "state_written",
-    "load_state",
-    "save_pretrained",
-    "save_adapter",
-    "device",
-    "share_weights",
-    "statistics",
-)
-"""The names of the methods that can be called."""
+METHODS: Final = [
+    name
+    for name, _ in inspect.getmembers(PolicyBackend, inspect.iscoroutinefunction)
+    if name not in ("start", "stop") and not name.startswith("_")
+]
+"""The names of the methods that can be called: the asynchronous ones of the protocol."""
 
 
 def remote(method: Method) -> Method:

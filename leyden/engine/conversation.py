@@ -15,7 +15,6 @@ from leyden.dialects import Json
 from leyden.engine.refusal import bad_request, shown
 from leyden.host.http import Refusal
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _OF_FUNCTIONS = ("name", "description", "parameters")
 """The fields of a function, in the order in which templates get them."""
 _NOT_FOR_TEMPLATES = ("strict",)
@@ -92,15 +91,21 @@ def _call(item: Any, where: str) -> Json:
     given = _object(item, where)
     if given.get("type", "function") != "function":
         raise _wrong(f"{where}.type", "'function'", given["type"])
-    function = _object(given.get("function"), f"{where}.function")
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise _wrong(f"{where}.function.name", "a string that is not empty", name)
+    function, name = _function(given, where)
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     call_id = given.get("id") or ""
     if not isinstance(call_id, str):
         raise _wrong(f"{where}.id", "a string", call_id)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _function(given: Json, where: str) -> tuple[Json, str]:
+    """Return the field "function" of a call or a tool, and the function's name."""
+    function = _object(given.get("function"), f"{where}.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise _wrong(f"{where}.function.name", "a string that is not empty", name)
+    return function, name
 
 
 def _arguments(value: Any, where: str) -> Json:
@@ -136,10 +141,8 @@ def _tool(item: Any, where: str) -> Json:
     given = _object(item, where)
     if given.get("type") != "function":
         raise _wrong(f"{where}.type", "'function' (the engine knows no other tools)", given.get("type"))
-    function = _object(given.get("function"), f"{where}.function")
-    name, description = function.get("name"), function.get("description")
-    if not isinstance(name, str) or not name:
-        raise _wrong(f"{where}.function.name", "a string that is not empty", name)
+    function, _ = _function(given, where)
+    description = function.get("description")
     if not (description is None or isinstance(description, str)):
         raise _wrong(f"{where}.function.description", "a string", description)
     if function.get("parameters") is not None:

@@ -16,7 +16,7 @@ import math
 import random
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -186,8 +186,8 @@ class Decoder:
         """Requests that wait for a place in the batch."""
         self._rows: list[_DecodingRow] = []
         """The requests in the batch."""
-        self._counts = {"requests": 0, "prompt_tokens": 0, "response_tokens": 0, "decode_steps": 0}
-        self._decode_seconds = 0.0
+        self._counts: defaultdict[str, Any] = defaultdict(int)
+        """The counters of `EngineStatistics`, by name."""
         self._thread = threading.Thread(target=self._run, name="leyden-decoder", daemon=True)
 
     @staticmethod
@@ -247,7 +247,6 @@ class Decoder:
         """Return the counters since start."""
         return EngineStatistics(
             **self._counts,
-            decode_seconds=self._decode_seconds,
             extra={
                 "reused_prompt_tokens": float(self._slots.reused_tokens),
                 "rows": float(len(self._rows)),
@@ -267,7 +266,7 @@ class Decoder:
                 self._admit()
                 if self._rows:
                     self._step()
-                self._decode_seconds += time.perf_counter() - started
+                self._counts["decode_seconds"] += time.perf_counter() - started
         self._fail([*(row.generation for row in self._rows), *self._waiting], "the engine has been stopped")
         self._rows.clear()
         self._forward.release()
@@ -371,7 +370,7 @@ class Decoder:
 
         tokens, logprobs: one for each row, in the order of `_rows`.
         """
-        by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        told: list[Generation] = []
         staying: list[_DecodingRow] = []
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             generation = row.generation
@@ -391,9 +390,9 @@ class Decoder:
             else:
                 self._slots.release(row.slot, row.tokens[: row.cached])
             if generation.streams or generation.finish_reason is not None:
-                by_loop.setdefault(generation.loop, []).append(generation)
+                told.append(generation)
         self._rows = staying
-        _notify_waiting(by_loop)
+        _notify_waiting(told)
 
     def _leave(self, row: _DecodingRow) -> None:
         """Remove a row from the batch, and give back its place in the cache."""
@@ -402,32 +401,26 @@ class Decoder:
 
     def _fail(self, generations: Sequence[Generation], why: str) -> None:
         """End requests with an EngineError, and notify their callers."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         for generation in generations:
             generation.error = EngineError(why)
-            by_loop.setdefault(generation.loop, []).append(generation)
-        _notify_waiting(by_loop)
+        _notify_waiting(generations)
 
 
 def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
     """Run a chore, and set its future to the result or the error."""
     try:
-        result = chore()
+        future.set_result(chore())
     except BaseException as error:  # noqa: BLE001 -- the future raises it in the caller
         future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
-def _notify_waiting(by_loop: dict[asyncio.AbstractEventLoop, list[Generation]]) -> None:
-    """Call `notify` of all requests, with one wake-up for each event loop."""
+def _notify_waiting(told: Sequence[Generation]) -> None:
+    """Call `notify` of requests, with one wake-up for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+    for generation in told:
+        by_loop.setdefault(generation.loop, []).append(generation)
     for loop, generations in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_notify_all, generations)
+            loop.call_soon_threadsafe(lambda waiting: [each.notify() for each in waiting], generations)
         except RuntimeError:  # the loop is closed, so no coroutine is waiting any more
             continue
-
-
-def _notify_all(generations: list[Generation]) -> None:
-    for generation in generations:
-        generation.notify()

@@ -9,6 +9,7 @@ when the backend starts, not before. The same code runs on a CPU and on one GPU.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -17,11 +18,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import fields, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.engine.base import (
     EngineCapabilities,
@@ -35,6 +35,7 @@ from leyden.engine.base import (
     SampledResponse,
     SamplingParams,
     SharedWeights,
+    started,
 )
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
@@ -42,7 +43,7 @@ from leyden.errors import ConfigError, EngineError
 from leyden.extras import import_optional
 from leyden.host.listening import check_token, is_loopback, listen, netloc
 from leyden.maths.losses import LOSSES, Loss
-from leyden.options import check_flag, check_names, check_number
+from leyden.options import check_choice, check_flag, check_number
 from leyden.types import LLM, TrainingSequence
 
 if TYPE_CHECKING:
@@ -58,11 +59,18 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 logger = logging.getLogger("leyden.engine")
 
 
-def embedded_capabilities(*, value_head: bool, adapter: bool) -> EngineCapabilities:
-    """Return the capabilities of an embedded engine, in this process or in a child process."""
-    return EngineCapabilities(
-        losses=frozenset(LOSSES), values=value_head, adapter=adapter, shared_weights=True, reports_versions=True
-    )
+def engine_listener(name: str, host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an engine's address. Raise EngineError, which names the
+    engine, if the address is taken or not this machine's.
+    """
+    try:
+        return listen(host, port)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = "is in use by another program" if taken else f"cannot be opened: {error.strerror}"
+        raise EngineError(
+            f"the {name} cannot listen on host={host!r}, port={port}, which {why}; port=0 takes a free one"
+        ) from error
 
 
 class EmbeddedBackend(PolicyBackend):
@@ -144,27 +152,24 @@ class EmbeddedBackend(PolicyBackend):
         check_number("seed", seed, whole=True)
         check_number("port", port, at_least=0, at_most=65_535, whole=True)
         check_threads(threads)
-        check_flag("deterministic", deterministic)
-        check_flag("value_head", value_head)
-        check_flag("gradient_checkpointing", gradient_checkpointing)
-        check_flag("offload", offload)
-        if dtype is not None and dtype not in _DTYPES:
-            raise ConfigError(f"dtype={dtype!r} is not a floating-point type of torch; use 'float32' or 'bfloat16'")
+        flags = ("deterministic", deterministic), ("value_head", value_head), ("offload", offload)
+        for name, flag in (*flags, ("gradient_checkpointing", gradient_checkpointing)):
+            check_flag(name, flag)
+        if dtype is not None:
+            check_choice("dtype", dtype, _DTYPES)
         if device is not None and re.fullmatch(r"(cpu|cuda|mps|xpu|meta)(:\d+)?", device) is None:
             raise ConfigError(
                 f"device is {device!r}; possible: 'cpu', 'cuda', 'cuda:1', or None for CUDA where there is one"
             )
-        if tool_parser is not None and tool_parser not in PARSERS:
-            close = get_close_matches(tool_parser, PARSERS, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ConfigError(f"tool_parser={tool_parser!r} is not known; {hint}known: {', '.join(PARSERS)}")
+        if tool_parser is not None:
+            check_choice("tool_parser", tool_parser, PARSERS)
         self.model_name = model_name
         self._tool_parser = tool_parser
         self._source = (model, tokenizer, device, dtype)
         self._max_batch_rows = max_batch_rows
         self._max_length = max_length
         self._max_tokens_per_microbatch = max_tokens_per_microbatch
-        self._lora = _lora(lora)
+        self._lora = LoRA.of(lora)
         self._value_head = value_head
         self._gradient_checkpointing = gradient_checkpointing
         self._offload = offload
@@ -183,7 +188,13 @@ class EmbeddedBackend(PolicyBackend):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return embedded_capabilities(value_head=self._value_head, adapter=self._lora is not None)
+        return EngineCapabilities(
+            losses=frozenset(LOSSES),
+            values=self._value_head,
+            adapter=self._lora is not None,
+            shared_weights=True,
+            reports_versions=True,
+        )
 
     @property
     def policy_version(self) -> int:
@@ -196,7 +207,7 @@ class EmbeddedBackend(PolicyBackend):
         await asyncio.to_thread(self._stop)
 
     def endpoint(self) -> LLM:
-        running = self._started()
+        running = started(self._running)
         address = netloc(self._address[0], running.port)
         return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
 
@@ -208,7 +219,7 @@ class EmbeddedBackend(PolicyBackend):
             self._running.server.stop()
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
-        return await self._started().sample(prompts, params, deterministic=self._deterministic)
+        return await started(self._running).sample(prompts, params, deterministic=self._deterministic)
 
     async def forward(
         self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
@@ -229,7 +240,7 @@ class EmbeddedBackend(PolicyBackend):
         return await self._train(lambda running: running.optim_step(params))
 
     async def publish_weights(self) -> int:
-        return self._started().decoder.policy_version  # each step was published when it was made
+        return started(self._running).decoder.policy_version  # each step was published when it was made
 
     async def save_state(self, path: Path) -> None:
         await self._train(lambda running: running.save_state(path))
@@ -239,7 +250,7 @@ class EmbeddedBackend(PolicyBackend):
         return True
 
     async def state_written(self, path: Path) -> None:
-        writing = self._started().writing.pop(path, None)
+        writing = started(self._running).writing.pop(path, None)
         if writing is not None:
             await asyncio.wrap_future(writing)
 
@@ -259,7 +270,7 @@ class EmbeddedBackend(PolicyBackend):
         return await self._train(lambda running: write_adapter(running.policy.model, path))
 
     async def device(self) -> str:
-        return str(next(self._started().policy.model.parameters()).device)
+        return str(next(started(self._running).policy.model.parameters()).device)
 
     async def share_weights(self) -> SharedWeights:
         from leyden.engine.loading import share_weights
@@ -269,18 +280,12 @@ class EmbeddedBackend(PolicyBackend):
         return await self._train(lambda running: share_weights(running.policy))
 
     async def statistics(self) -> EngineStatistics:
-        return self._started().statistics()
+        return started(self._running).statistics()
 
     async def _train(self, work: Callable[[RunningPolicy], T]) -> T:
         """Return the result of `work`, which runs on the training thread."""
-        running = self._started()
+        running = started(self._running)
         return await running.train(lambda: work(running))
-
-    def _started(self) -> RunningPolicy:
-        """Return the running engine. Raise EngineError if it is not started."""
-        if self._running is None:
-            raise EngineError("the engine is not running; call start() first, or use 'async with'")
-        return self._running
 
     def _start(self) -> None:
         """Build the engine unless it is running. On failure, end its thread and restore torch's
@@ -358,7 +363,7 @@ class EmbeddedBackend(PolicyBackend):
             control_key=self._control_key,
         )
         handlers = control_handlers(self) if self._control_key else {}
-        listener = self._listen()
+        listener = engine_listener("engine", *self._address)
         port = int(listener.getsockname()[1])
         guard = SiteGuard(local_only=self._api_key is None and is_loopback(self._address[0]))
         endpoint = Endpoint(decoder, policy, options, handlers, guard=guard)
@@ -389,23 +394,11 @@ class EmbeddedBackend(PolicyBackend):
             policy = replace(policy, model=add_adapter(policy.model, self._lora, seed=self._seed))
         on_cpu = policy.device_type == "cpu"
         if self._threads == "auto" and on_cpu:
-            threads = threads_for(policy.n_parameters, n_cores())
+            threads = threads_for(sum(each.numel() for each in policy.model.parameters()), n_cores())
             torch.set_num_threads(threads)
         if self._offload and on_cpu:
             logger.warning("offload=True does nothing: the model is on the CPU already")
         return policy, threads
-
-    def _listen(self) -> socket.socket:
-        """Return a socket that listens on the engine's address. Raise EngineError if it is taken
-        or not this machine's.
-        """
-        host, port = self._address
-        try:
-            return listen(host, port)
-        except OSError as error:
-            raise EngineError(
-                f"the engine cannot listen on host={host!r}, port={port}: {error.strerror}; port=0 takes a free port"
-            ) from error
 
     def _stop(self) -> None:
         """Stop the engine if it runs. It blocks."""
@@ -422,16 +415,3 @@ class EmbeddedBackend(PolicyBackend):
             import torch
 
             torch.use_deterministic_algorithms(self._was_deterministic)
-
-
-def _lora(given: object) -> LoRA | None:
-    """Return the adapters' options, which may be given as a dict. Raise ConfigError for anything
-    else.
-    """
-    if given is None or isinstance(given, LoRA):
-        return given
-    if isinstance(given, Mapping):
-        options = cast(Mapping[str, Any], given)
-        check_names("lora", options, [field.name for field in fields(LoRA)])
-        return LoRA(**options)
-    raise ConfigError(f"lora is {given!r}; give LoRA(rank=16), its fields as a dict, or None to train all weights")

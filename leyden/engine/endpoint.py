@@ -21,7 +21,7 @@ from leyden.engine.chat import Chat, PartialReply, Prompt
 from leyden.engine.decoder import Decoder, Generation, PendingGenerations
 from leyden.engine.grammar import GrammarConstraint, Grammars
 from leyden.engine.loading import LoadedPolicy
-from leyden.engine.refusal import bad_request
+from leyden.engine.refusal import bad_request, unknown_token
 from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
 from leyden.errors import LeydenError
 from leyden.host.http import (
@@ -243,14 +243,8 @@ class Endpoint:
         model's chat template. Raise Refusal for an id outside the vocabulary.
         """
         if isinstance(request, TextRequest) and isinstance(request.prompt, list):
-            n_vocabulary = self._policy.n_vocabulary
-            bad = next((token for token in request.prompt if token >= n_vocabulary), None)
-            if bad is not None:
-                raise bad_request(
-                    f"'prompt' has the token id {bad}; the vocabulary has {n_vocabulary} tokens, so encode the prompt "
-                    "with this model's tokenizer",
-                    param="prompt",
-                )
+            if fault := unknown_token(request.prompt, self._policy.n_vocabulary):
+                raise bad_request(f"'prompt' {fault}", param="prompt")
             return Prompt(request.prompt)
         if self._text is None or self._chat is None:
             raise bad_request(

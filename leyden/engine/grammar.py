@@ -6,9 +6,9 @@ optional package, follows the grammar, which is written in its dialect of Lark.
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -64,7 +64,7 @@ class Grammars:
         self._source = (tokenizer, max(n_vocabulary, len(tokenizer)), sorted(eos_ids))
         self._tokenizer: Any = None
         self._lock = threading.Lock()
-        self._matchers: OrderedDict[str, Any] = OrderedDict()
+        self._compiled = functools.lru_cache(_REMEMBERED)(self._compile)
         self._special: Mapping[str, int] = {
             token.content: number for number, token in tokenizer.added_tokens_decoder.items()
         }
@@ -78,11 +78,7 @@ class Grammars:
         """
         grammar = self._grammar(request, parser)
         with self._lock:
-            matcher = self._matchers.get(grammar) or self._compiled(grammar)
-            self._matchers[grammar] = matcher
-            self._matchers.move_to_end(grammar)
-            if len(self._matchers) > _REMEMBERED:
-                self._matchers.popitem(last=False)
+            matcher = self._compiled(grammar)
             return [GrammarConstraint(matcher.deep_copy()) for _ in range(request.n)]
 
     def _grammar(self, request: ChatRequest, parser: ToolParser | None) -> str:
@@ -106,7 +102,7 @@ class Grammars:
         calls. Raise Refusal if that form has no grammar.
         """
         schemas = {name: request.schemas[name] for name in request.callable_tools}
-        many = request.parallel_tool_calls and request.may_choose
+        many = request.parallel_tool_calls and len(request.callable_tools) == len(request.tools)
         arguments = {name: _rule({"type": "object", **schema}) for name, schema in schemas.items()}
         rules = parser.grammar(arguments, self._literal, many=many)
         if rules is None:
@@ -124,7 +120,7 @@ class Grammars:
         number = self._special.get(text)
         return json.dumps(text) if number is None else f"<[{number}]>"
 
-    def _compiled(self, grammar: str) -> Any:
+    def _compile(self, grammar: str) -> Any:
         """Return llguidance's matcher of the grammar. Raise Refusal if llguidance is missing or
         cannot use the tokenizer or the schema.
         """

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from leyden.engine import untyped
+from leyden.engine.batches import TrainedPart
 from leyden.engine.forward.base import ModelForward
 from leyden.engine.forward.products import linear
 from leyden.engine.forward.recompute import recomputed
@@ -53,23 +54,23 @@ class TokenReader:
 
     def read(
         self,
-        sequences: Sequence[Sequence[int]],
-        positions: Sequence[Sequence[int]],
+        batch: Sequence[TrainedPart],
         next_ids_N: Tensor,
         temperature: float,
         *,
         entropy_gradient: bool = False,
         values: bool = False,
     ) -> TokenOutputs:
-        """Return the outputs at N positions of the sequences.
+        """Return the outputs at the N positions of the sequences. Causal models see only earlier
+        tokens.
 
-        positions: the indices in each sequence, N in all. Causal models see only earlier tokens.
         next_ids_N: the token after each position, whose log-probability is returned.
         temperature: divides the logits.
         entropy_gradient: whether gradients flow through the entropies as well.
         values: apply the value head too.
         """
         head = self._forward.head
+        sequences, positions = [part.inputs for part in batch], [part.positions for part in batch]
         if head is None or not (values or self.in_chunks):
             logits_NV = self._forward.logits_at(sequences, positions)
             return TokenOutputs(*_direct(logits_NV, next_ids_N, temperature, entropy_gradient))

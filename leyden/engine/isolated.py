@@ -33,12 +33,14 @@ from leyden.engine.base import (
     OptimParams,
     OptimStepResult,
     PolicyBackend,
+    started,
 )
 from leyden.engine.control import PREFIX, read_answer, remote
-from leyden.engine.embedded import EmbeddedBackend, embedded_capabilities
+from leyden.engine.embedded import EmbeddedBackend
 from leyden.engine.threads import Threads
 from leyden.errors import ChildDied, ConfigError, EngineError
 from leyden.host.child import Command
+from leyden.host.listening import netloc
 from leyden.maths.losses import Loss
 from leyden.options import check_names
 from leyden.types import LLM, TrainingSequence
@@ -86,13 +88,14 @@ class IsolatedBackend(PolicyBackend):
                     f"save it to a folder and pass the path, or use EmbeddedBackend"
                 )
         check_names(type(self).__name__, options, _OPTIONS)
-        EmbeddedBackend(model, model_name=model_name, **options)  # only to raise ConfigError here, not in the child
+        self._twin = EmbeddedBackend(model, model_name=model_name, **options)
+        """The child's backend, not started. It raises ConfigError here and not in the child."""
         self.model_name = model_name
-        self._options: dict[str, Any] = {"model": _name(model), "model_name": model_name, **options}
+        self._options: dict[str, Any] = {"model": reachable(model), "model_name": model_name, **options}
         if options.get("tokenizer") is not None:
-            self._options["tokenizer"] = _name(options["tokenizer"])
+            self._options["tokenizer"] = reachable(options["tokenizer"])
         if isinstance(lora := options.get("lora"), LoRA):
-            self._options["lora"] = {**asdict(lora), "adapter": lora.adapter and _name(lora.adapter)}
+            self._options["lora"] = {**asdict(lora), "adapter": lora.adapter and reachable(lora.adapter)}
         self._host: str = options.get("host", "127.0.0.1")
         self._api_key: str | None = options.get("api_key")
         self._lock = threading.Lock()
@@ -107,9 +110,7 @@ class IsolatedBackend(PolicyBackend):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return embedded_capabilities(
-            value_head=self._options.get("value_head", False), adapter=self._options.get("lora") is not None
-        )
+        return self._twin.capabilities
 
     @property
     def policy_version(self) -> int:
@@ -124,9 +125,8 @@ class IsolatedBackend(PolicyBackend):
             await asyncio.to_thread(child.stop)
 
     def endpoint(self) -> LLM:
-        child = self._started()
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return LLM(endpoint=f"http://{host}:{child.port}/v1", model=self.model_name, api_key=self._api_key)
+        address = netloc(self._host, started(self._child).port)
+        return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
 
     sample = remote(PolicyBackend.sample)
     forward = remote(PolicyBackend.forward)
@@ -155,18 +155,12 @@ class IsolatedBackend(PolicyBackend):
         return result
 
     async def publish_weights(self) -> int:
-        self._started()
+        started(self._child)
         return self._policy_version  # the child has published each step
 
     async def load_state(self, path: Path) -> None:
         await self._load_state(path)
         self._policy_version = await self._published_version()
-
-    def _started(self) -> _EngineProcess:
-        """Return the engine's process. Raise EngineError if it is not started."""
-        if self._child is None:
-            raise EngineError("the engine is not running; call start() first, or use 'async with'")
-        return self._child
 
     def _start(self) -> None:
         """Start the engine's process unless it is running, and wait until it is ready. On failure,
@@ -186,15 +180,15 @@ class IsolatedBackend(PolicyBackend):
 
     async def post(self, method: str, arguments: bytes) -> bytes:
         """Call a method of the engine in its process, and return the body of the answer."""
-        return await asyncio.to_thread(self._started().call, method, arguments)
+        return await asyncio.to_thread(started(self._child).call, method, arguments)
 
 
 class _EngineProcess:
     """`leyden.engine.serve` in a process of its own, and the control connection to it."""
 
     def __init__(self, options: dict[str, Any], visitor: Visitor | None) -> None:
-        self._options = options
-        self._visitor = visitor
+        self._options, self._visitor = options, visitor
+        self._host: str = options.get("host", "127.0.0.1")
         self._control_key = secrets.token_urlsafe(32)
         self._stopping = False
         self.port = 0
@@ -211,11 +205,7 @@ class _EngineProcess:
         """Send the options, and wait until the process serves. Raise the error that prevented its
         start.
         """
-        config: dict[str, Any] = {
-            "parent": os.getpid(),
-            "control_key": self._control_key,
-            "options": self._options,
-        }
+        config: dict[str, Any] = {"parent": os.getpid(), "control_key": self._control_key, "options": self._options}
         if (visitor := self._visitor) is not None:
             argument = base64.b64encode(pickle.dumps(visitor.argument)).decode()
             config["visitor"] = [visitor.function, argument, visitor.listener.fileno()]
@@ -235,8 +225,7 @@ class _EngineProcess:
 
         Raise EngineError if the process has died, with its last lines of output.
         """
-        host: str = self._options.get("host", "127.0.0.1")
-        connection = http.client.HTTPConnection(host, self.port)
+        connection = http.client.HTTPConnection(self._host, self.port)
         headers = {"Authorization": f"Bearer {self._control_key}", "Content-Type": "application/json"}
         try:
             connection.request("POST", PREFIX + method, arguments, headers)
@@ -277,7 +266,7 @@ def _environment(threads: Threads) -> dict[str, str]:
     return environment
 
 
-def _name(source: str | Path) -> str:
-    """Return a path that the child can open from any working directory, or a hub name unchanged."""
+def reachable(source: str | Path) -> str:
+    """Return a path that a child can open from any working directory, or a hub name unchanged."""
     is_path = isinstance(source, Path) or Path(source).exists()
     return str(Path(source).absolute()) if is_path else str(source)

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -24,7 +24,7 @@ from leyden.engine.base import ForwardBackwardResult, ForwardResult, OptimParams
 from leyden.engine.batches import Targets, TrainedPart, check_sequences, held_tokens, micro_batches
 from leyden.engine.forward.base import ModelForward
 from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
-from leyden.engine.memory import OffloadedOptimizer, free_cached_memory, is_out_of_memory
+from leyden.engine.memory import free_cached_memory, is_out_of_memory, move_optimizer
 from leyden.engine.untyped import listed
 from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import Loss, RegisteredLoss, TokenBatch, find_loss
@@ -90,8 +90,7 @@ class TorchLearner:
             fused=True,  # one pass over each parameter instead of ten
         )
         self._reader = TokenReader(forward, n_vocabulary=self._n_vocabulary, value_head=self._value_head)
-        own = [master for name, master in self.masters.items() if master is not self.parameters[name]]
-        self._offloaded = OffloadedOptimizer(self.optimizer, own, self._device) if offload else None
+        self._offload = offload
         self._n_gradients = 0
         """How many calls have added to the gradient since it was cleared."""
         self._lowered = False
@@ -99,7 +98,7 @@ class TorchLearner:
         self._accumulated: set[str] = set()
         """The names of the parameters that the micro-batch under way has added its gradient to."""
         for name, parameter in self.parameters.items():
-            self._note_accumulation(name, parameter)
+            untyped.after_gradient(parameter, lambda _, name=name: self._accumulated.add(name))
         self.offload()
 
     def forward(
@@ -117,7 +116,8 @@ class TorchLearner:
 
         def run(batch: Sequence[TrainedPart], owed: Owed) -> None:
             """Fill `results` at the trained tokens of a micro-batch."""
-            outputs = self._read(batch, Targets.of(batch, (), self._device), temperature, values=values)
+            targets = Targets.of(batch, (), self._device)
+            outputs = self._reader.read(batch, targets.ids_N, temperature, values=values)
             tensors = (outputs.logprobs_N, outputs.entropies_N, outputs.values_N)
             for lists, found_N in zip(results, (each for each in tensors if each is not None), strict=True):
                 found = iter(listed(found_N))  # goes on over all sequences of the batch, so zip is not strict
@@ -142,7 +142,7 @@ class TorchLearner:
         kind = find_loss(loss)
         columns = kind.columns_of(loss)
         check_sequences(sequences, self._n_vocabulary, self._forward.max_length, kind.name, columns)
-        total = _Totals()
+        total = _Metrics()
         trained = [TrainedPart.of(s, columns, index) for index, s in enumerate(sequences) if any(s.weights)]
 
         def run(batch: Sequence[TrainedPart], owed: Owed) -> None:
@@ -152,10 +152,11 @@ class TorchLearner:
             owed: names of the parameters whose gradient this pass adds; None for all.
             """
             targets = Targets.of(batch, columns, self._device)
-            outputs = self._read(
-                batch, targets, temperature, entropy_gradient=loss.uses_entropies, values=loss.uses_values
+            outputs = self._reader.read(
+                batch, targets.ids_N, temperature, entropy_gradient=loss.uses_entropies, values=loss.uses_values
             )
             summed, seen = token_loss(outputs, targets, kind, loss)
+            seen.n_tokens, seen.n_trained = sum(len(s.inputs) for s in batch), len(targets.ids_N)
             if not math.isfinite(seen.loss):
                 self.clear_gradient()
                 raise EngineError(
@@ -166,11 +167,17 @@ class TorchLearner:
             inputs = None if owed is None else [self.parameters[name] for name in owed]
             if inputs is None or inputs:  # [] would mean all parameters to torch
                 untyped.backward(summed, inputs)
-            total.add(seen, n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N))
+            total.add(seen)
 
         self._in_micro_batches(trained, run)
         self._n_gradients += 1
-        return total.result(n_sequences=len(sequences))
+        return ForwardBackwardResult(
+            loss=total.loss,
+            n_sequences=len(sequences),
+            n_tokens=total.n_tokens,
+            n_trained=total.n_trained,
+            metrics={name: value / total.n_trained for name, value in total.sums.items()} | total.maxima,
+        )
 
     def _in_micro_batches(
         self, trained: Sequence[TrainedPart], run: Callable[[Sequence[TrainedPart], Owed], None]
@@ -228,37 +235,16 @@ class TorchLearner:
     def _held_tokens(self, batch: Sequence[TrainedPart]) -> int:
         return held_tokens(batch, shares_prefixes=self._forward.shares_prefixes)
 
-    def _note_accumulation(self, name: str, parameter: Tensor) -> None:
-        """Add the parameter's name to `_accumulated` when a pass has added its gradient."""
-
-        def note(_: Tensor) -> None:
-            self._accumulated.add(name)
-
-        untyped.after_gradient(parameter, note)
-
     def offload(self) -> None:
         """Move optimizer state to the CPU's memory if the learner has the option `offload`."""
-        if self._offloaded is not None:
-            self._offloaded.store()
+        if self._offload:
+            self._move_optimizer(torch.device("cpu"))
+            if self._device.type != "cpu":
+                free_cached_memory()
 
-    def _read(
-        self,
-        batch: Sequence[TrainedPart],
-        targets: Targets,
-        temperature: float,
-        *,
-        entropy_gradient: bool = False,
-        values: bool = False,
-    ) -> TokenOutputs:
-        """Return the log-probabilities, entropies and values of a batch's target tokens."""
-        return self._reader.read(
-            [s.inputs for s in batch],
-            [s.positions for s in batch],
-            targets.ids_N,
-            temperature,
-            entropy_gradient=entropy_gradient,
-            values=values,
-        )
+    def _move_optimizer(self, device: torch.device) -> None:
+        own = [master for name, master in self.masters.items() if master is not self.parameters[name]]
+        move_optimizer(self.optimizer, own, device)
 
     def clip(self, params: OptimParams) -> float:
         """Clip the gradient to `max_grad_norm`, and return the policy's gradient norm before that.
@@ -267,8 +253,8 @@ class TorchLearner:
         """
         if not self._n_gradients:
             raise EngineError("optim_step was called with no gradient; call forward_backward first")
-        if self._offloaded is not None:
-            self._offloaded.load()
+        if self._offload:
+            self._move_optimizer(self._device)
         for name, parameter in self.parameters.items():
             master = self.masters[name]
             if master is not parameter and parameter.grad is not None:
@@ -317,18 +303,28 @@ class TorchLearner:
         self._n_gradients = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The loss and the metrics of one micro-batch."""
+@dataclass(slots=True)
+class _Metrics:
+    """The loss and the metrics of one micro-batch, or of several."""
 
-    loss: float
-    sums: dict[str, float]
+    loss: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict[str, float])
     """Sums over the trained tokens by name, of which the call reports means."""
-    maxima: dict[str, float]
+    maxima: dict[str, float] = field(default_factory=dict[str, float])
     """Maxima over the trained tokens by name."""
+    n_tokens: int = 0
+    n_trained: int = 0
+
+    def add(self, other: _Metrics) -> None:
+        """Add those of a micro-batch."""
+        self.loss += other.loss
+        self.sums |= {name: self.sums.get(name, 0.0) + value for name, value in other.sums.items()}
+        self.maxima |= {name: max(self.maxima.get(name, value), value) for name, value in other.maxima.items()}
+        self.n_tokens += other.n_tokens
+        self.n_trained += other.n_trained
 
 
-def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, loss: Loss) -> tuple[Tensor, _Seen]:
+def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, loss: Loss) -> tuple[Tensor, _Metrics]:
     """Return the summed, weighted loss of N tokens, and its metrics."""
     batch = TokenBatch(
         outputs.logprobs_N,
@@ -344,7 +340,7 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
         sums = {"entropy": outputs.entropies_N.sum(), **terms.sums}
         values = listed(torch.stack([summed, *sums.values(), *terms.maxima.values()]))  # one copy from the device
     n_sums = len(sums)
-    return summed, _Seen(
+    return summed, _Metrics(
         values[0],
         dict(zip(sums, values[1 : 1 + n_sums], strict=True)),
         dict(zip(terms.maxima, values[1 + n_sums :], strict=True)),
@@ -366,36 +362,3 @@ def _memory_failure(
             raise
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return None
-
-
-class _Totals:
-    """Sums and maxima of the metrics of several micro-batches."""
-
-    def __init__(self) -> None:
-        self._loss = 0.0
-        self._sums: dict[str, float] = {}
-        self._maxima: dict[str, float] = {}
-        self._n_tokens = 0
-        self._n_trained = 0
-
-    def add(self, seen: _Seen, *, n_tokens: int, n_trained: int) -> None:
-        """Add a micro-batch: its loss, its metrics, and its numbers of tokens and of trained
-        tokens.
-        """
-        self._loss += seen.loss
-        for name, value in seen.sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        for name, value in seen.maxima.items():
-            self._maxima[name] = max(self._maxima.get(name, value), value)
-        self._n_tokens += n_tokens
-        self._n_trained += n_trained
-
-    def result(self, n_sequences: int) -> ForwardBackwardResult:
-        """Return the totals; a metric is its mean over the trained tokens, or its maximum."""
-        return ForwardBackwardResult(
-            loss=self._loss,
-            n_sequences=n_sequences,
-            n_tokens=self._n_tokens,
-            n_trained=self._n_trained,
-            metrics={name: value / self._n_trained for name, value in self._sums.items()} | self._maxima,
-        )

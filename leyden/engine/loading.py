@@ -45,11 +45,6 @@ class LoadedPolicy:
     """The number of rows of the model's embeddings."""
 
     @property
-    def n_parameters(self) -> int:
-        """The number of the model's parameters, trained or not."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
     def device_type(self) -> str:
         """The kind of device that the model is on, such as "cpu"."""
         return next(self.model.parameters()).device.type
@@ -65,7 +60,7 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
     belongs to another model.
     """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    wanted = _dtype(dtype)
+    wanted: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
     if isinstance(model, str | Path):
         loaded = _from_pretrained(AutoModelForCausalLM, model, dtype=wanted or torch.float32)
         tokenizer = str(model) if tokenizer is None else tokenizer
@@ -165,18 +160,6 @@ def _one_at_a_time() -> Generator[None]:
         finally:
             if shows_progress:
                 transformers_logging.enable_progress_bar()
-
-
-def _dtype(name: str | None) -> torch.dtype | None:
-    """Return torch's floating-point type of this name; None for None. Raise ConfigError for another
-    name.
-    """
-    if name is None:
-        return None
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype={name!r} is not a floating-point type of torch; use 'float32' or 'bfloat16'")
-    return dtype
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

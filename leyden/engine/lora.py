@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from leyden.engine.base import LoRA
+from leyden.engine.state import first_difference
 from leyden.engine.untyped import load_tensors
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
@@ -99,14 +100,6 @@ def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
         found = load_tensors(folder / _WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"the adapter in {folder} cannot be read: {error}") from error
-    wanted = {name: tuple(each.shape) for name, each in peft.get_peft_model_state_dict(model).items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    different = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
-    if different:
-        name = different[0]
-        raise ConfigError(
-            f"the adapter in {folder} belongs to another model ({made_for}): "
-            f"{len(different)} tensors differ, the first is {name!r}: {shapes.get(name, 'missing')} in the adapter, "
-            f"{wanted.get(name, 'missing')} for this model"
-        )
+    if difference := first_difference(found, peft.get_peft_model_state_dict(model)):
+        raise ConfigError(f"the adapter in {folder} belongs to another model ({made_for}): {difference}")
     peft.set_peft_model_state_dict(model, found)

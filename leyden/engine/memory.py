@@ -1,5 +1,5 @@
 """Save the accelerator's memory in training: recognise errors that mean that memory ran out, and
-keep optimizer state in the CPU's memory.
+move optimizer state.
 
 The module knows exceptions, tensors and optimizers.
 """
@@ -30,34 +30,13 @@ def free_cached_memory() -> None:
         torch.cuda.empty_cache()
 
 
-class OffloadedOptimizer:
-    """Keeps an optimizer's moments, and tensors that only the optimizer reads, in the CPU's memory
-    between two steps.
-
-    Call `load` before a step and `store` after it. On the CPU both do nothing.
+def move_optimizer(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], device: torch.device) -> None:
+    """Move an optimizer's moments, and tensors that only the optimizer reads (`masters`, such as
+    float32 copies of weights), to a device.
     """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], device: torch.device) -> None:
-        """masters: tensors that only the optimizer reads, such as float32 copies of weights.
-        device: the accelerator on which steps are taken.
-        """
-        self._optimizer, self._masters, self._device = optimizer, masters, device
-
-    def load(self) -> None:
-        """Move the moments and masters to the accelerator, before a step."""
-        self._move(self._device)
-
-    def store(self) -> None:
-        """Move the moments and masters to the CPU, and free the accelerator's memory."""
-        self._move(torch.device("cpu"))
-        if self._device.type != "cpu":
-            free_cached_memory()
-
-    def _move(self, device: torch.device) -> None:
-        """Move the master weights and the optimizer's moments to a device."""
-        for master in self._masters:
-            master.data = master.data.to(device)
-        for state in cast("list[dict[str, Any]]", list(self._optimizer.state.values())):
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = value.to(device)
+    for master in masters:
+        master.data = master.data.to(device)
+    for state in cast("list[dict[str, Any]]", list(optimizer.state.values())):
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                state[name] = value.to(device)

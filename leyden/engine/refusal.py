@@ -25,6 +25,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def unknown_token(ids: Sequence[int], n_vocabulary: int) -> str | None:
+    """Return the end of an error message for token ids outside the vocabulary; None if all are
+    known.
+    """
+    if not ids or 0 <= min(ids) <= max(ids) < n_vocabulary:
+        return None
+    bad = next(token for token in ids if not 0 <= token < n_vocabulary)
+    return f"has the token id {bad}; the vocabulary has {n_vocabulary} tokens, so encode with this model's tokenizer"
+
+
 def check_prompts(prompts: Sequence[Sequence[int]], n_vocabulary: int, max_length: int) -> None:
     """Raise ConfigError, which names the prompt, for a prompt that is empty, too long, or has an
     unknown token id.
@@ -32,12 +42,8 @@ def check_prompts(prompts: Sequence[Sequence[int]], n_vocabulary: int, max_lengt
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(f"prompt {index} has no tokens; give it at least one")
-        if not 0 <= min(prompt) <= max(prompt) < n_vocabulary:
-            bad = next(token for token in prompt if not 0 <= token < n_vocabulary)
-            raise ConfigError(
-                f"prompt {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens, so encode the prompt with "
-                "this model's tokenizer"
-            )
+        if fault := unknown_token(prompt, n_vocabulary):
+            raise ConfigError(f"prompt {index} {fault}")
         if len(prompt) >= max_length:
             raise ConfigError(
                 f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}, so "

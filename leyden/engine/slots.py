@@ -9,7 +9,7 @@ over, so that only the rest of the prompt is computed.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Sequence
 
 
@@ -26,8 +26,6 @@ class SlotTable:
         """The tokens of each kept row, as bytes; the longest unused first."""
         self._rows_of: dict[bytes, list[int]] = {}
         """The kept rows by their tokens."""
-        self._lengths: defaultdict[int, int] = defaultdict(int)
-        """The number of kept rows by the number of bytes of their tokens."""
         self.reused_tokens = 0
         """How many tokens of prompts were found in kept rows."""
 
@@ -62,14 +60,12 @@ class SlotTable:
         key = _key(tokens)
         self._kept[row] = key
         self._rows_of.setdefault(key, []).append(row)
-        self._lengths[len(key)] += 1
 
     def forget(self) -> None:
         """Free every kept row, because the weights that computed their caches have changed."""
         self._free.extend(self._kept)
         self._kept.clear()
         self._rows_of.clear()
-        self._lengths.clear()
 
     def _longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int] | None:
         """Remove the kept row whose tokens are the longest prefix of the prompt. Return the row and
@@ -78,7 +74,7 @@ class SlotTable:
         if not self._kept:
             return None
         key = _key(prompt)
-        for n_bytes in sorted(self._lengths, reverse=True):
+        for n_bytes in sorted({len(kept) for kept in self._rows_of}, reverse=True):
             if n_bytes <= len(key) and (rows := self._rows_of.get(key[:n_bytes])):
                 row = rows[-1]
                 self._unkeep(row)
@@ -92,9 +88,6 @@ class SlotTable:
         rows.remove(row)
         if not rows:
             del self._rows_of[key]
-        self._lengths[len(key)] -= 1
-        if not self._lengths[len(key)]:
-            del self._lengths[len(key)]
 
 
 _ITEM = array("i").itemsize

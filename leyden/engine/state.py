@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -119,12 +120,10 @@ def read_state(path: Path, learner: TorchLearner) -> LoadedState:
         version = int(about["policy_version"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"the engine state in {path} is damaged: {type(error).__name__}: {error}") from error
-    _check_fits(path, weights, {name: tuple(tensor.shape) for name, tensor in learner.masters.items()})
-    _check_fits(
-        path,
-        moments,
-        {f"{n}.{moment}": tuple(learner.masters[n].shape) for n in steps if n in weights for moment in _MOMENTS},
-    )
+    moments_of = {f"{n}.{moment}": learner.masters[n] for n in steps if n in learner.masters for moment in _MOMENTS}
+    for found, wanted in ((weights, learner.masters), (moments, moments_of)):
+        if difference := first_difference(found, wanted):
+            raise CheckpointError(f"the engine state in {path} belongs to another model: {difference}")
     return LoadedState(weights, moments, steps, version, random_state)
 
 
@@ -148,16 +147,13 @@ def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
         learner.offload()
 
 
-def _check_fits(path: Path, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError unless the state's tensors have the names and shapes of the model's
-    (`wanted`).
+def first_difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
+    """Return how stored tensors differ from a model's (`wanted`) in names and shapes; None if they
+    do not.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    if shapes == wanted:
-        return
-    different = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
-    name = different[0]
-    raise CheckpointError(
-        f"the engine state in {path} belongs to another model: {len(different)} tensors differ, the first is {name!r}: "
-        f"{shapes.get(name, 'missing')} in the state, {wanted.get(name, 'missing')} in the model"
-    )
+    there, here = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (found, wanted))
+    different = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    if not different:
+        return None
+    name, shapes = different[0], [each.get(different[0], "missing") for each in (there, here)]
+    return f"{len(different)} tensors differ, the first is {name!r}: {shapes[0]} in the file, {shapes[1]} in the model"

@@ -6,7 +6,7 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -29,10 +29,6 @@ class Text:
             tokenizer, "clean_up_tokenization_spaces", False
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(getattr(self.tokenizer, "chat_template", None))
-
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return the token ids of a text. special: whether to add the tokens that the tokenizer
         puts around a plain text, such as a begin-of-text token.
@@ -52,13 +48,6 @@ class Text:
                 parts += [self._decode(ids[start:place]), self.piece(token)[0]]
                 start = place + 1
         return "".join([*parts, self._decode(ids[start:])])
-
-    def special_ids(self, tokens: Iterable[str]) -> frozenset[int]:
-        """Return the ids of the tokens among `tokens` that are special, so that `decode` leaves
-        them out.
-        """
-        known: dict[int, Any] = self.tokenizer.added_tokens_decoder
-        return frozenset(number for number, token in known.items() if token.special and token.content in tokens)
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens without special ones. It uses the tokenizer's Rust backend
@@ -120,12 +109,14 @@ class StreamedText:
         end = len(whole)
         while end and whole[end - 1] == _REPLACEMENT:
             end -= 1
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, end), 0, -1):
-                if whole.endswith(stop[:length], 0, end):
-                    end -= length
-                    break
-        return end
+        return end - begun_length(whole[:end], self._stops)
+
+
+def begun_length(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the longest end of a text with which one of the marks may begin."""
+    longest = max(map(len, marks), default=1) - 1
+    ends = ((length, text[-length:]) for length in range(min(longest, len(text)), 0, -1))
+    return next((n for n, end in ends if any(len(mark) > n and mark.startswith(end) for mark in marks)), 0)
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:

@@ -128,11 +128,6 @@ class ChatRequest(CompletionRequest):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
-    def may_choose(self) -> bool:
-        """Whether the model may choose among all of the tools."""
-        return len(self._callable_tools) == len(self.tools)
-
-    @property
     def constrained(self) -> bool:
         """Whether the response must follow a grammar: tool calls or JSON."""
         return self.tool_choice == "required" or self._json_schema is not None

@@ -68,5 +68,5 @@ async def test_a_required_tool_is_called(running: PolicyBackend):
 
 @pytest.mark.parametrize("kind", [EmbeddedBackend, IsolatedBackend])
 def test_an_unknown_parser_of_tool_calls_is_refused_with_the_known_ones(kind: type[PolicyBackend], model_folder: Path):
-    with pytest.raises(ConfigError, match="tool_parser='hermse' is not known; did you mean 'hermes'"):
+    with pytest.raises(ConfigError, match="tool_parser is 'hermse'; did you mean 'hermes'"):
         kind(model_folder, tool_parser="hermse")

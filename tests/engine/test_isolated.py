@@ -16,7 +16,7 @@ import aiohttp
 import psutil
 import pytest
 
-from leyden.engine import EmbeddedBackend, IsolatedBackend, SamplingParams, policy_backend
+from leyden.engine import EmbeddedBackend, IsolatedBackend, SamplingParams
 from leyden.errors import ConfigError, EngineError
 from tests.engine import tiny
 from tests.engine.waiting import until_sampling
@@ -166,11 +166,6 @@ def test_what_cannot_go_to_another_process_is_refused_at_once(folder: Path):
         IsolatedBackend(folder, max_batch_rows=0)
     with pytest.raises(TypeError, match="colour"):
         IsolatedBackend(folder, colour="red")
-
-
-def test_one_function_makes_either(folder: Path):
-    assert isinstance(policy_backend(folder), EmbeddedBackend)
-    assert isinstance(policy_backend(folder, isolate=True), IsolatedBackend)
 
 
 def test_importing_the_package_loads_no_model_library_and_no_server():

@@ -87,7 +87,7 @@ async def test_training_goes_on_with_an_exported_adapter(folder: Path, trained: 
 async def test_an_adapter_of_another_model_is_refused_by_name(trained: tuple[Path, int, float], tmp_path: Path):
     adapter = trained[0] / "adapter"
     for options, message in (
-        ({"hidden": 32}, r"belongs to another model \(.*model\d+\): .*lora_A.*\(4, 192\) in the adapter, \(4, 96\)"),
+        ({"hidden": 32}, r"belongs to another model \(.*model\d+\): .*lora_A.*\(4, 192\) in the file, \(4, 96\)"),
         ({"kind": "gpt2", "n_positions": 512}, "belongs to another model"),
     ):
         model: Any = tiny.model(**options)

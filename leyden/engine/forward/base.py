@@ -73,8 +73,8 @@ class KeyValueStore:
     def __init__(self, max_rows: int, max_length: int) -> None:
         self._max_rows = max_rows
         self._max_length = max_length
-        self._keys: list[Tensor | None] = []
-        self._values: list[Tensor | None] = []
+        self._layers: list[list[Tensor]] = []
+        """The keys and the values of each layer."""
         self._rows = min(16, max_rows)
         """The number of rows that are allocated at least."""
         self._length = min(64, max_length)
@@ -94,15 +94,21 @@ class KeyValueStore:
 
     def write(self, layer: int, rows_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write the keys and values (N, heads, dim) of N tokens to their rows and positions."""
-        self._at_least(self._keys, layer, keys)[rows_N, :, positions_N] = keys
-        self._at_least(self._values, layer, values)[rows_N, :, positions_N] = values
+        while len(self._layers) <= layer:
+            self._layers.append([each.new_empty(0, each.shape[1], 0, each.shape[2]) for each in (keys, values)])
+        held = self._layers[layer]
+        if held[0].shape[0] < self._rows or held[0].shape[2] < self._length:
+            for place, tensor in enumerate(held):
+                held[place] = self._grown(tensor)
+        held[0][rows_N, :, positions_N] = keys
+        held[1][rows_N, :, positions_N] = values
 
     def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values (B, heads, length, dim) of the first `length` positions of
         each row. They are valid until the next call.
         """
         found: list[Tensor] = []
-        for place, tensor in enumerate(self._layer(layer)):
+        for place, tensor in enumerate(self._layers[layer]):
             _, n_heads, _, size = tensor.shape
             shape = len(rows_B), n_heads, length, size
             read = self._memory(place, tensor, math.prod(shape)).view(shape)
@@ -111,13 +117,12 @@ class KeyValueStore:
 
     def read_at(self, layer: int, rows_B1: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values (B, T, heads, dim) at the given positions of each row."""
-        keys, values = self._layer(layer)
+        keys, values = self._layers[layer]
         return keys[rows_B1, :, positions_BT], values[rows_B1, :, positions_BT]
 
     def clear(self) -> None:
         """Free the memory of all keys and values."""
-        self._keys.clear()
-        self._values.clear()
+        self._layers.clear()
         self._read.clear()
 
     def _memory(self, place: int, like: Tensor, n: int) -> Tensor:
@@ -131,29 +136,10 @@ class KeyValueStore:
             self._read[place] = like.new_empty(n)
         return self._read[place][:n]
 
-    def _layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer that has been written to."""
-        keys, values = self._keys[layer], self._values[layer]
-        assert keys is not None
-        assert values is not None
-        return keys, values
-
-    def _at_least(self, tensors: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
-        """Return a layer's keys or values with room for `_rows` rows of `_length` tokens. If the
-        stored tensor is too small, copy it into a larger one.
-
-        like: any tensor of shape (tokens, heads, head size) with the dtype and device to use.
-        """
-        while len(tensors) <= layer:
-            tensors.append(None)
-        held = tensors[layer]
-        if held is not None and held.shape[0] >= self._rows and held.shape[2] >= self._length:
-            return held
+    def _grown(self, held: Tensor) -> Tensor:
+        """Return a layer's keys or values with room for `_rows` rows of `_length` tokens."""
         # Zeros and not empty memory, because a masked position may be read, and NaN times zero is
         # NaN.
-        n_heads, size = like.shape[1:]
-        grown = torch.zeros(self._rows, n_heads, self._length, size, dtype=like.dtype, device=like.device)
-        if held is not None:
-            grown[: held.shape[0], :, : held.shape[2]] = held
-        tensors[layer] = grown
+        grown = held.new_zeros(self._rows, held.shape[1], self._length, held.shape[3])
+        grown[: held.shape[0], :, : held.shape[2]] = held
         return grown

@@ -14,9 +14,10 @@ vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -53,9 +54,9 @@ class UncachedForward:
 
     def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
         inputs, chosen_BS = self._inputs(sequences, positions)
-        with _HeadInput(self.model.get_output_embeddings()) as seen:
+        with _head_input(self.model.get_output_embeddings()) as seen:
             self.model(**inputs)
-        return seen.hidden[chosen_BS]
+        return seen[-1][chosen_BS]
 
     def recompute_layers(self) -> None:
         recompute_layers(self.model)
@@ -79,14 +80,8 @@ class UncachedForward:
         for example by a cap or a scale.
         """
         head = self.model.get_output_embeddings()
-        sequences, positions = [[0, 1, 2], [2, 1, 0]], [[0, 2], [1]]
-        try:
-            with torch.no_grad():
-                split: Tensor = head(self.hidden_at(sequences, positions))
-                whole = self.logits_at(sequences, positions)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-            return None
-        return head if split.shape == whole.shape and torch.allclose(split, whole, atol=1e-5) else None
+        batch = [[0, 1, 2], [2, 1, 0]], [[0, 2], [1]]
+        return head if _agree(lambda: (head(self.hidden_at(*batch)), self.logits_at(*batch))) else None
 
     def _selection_works(self) -> bool:
         """Return whether the model's option `logits_to_keep` takes a boolean mask of positions,
@@ -94,13 +89,18 @@ class UncachedForward:
         """
         ids = torch.zeros(2, 3, dtype=torch.long, device=self.device)
         mask = torch.tensor([[True, False, True], [False, True, False]], device=self.device)
-        try:
-            with torch.no_grad():
-                chosen: Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=mask).logits
-                whole: Tensor = self.model(input_ids=ids, use_cache=False).logits[mask]
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            return False
-        return chosen.shape == whole.shape and torch.allclose(chosen, whole, atol=1e-5)
+        inputs = {"input_ids": ids, "use_cache": False}
+        return _agree(lambda: (self.model(**inputs, logits_to_keep=mask).logits, self.model(**inputs).logits[mask]))
+
+
+def _agree(compute: Callable[[], tuple[Tensor, Tensor]]) -> bool:
+    """Return whether two ways to compute a tensor give the same; False if one of them raises."""
+    try:
+        with torch.no_grad():
+            one, other = compute()
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    return one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
 
 
 class CachedForward(UncachedForward):
@@ -145,7 +145,9 @@ class CachedForward(UncachedForward):
         """
         self._plan.prepare(rows, [len(sequence) for sequence in sequences], cached, self.device)
         width = self._plan.width
-        ids_BS = torch.tensor([_left_padded(s[c:], width) for s, c in zip(sequences, cached, strict=True)])
+        ids_BS = torch.tensor(
+            [[0] * (width - len(s) + c) + list(s[c:]) for s, c in zip(sequences, cached, strict=True)]
+        )
         inputs: dict[str, Any] = {
             "input_ids": ids_BS.to(self.device),
             "attention_mask": self._plan.attention_mask_BT,
@@ -162,32 +164,26 @@ class CachedForward(UncachedForward):
         self._store.clear()
 
 
-class _HeadInput:
-    """During the block, keeps the input of a model's output head, and gives the head no token to
-    work on. Calls of the model in other threads are not changed.
+@contextlib.contextmanager
+def _head_input(head: Any) -> Generator[list[Tensor]]:
+    """During the block, collect the inputs (B, S, E) of a model's output head, and give the head no
+    token to work on. Calls of the model in other threads are not changed.
     """
+    seen: list[Tensor] = []
+    thread = threading.get_ident()
 
-    def __init__(self, head: Any) -> None:
-        self._head = head
-        self._thread = threading.get_ident()
-        self.hidden: Tensor
-        """Shape (B, S, E)."""
-
-    def __enter__(self) -> _HeadInput:
-        self._hook = self._head.register_forward_pre_hook(self._catch)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-
-    def _catch(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Keep the head's input, and return the arguments with no token instead. torch calls it
-        before the head.
-        """
-        if threading.get_ident() != self._thread:
+    def catch(module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the arguments with no token. torch calls it before the head."""
+        if threading.get_ident() != thread:
             return None
-        self.hidden = arguments[0]
-        return (self.hidden[:, :0], *arguments[1:])
+        seen.append(arguments[0])
+        return (arguments[0][:, :0], *arguments[1:])
+
+    hook = head.register_forward_pre_hook(catch)
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 class _Plan:
@@ -255,10 +251,6 @@ class _RowLayer(DynamicLayer):
 def _innermost(model: Any) -> Any:
     """Return the transformers model inside a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _left_padded(tokens: Sequence[int], width: int) -> list[int]:
-    return [0] * (width - len(tokens)) + list(tokens)
 
 
 def _right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,10 @@ K key-value heads, G = H / K, D head size, U tokens of a prefix tree, E width of
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,8 +54,9 @@ class LayoutForward:
         self._embed, self._final_norm, self._head = inner.model.embed_tokens, inner.model.norm, inner.lm_head
         self.head: Callable[[Tensor], Tensor] | None = inner.lm_head
         self._layers = [_Layer(layer) for layer in inner.model.layers]
-        self._run: Callable[..., Tensor] = _call
-        """Runs one layer of a forward pass for a gradient: `_call`, or `recomputed`."""
+        self._run: Callable[..., Tensor] = cast(Any, operator.call)
+        """Runs one layer of a forward pass for a gradient, and keeps its activations; `recomputed`
+        does not."""
         self._store = KeyValueStore(max_rows, max_length)
         self.device: torch.device = self._embed.weight.device
         self._cos, self._sin = _rotary_table(inner.model.rotary_emb, max_length, self._embed.weight)
@@ -265,26 +267,19 @@ class _StepTokens:
             row_of += [rows[b]] * (lengths[b] - cached[b])
             last[b] = len(ids) - 1
         device = like.device
-        every = _single(list(rows), lengths, like)
+        single = every = _single(list(rows), lengths, like)
+        if prompts:
+            single = _single([rows[b] for b in singles], [lengths[b] for b in singles], like) if singles else None
         return cls(
             ids_N=torch.tensor(ids, device=device),
             positions_N=torch.tensor(positions, device=device),
             rows_N=torch.tensor(row_of, device=device),
             n_single=len(singles),
-            single=_some(singles, every, rows, lengths, like),
+            single=single,
             prompts=_prompts(prompts, rows, lengths, cached, like) if prompts else None,
             every=every,
             last_B=torch.tensor(last, device=device) if prompts else None,
         )
-
-
-def _some(singles: list[int], every: _Single, rows: Sequence[int], lengths: list[int], like: Tensor) -> _Single | None:
-    """Return the inputs of attention for the sequences at the indices `singles`; `every` if these
-    are all, None if there are none.
-    """
-    if len(singles) in (0, len(rows)):
-        return every if singles else None
-    return _single([rows[b] for b in singles], [lengths[b] for b in singles], like)
 
 
 def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
@@ -320,11 +315,6 @@ def _mask(hidden: Tensor, like: Tensor) -> Tensor:
     a boolean mask in each layer.)
     """
     return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf).to(like.device)
-
-
-def _call(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Run a layer, and keep its activations for the gradient."""
-    return layer(*arguments)
 
 
 def _attend_rows(q: Tensor, k: Tensor, v: Tensor, hidden_BQS: Tensor | None) -> Tensor:

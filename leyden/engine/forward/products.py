@@ -72,7 +72,9 @@ def packed_bytes(model: torch.nn.Module) -> int:
 @functools.cache
 def has_faster_products() -> bool:
     """Return whether `linear` is faster than torch on this machine, and right."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not _is_amd():
+    cpu = Path("/proc/cpuinfo")
+    is_amd = cpu.exists() and "AuthenticAMD" in cpu.read_text()
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not is_amd:
         return False
     generator = torch.Generator().manual_seed(0)
     x_NI, weight_OI = (torch.randn(*shape, generator=generator) for shape in ((5, 7), (3, 7)))
@@ -131,11 +133,8 @@ class LinearForward:
             packed = self._packed = _pack(weight_OI)
         return _product(input, packed, bias_O)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_module": self._module}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_module"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LinearForward, (self._module,)
 
     @property
     def packed_bytes(self) -> int:
@@ -193,8 +192,3 @@ def _pack(weight_OI: Tensor) -> Tensor:
 def _product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias by oneDNN. Weights may be packed; both may be transposed views."""
     return _onednn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
-
-
-def _is_amd() -> bool:
-    file = Path("/proc/cpuinfo")
-    return file.exists() and "AuthenticAMD" in file.read_text()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
+from leyden.engine.text import begun_length
+
 Json = dict[str, Any]
 Schemas = Mapping[str, Json]
 """The JSON schema of each tool's arguments, by the tool's name."""
@@ -147,10 +149,7 @@ class Reader:
             text = self._rest.lstrip()
             may_begin = self._at_start and any(marker.startswith(text) for marker in self._parser.markers)
             return 0 if may_begin else len(self._rest)
-        for length in range(max(map(len, self._parser.markers)) - 1, 0, -1):
-            if any(len(marker) > length and self._rest.endswith(marker[:length]) for marker in self._parser.markers):
-                return len(self._rest) - length
-        return len(self._rest)
+        return len(self._rest) - begun_length(self._rest, self._parser.markers)
 
     def _take(self, length: int) -> str:
         """Remove `length` characters of content from the rest, and return them without white space

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import json
 import shutil
@@ -16,34 +17,31 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from leyden.engine.base import (
     EngineCapabilities,
     EngineStatistics,
-    ForwardBackwardResult,
-    ForwardResult,
     LoRA,
-    OptimParams,
-    OptimStepResult,
     PolicyBackend,
     SampledResponse,
     SamplingParams,
+    started,
 )
-from leyden.engine.embedded import EmbeddedBackend, embedded_capabilities
-from leyden.engine.isolated import IsolatedBackend
+from leyden.engine.control import Method
+from leyden.engine.embedded import EmbeddedBackend
+from leyden.engine.isolated import IsolatedBackend, reachable
 from leyden.engine.refusal import check_prompts
 from leyden.engine.vllm.client import Unreachable, VLLMClient
-from leyden.engine.vllm.folder import OUTPUT_HEAD, read_config, untie_embeddings
+from leyden.engine.vllm.folder import OUTPUT_HEAD, read_config, text_config, untie_embeddings
 from leyden.engine.vllm.parity import largest_difference, learner_scores, probes_for, stale_weights
 from leyden.engine.vllm.process import DEFAULT_PYTHON, FoundServer, Server, ServerOptions, StartedServer
 from leyden.errors import ConfigError, EngineError
 from leyden.host.listening import check_token
-from leyden.maths.losses import Loss
 from leyden.options import check_choice, check_flag, check_names, check_number, check_path, check_port
-from leyden.types import LLM, TrainingSequence
+from leyden.types import LLM
 
 Transfer = Literal["folder", "ipc"]
 
@@ -94,6 +92,16 @@ class _StartedBackend:
     """The folders of the last push, which are removed after the next one."""
     looked_at: float = field(default_factory=time.monotonic)
     """When a probe was last scored, by the monotonic clock."""
+
+
+def _by_learner(method: Method) -> Method:
+    """Return a method that calls the backend's learner."""
+
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        started(self._running)
+        return await getattr(self.learner, method.__name__)(*args, **kwargs)
+
+    return cast(Method, call)
 
 
 class VLLMBackend(PolicyBackend):
@@ -192,7 +200,7 @@ class VLLMBackend(PolicyBackend):
         )
         self.model_name, self._untie, self._transfer = model_name, untie, transfer
         self._model, self._url, self._dtype, self._max_length = model, url, dtype or "float32", max_length
-        self._trains_adapter, self._value_head = lora is not None, bool(learner.get("value_head", False))
+        self._trains_adapter = lora is not None
         self._tolerance = tolerance or _TOLERANCES.get(self._dtype, _TOLERANCE_OF_NARROW_TYPES)
         self._exchange_dir = None if exchange_dir is None else Path(exchange_dir)
         self._max_requests, self._api_key = max_requests, api_key
@@ -205,7 +213,7 @@ class VLLMBackend(PolicyBackend):
             "gpu_memory_utilization": gpu_memory_utilization,
             "start_timeout_seconds": start_timeout_seconds,
             "api_key": api_key,
-            "lora_rank": None if lora is None else (lora.rank if isinstance(lora, LoRA) else LoRA(**lora).rank),
+            "lora_rank": (adapter := LoRA.of(lora)) and adapter.rank,
             "extra_arguments": tuple(extra_arguments),
             "environment": dict(environment or {}),
         }
@@ -214,8 +222,7 @@ class VLLMBackend(PolicyBackend):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        of_learner = embedded_capabilities(value_head=self._value_head, adapter=self._trains_adapter)
-        return EngineCapabilities(losses=of_learner.losses, values=of_learner.values, adapter=of_learner.adapter)
+        return replace(self._learner.capabilities, shared_weights=False, reports_versions=False)
 
     @property
     def learner(self) -> PolicyBackend:
@@ -246,7 +253,7 @@ class VLLMBackend(PolicyBackend):
             undo.push_async_callback(asyncio.to_thread, server.close)
             client = VLLMClient(server.url, self._api_key, most_at_once=self._max_requests)
             undo.push_async_callback(client.close)
-            n_vocabulary = _vocabulary(initial)
+            n_vocabulary = int(text_config(read_config(initial))["vocab_size"])
             probes = probes_for(n_vocabulary, max_length)
             stop_ids = _stop_ids(initial)
             running = _StartedBackend(server, client, exchange, n_vocabulary, max_length, stop_ids, probes, transfers)
@@ -301,7 +308,7 @@ class VLLMBackend(PolicyBackend):
         options = ServerOptions(max_length=max_length, transfers=transfers, **self._server_options)
         if not self._trains_adapter:
             return await asyncio.to_thread(StartedServer, initial, self.model_name, options)
-        return await asyncio.to_thread(StartedServer, _reachable(self._model), f"{self.model_name}-base", options)
+        return await asyncio.to_thread(StartedServer, reachable(self._model), f"{self.model_name}-base", options)
 
     async def _adopt(self, running: _StartedBackend, initial: Path) -> None:
         """Make sure that a server that is ready samples with the learner's weights.
@@ -330,51 +337,26 @@ class VLLMBackend(PolicyBackend):
 
     # ---- the learner -----------------------------------------------------------------------------
 
-    async def forward(
-        self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
-    ) -> ForwardResult:
-        self._started()
-        return await self._learner.forward(sequences, temperature=temperature, values=values)
-
-    async def forward_backward(
-        self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
-    ) -> ForwardBackwardResult:
-        self._started()
-        return await self._learner.forward_backward(sequences, loss, temperature=temperature)
-
-    async def optim_step(self, params: OptimParams) -> OptimStepResult:
-        self._started()
-        return await self._learner.optim_step(params)
-
-    async def save_state(self, path: Path) -> None:
-        self._started()
-        await self._learner.save_state(path)
-
-    async def snapshot_state(self, path: Path) -> bool:
-        self._started()
-        return await self._learner.snapshot_state(path)
-
-    async def state_written(self, path: Path) -> None:
-        await self._learner.state_written(path)
+    forward = _by_learner(PolicyBackend.forward)
+    forward_backward = _by_learner(PolicyBackend.forward_backward)
+    optim_step = _by_learner(PolicyBackend.optim_step)
+    device = _by_learner(PolicyBackend.device)
+    save_state = _by_learner(PolicyBackend.save_state)
+    snapshot_state = _by_learner(PolicyBackend.snapshot_state)
+    state_written = _by_learner(PolicyBackend.state_written)
+    save_pretrained = _by_learner(PolicyBackend.save_pretrained)
+    save_adapter = _by_learner(PolicyBackend.save_adapter)
 
     async def load_state(self, path: Path) -> None:
-        running = self._started()
+        running = started(self._running)
         await self._learner.load_state(path)
         async with self._explained(running):
             await self._push(running)
 
-    async def save_pretrained(self, path: Path) -> None:
-        self._started()
-        await self._learner.save_pretrained(path)
-
-    async def save_adapter(self, path: Path) -> None:
-        self._started()
-        await self._learner.save_adapter(path)
-
     # ---- the sampler -----------------------------------------------------------------------------
 
     def endpoint(self) -> LLM:
-        running = self._started()
+        running = started(self._running)
         return LLM(endpoint=f"{running.server.url}/v1", model=self.model_name, api_key=self._api_key)
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
@@ -382,7 +364,7 @@ class VLLMBackend(PolicyBackend):
 
         Raise ConfigError for an invalid prompt, and for a top_p below 1.
         """
-        running = self._started()
+        running = started(self._running)
         if params.top_p < 1:
             raise ConfigError(
                 f"top_p is {params.top_p}; vLLM reports the log-probabilities of the truncated distribution, "
@@ -396,7 +378,7 @@ class VLLMBackend(PolicyBackend):
             )
 
     async def publish_weights(self) -> int:
-        running = self._started()
+        running = started(self._running)
         if self._learner.policy_version != self._policy_version:
             async with self._explained(running):
                 await self._push(running)
@@ -408,7 +390,7 @@ class VLLMBackend(PolicyBackend):
         At most every 20 seconds a probe is scored, because a proxy may have begun to drop token
         ids. Raise EngineError if the server has died, was restarted, or reports no token ids.
         """
-        running = self._started()
+        running = started(self._running)
         running.server.check()
         async with self._explained(running):
             counters = await running.client.counters()
@@ -441,7 +423,7 @@ class VLLMBackend(PolicyBackend):
         folder = running.exchange / f"push-{running.n_pushes}"
         if running.transfers:
             weights = await self._learner.share_weights()
-            async with self._paused(running):
+            async with running.client.paused():
                 await running.client.transfer(weights)
         else:
             if self._trains_adapter:
@@ -466,22 +448,11 @@ class VLLMBackend(PolicyBackend):
         """Let the server load a folder of weights, or of an adapter, while no request is
         running.
         """
-        async with self._paused(running):
+        async with running.client.paused():
             if self._trains_adapter:
                 await running.client.load_adapter(self.model_name, str(folder))
             else:
                 await running.client.reload(str(folder))
-
-    @contextlib.asynccontextmanager
-    async def _paused(self, running: _StartedBackend) -> AsyncGenerator[None]:
-        """Hold new requests at the server during the block, which begins when the running ones have
-        ended.
-        """
-        await running.client.pause()
-        try:
-            yield
-        finally:
-            await running.client.resume()
 
     async def _verify(self, running: _StartedBackend, folder: Path) -> None:
         """Raise EngineError if the server's log-probabilities of the probes differ from the
@@ -492,31 +463,24 @@ class VLLMBackend(PolicyBackend):
         folder: the folder of the weights that were just published.
         """
         wanted = await learner_scores(self._learner, running.probes)
-        difference = largest_difference(await self._score(running, running.probes), wanted)
+        score = functools.partial(running.client.score, self.model_name, running.probes)
+        difference = largest_difference(await score(), wanted)
         if difference <= self._tolerance:
             return
         if running.transfers and folder.name != _INITIAL:
             await self._write(folder)
             await self._load(running, folder)
-            if largest_difference(await self._score(running, running.probes), wanted) <= self._tolerance:
+            if largest_difference(await score(), wanted) <= self._tolerance:
                 raise EngineError(
                     f"vLLM's own transfer left other weights than were published: the log-probabilities of "
                     f"{len(running.probes)} probes differ by up to {difference:.4g} (tolerance={self._tolerance:g}), and "
                     "from a folder the server takes them all: give transfer='folder'"
                 )
-
-        async def publish(path: Path) -> None:
-            await self._load(running, path)
-
-        async def score(probes: Sequence[Sequence[int]]) -> list[list[float]]:
-            return await self._score(running, probes)
-
         stale = await stale_weights(
             folder,
             running.exchange / "check",
-            publish=publish,
+            publish=functools.partial(self._load, running),
             score=score,
-            probes=running.probes,
             wanted=wanted,
             tolerance=self._tolerance,
         )
@@ -525,10 +489,6 @@ class VLLMBackend(PolicyBackend):
             f"{len(running.probes)} probes differ by up to {difference:.4g} (tolerance={self._tolerance:g}). "
             + _remedy(stale, trains_adapter=self._trains_adapter)
         )
-
-    async def _score(self, running: _StartedBackend, probes: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the server's log-probability of each token of the probes."""
-        return await running.client.score(self.model_name, probes)
 
     async def _mark(self, running: _StartedBackend) -> None:
         """Give the server's loaded weights a name, which it loses when it is restarted. A server
@@ -558,12 +518,6 @@ class VLLMBackend(PolicyBackend):
                 f"{running.server.url} has other weights ({found}) than those that were published: the server was started "
                 "again, or another program changed its weights. Give each run a server of its own, and resume the run"
             )
-
-    def _started(self) -> _StartedBackend:
-        """Return the started engine. Raise EngineError if it is not started."""
-        if self._running is None:
-            raise EngineError("the engine is not running; call start() first, or use 'async with'")
-        return self._running
 
     @contextlib.asynccontextmanager
     async def _explained(self, running: _StartedBackend) -> AsyncGenerator[None]:
@@ -596,28 +550,10 @@ def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
     return f"{names}Use another version of vLLM, or train with lora=LoRA()"
 
 
-def _reachable(model: str | Path) -> Path:
-    """Return the absolute path of a folder, because the server may run in another one; a hub name
-    is returned unchanged.
-    """
-    path = Path(model)
-    return path.absolute() if path.exists() else path
-
-
-def _text_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of the model's text part, or the whole if it has only that."""
-    config = read_config(folder)
-    return config.get("text_config", config)
-
-
 def _context(folder: Path) -> int:
     """Return the model's context in tokens; 2048 if its configuration does not say."""
-    config = _text_config(folder)
+    config = text_config(read_config(folder))
     return int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
-
-
-def _vocabulary(folder: Path) -> int:
-    return int(_text_config(folder)["vocab_size"])
 
 
 def _stop_ids(folder: Path) -> list[int]:

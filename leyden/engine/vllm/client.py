@@ -9,9 +9,10 @@ be reached.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from leyden.engine.base import SampledResponse, SamplingParams, SharedWeights
@@ -87,14 +88,11 @@ class VLLMClient:
                 "temperature": params.temperature,
                 "top_p": params.top_p,
                 "stop_token_ids": list(stop_ids),
-                "logprobs": 0,
-                "return_token_ids": True,
             }
             if params.seed is not None:
                 body["seed"] = params.seed + index
             async with room:
-                choice = self._choice(await self.post("/v1/completions", body))
-            token_ids = _token_ids(choice, self.url)
+                choice, token_ids = await self._complete(body)
             reported: dict[str, Any] = choice.get("logprobs") or {}
             logprobs = [float(value) for value in reported.get("token_logprobs") or ()]
             if len(logprobs) != len(token_ids):
@@ -123,8 +121,7 @@ class VLLMClient:
             EngineError if the server does not report them.
             """
             body = {"model": model, "prompt": list(probe), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-            choice = self._choice(await self.post("/v1/completions", {**body, "logprobs": 0, "return_token_ids": True}))
-            _token_ids(choice, self.url)
+            choice, _ = await self._complete(body)
             found: list[Mapping[str, Any] | None] = choice.get("prompt_logprobs") or []
             if len(found) != len(probe):
                 raise EngineError(
@@ -136,12 +133,20 @@ class VLLMClient:
 
         return [await one(probe) for probe in probes]  # one after another, so that no batch changes the last bits
 
-    def _choice(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the only choice of an answer. Raise EngineError if it has none."""
+    async def _complete(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[int]]:
+        """Return the only choice of a completion, and its token ids. Raise EngineError if the
+        server reports none.
+        """
+        answer = await self.post("/v1/completions", {**body, "logprobs": 0, "return_token_ids": True})
         choices: list[Mapping[str, Any]] = answer.get("choices") or []
         if not choices:
-            raise EngineError(f"{self.url} returned no choice: {str(dict(answer))[:_ANSWER_CHARACTERS]}")
-        return choices[0]
+            raise EngineError(f"{self.url} returned no choice: {str(answer)[:_ANSWER_CHARACTERS]}")
+        ids: Any = choices[0].get("token_ids")
+        if not isinstance(ids, list):
+            raise EngineError(
+                f"{self.url} reports no token ids; it must honour `return_token_ids` (vLLM 0.10.2 and later)"
+            )
+        return choices[0], [int(each) for each in cast("list[Any]", ids)]
 
     async def models(self) -> dict[str, dict[str, Any]]:
         """Return the served models by name."""
@@ -156,13 +161,14 @@ class VLLMClient:
 
     # ---- weights ---------------------------------------------------------------------------------
 
-    async def pause(self) -> None:
-        """Wait until the running requests end, and hold new requests until `resume`."""
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncGenerator[None]:
+        """Hold new requests during the block, which begins when the running ones have ended."""
         await self.post("/pause?mode=wait", {})
-
-    async def resume(self) -> None:
-        """Continue with the requests that `pause` holds."""
-        await self.post("/resume", {})
+        try:
+            yield
+        finally:
+            await self.post("/resume", {})
 
     async def reload(self, folder: str) -> None:
         """Load the weights of a folder that the server's machine can read, and drop the prefix
@@ -246,14 +252,6 @@ class VLLMClient:
                 f"{self.url}{path} answered {answer.status}: {text[:_ANSWER_CHARACTERS]}{_hint(path, answer.status)}"
             )
         return text
-
-
-def _token_ids(choice: Mapping[str, Any], url: str) -> list[int]:
-    """Return the token ids of a choice. Raise EngineError if the server did not report them."""
-    ids: Any = choice.get("token_ids")
-    if not isinstance(ids, list):
-        raise EngineError(f"{url} reports no token ids; it must honour `return_token_ids` (vLLM 0.10.2 and later)")
-    return [int(each) for each in cast("list[Any]", ids)]
 
 
 def _json(path: str, text: str) -> dict[str, Any]:

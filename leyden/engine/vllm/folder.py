@@ -67,10 +67,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise EngineError(f"{folder} is no model folder, because its config.json cannot be read: {error}") from error
 
 
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the model's text part, or the whole if it has only that."""
+    return config.get("text_config", config)
+
+
 def is_tied(folder: Path) -> bool:
     """Return whether the model's output head and its embeddings are one tensor."""
     config = read_config(folder)
-    text = config.get("text_config", config)
+    text = text_config(config)
     return bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
 
 
@@ -85,7 +90,7 @@ def untie_embeddings(folder: Path) -> bool:
     if not is_tied(folder):
         return False
     config = read_config(folder)
-    text = config.get("text_config", config)
+    text = text_config(config)
     tensors = {tensor.name: tensor for tensor in stored_tensors(folder)}
     if OUTPUT_HEAD not in tensors:
         embeddings = next((each for name, each in tensors.items() if name.endswith(_EMBEDDINGS)), None)

@@ -19,8 +19,9 @@ from leyden.engine.base import Learner
 from leyden.engine.vllm.folder import OUTPUT_HEAD, copy_with_changed, groups_of, is_tied, untie_embeddings
 from leyden.types import TrainingSequence
 
-Score = Callable[[Sequence[Sequence[int]]], Awaitable[list[list[float]]]]
-"""A function that returns the log-probability of each token of each probe except the first."""
+Score = Callable[[], Awaitable[list[list[float]]]]
+"""A function that returns the server's log-probability of each token of each probe except the
+first."""
 Publish = Callable[[Path], Awaitable[None]]
 """A function that lets the server load the weights of a folder."""
 
@@ -56,7 +57,6 @@ async def stale_weights(
     *,
     publish: Publish,
     score: Score,
-    probes: Sequence[Sequence[int]],
     wanted: Sequence[Sequence[float]],
     tolerance: float,
 ) -> list[str]:
@@ -71,18 +71,18 @@ async def stale_weights(
     work: a directory for the copies that the server can read; it is created and removed.
     wanted: the learner's scores of the probes.
     """
-    before, stale = await score(probes), list[str]()
+    before, stale = await score(), list[str]()
     try:
         for name, tensors in groups_of(folder).items():
             await asyncio.to_thread(copy_with_changed, folder, work, tensors)
             await publish(work)
-            if largest_difference(await score(probes), before) <= _SAME:
+            if largest_difference(await score(), before) <= _SAME:
                 stale.append(name)
         if not stale and (work / "config.json").exists() and is_tied(work):
             await asyncio.to_thread(copy_with_changed, folder, work, [])
             await asyncio.to_thread(untie_embeddings, work)
             await publish(work)
-            if largest_difference(await score(probes), wanted) <= tolerance:
+            if largest_difference(await score(), wanted) <= tolerance:
                 stale.append(OUTPUT_HEAD)
     finally:
         await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)

@@ -7,21 +7,20 @@ knows no weights and no algorithm. To explain another failure, add a line to `_C
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
 import sys
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from leyden.engine.embedded import engine_listener
 from leyden.errors import ChildDied, EngineError
 from leyden.host.child import Command
-from leyden.host.listening import listen, netloc
+from leyden.host.listening import netloc
 from leyden.utils.logs import relay_line
 
 logger = logging.getLogger("leyden.engine")
@@ -65,7 +64,7 @@ class StartedServer:
     one.
     """
 
-    def __init__(self, folder: Path, served_name: str, options: ServerOptions) -> None:
+    def __init__(self, model: str | Path, served_name: str, options: ServerOptions) -> None:
         """Start the process. Raise EngineError if the port is taken.
 
         Call `wait_until_ready` next.
@@ -81,11 +80,12 @@ class StartedServer:
         """
         self._is_ready = False
         self._obituary: str | None = None
-        self._died = threading.Event()
-        port = _free_port(options.host, options.port)
+        """How the server ended; None while it runs."""
+        with engine_listener(NAME, options.host, options.port) as listener:
+            port = int(listener.getsockname()[1])  # free now; vLLM opens it later
         self.url = f"http://{netloc(options.host, port)}"
         self._command = Command(
-            command_line(folder, served_name, port, options),
+            command_line(model, served_name, port, options),
             name=NAME,
             relay=self._relay,
             environment=_environment(options),
@@ -101,7 +101,7 @@ class StartedServer:
             self._command.wait_for_url(f"{self.url}/health", self._options.start_timeout_seconds)
         except ChildDied as error:
             text = str(error)
-            if "does not serve" in text and not self._died.is_set():
+            if "does not serve" in text and self._obituary is None:
                 text += (
                     f"\nIt still runs, but start_timeout_seconds={self._options.start_timeout_seconds:g} is over: "
                     "raise it for a large model or a busy machine"
@@ -111,7 +111,7 @@ class StartedServer:
 
     def check(self) -> None:
         """Raise EngineError, with the last lines of its log, if the server has died."""
-        if self._died.is_set():
+        if self._obituary is not None:
             raise EngineError(self.describe_end())
 
     def describe_end(self) -> str:
@@ -136,7 +136,6 @@ class StartedServer:
     def _note_death(self, obituary: str) -> None:
         """Keep and log how the server ended. Called in the thread that watches it."""
         self._obituary = obituary
-        self._died.set()
         logger.error("%s", self._explained(obituary))
 
     def _explained(self, text: str) -> str:
@@ -174,15 +173,15 @@ class FoundServer:
 Server = StartedServer | FoundServer
 
 
-def command_line(folder: Path, served_name: str, port: int, options: ServerOptions) -> list[str]:
-    """Return the command that serves the model in `folder`, with the settings that the learner
+def command_line(model: str | Path, served_name: str, port: int, options: ServerOptions) -> list[str]:
+    """Return the command that serves the model in a folder, with the settings that the learner
     needs.
 
     The sampling defaults of the model's generation config are switched off, because a record does
     not show them. Log-probabilities are reported after the temperature, because the learner
     computes them so.
     """
-    command = [options.python, "-m", _MODULE, "--model", str(folder), "--served-model-name", served_name]
+    command = [options.python, "-m", _MODULE, "--model", str(model), "--served-model-name", served_name]
     command += ["--host", options.host, "--port", str(port), "--dtype", options.dtype]
     command += ["--max-model-len", str(options.max_length)]
     command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
@@ -190,7 +189,8 @@ def command_line(folder: Path, served_name: str, port: int, options: ServerOptio
     if options.gpu_memory_utilization is not None:
         command += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if options.lora_rank is not None:
-        command += ["--enable-lora", "--max-lora-rank", str(_served_rank(options.lora_rank))]
+        rank = str(next((each for each in _RANKS if each >= options.lora_rank), options.lora_rank))
+        command += ["--enable-lora", "--max-lora-rank", rank]
     if options.transfers:
         command += ["--weight-transfer-config", '{"backend": "ipc"}']
     return [*command, *options.extra_arguments]
@@ -222,28 +222,6 @@ def _environment(options: ServerOptions) -> dict[str, str]:
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for --max-lora-rank."""
-
-
-def _served_rank(rank: int) -> int:
-    """Return the smallest value of --max-lora-rank that suffices for adapters of `rank`."""
-    return next((each for each in _RANKS if each >= rank), rank)
-
-
-def _free_port(host: str, port: int) -> int:
-    """Return a port that is free now. vLLM opens it later, so another program may take it first.
-
-    port: the wanted one; 0 for any.
-    """
-    try:
-        with listen(host, port) as listener:
-            return int(listener.getsockname()[1])
-    except OSError as error:
-        why = (
-            "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
-        )
-        raise EngineError(
-            f"the {NAME} cannot listen on host={host!r}, port={port}, which {why}; port=0 takes a free one"
-        ) from error
 
 
 _NO_VLLM: Final = (
