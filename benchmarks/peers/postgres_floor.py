@@ -113,14 +113,15 @@ class PostgresFloorStore:
         return (await self.enqueue_many_rollouts([{"input": task}]))[0]
 
     async def enqueue_many_rollouts(self, requests):
-        now = self._read("get_latest_resources_version")[1]
+        self._wire.send(BEGIN)
+        self._send("expect_latest_resources_version")
         rollouts = []
         for request in requests:
             rollout_id = self._id("ro")
             self._send("insert_rollout", rollout_id=rollout_id, status="queuing", priority=0, input=json.dumps(request["input"]),
-                       config="", metadata="", start_time=now, attempts=0)  # fmt: skip
+                       config="", metadata="", attempts=0)  # fmt: skip
             rollouts.append({"rollout_id": rollout_id})
-        self._commit((ENQUEUED, len(rollouts)), news=[len(rollouts), []])
+        self._commit((ENQUEUED, len(rollouts)), news=[len(rollouts), []], dated=True)
         return rollouts
 
     async def dequeue_rollout(self):
@@ -145,12 +146,13 @@ class PostgresFloorStore:
             self._begin_attempt("lock_rollout", [span])
             return
         seq = self._claimed[rollout_id]
-        self._wire.send(BEGIN)
+        self._commits += 1
         locked, beat = (rollout_id, seq, "running", 1), (number, SPAN_BYTES, 1, None)
         expected = (1, span["attempt_id"], "running", number - 1, None, "f", None, "", 0, 0, 0, None)
         statement = self._positional(self._queries["insert_expected_span"])
-        self._wire.send(statement, *locked, *beat, *expected, *self._row(seq, span))
-        self._commit()
+        counted = (self._commits, self._connection)
+        self._wire.send(statement, *locked, *beat, *expected, *counted, *self._row(seq, span))
+        self._wire.results()
 
     async def add_many_spans(self, spans):
         mine = {}
@@ -249,10 +251,12 @@ class PostgresFloorStore:
         now, *found = [result for result in self._wire.results() if result.nfields]
         return found[-len(asked) :], now.get_value(0, 0).decode()
 
-    def _commit(self, total=("SELECT count_commit($1, $2)",), news=None):
+    def _commit(self, total=("SELECT count_commit($1, $2)",), news=None, *, dated=False):
         self._commits += 1
         told = () if news is None else ("leyden_leyden", json.dumps(["floor", *news, False]))
         self._wire.send(*total, self._connection, self._commits, *told)
+        if dated:
+            self._wire.send(NOW)
         self._wire.commit()
 
     def _send(self, query, **parameters):

@@ -21,6 +21,8 @@ import pytest
 
 from leyden.errors import StoreError
 from leyden.store import LightningStore, PostgresLightningStore
+from leyden.store.sql.postgres import Target, connect
+from leyden.store.sql.postgres_pipeline import Pipeline
 from leyden.testing import audit_store
 from leyden.types import AttemptedRollout, EnqueueRolloutRequest, Span
 from tests.store.postgres_server import PostgresServer
@@ -325,6 +327,27 @@ async def test_a_commit_whose_answer_was_lost_is_known_and_happens_once(cutter: 
         assert [found.status for found in await waiting] == ["succeeded"]
         assert len(await store.query_attempts(rollout.rollout_id)) == 1
     assert cutter.cuts == 6
+
+
+async def test_a_rollout_whose_answer_was_lost_says_when_it_began(cutter: Cutter) -> None:
+    async with PostgresLightningStore(cutter.url) as store:
+        await store.enqueue_rollout("connected")
+        cutter.cut = "after"
+        rollout = await store.enqueue_rollout("only")
+        assert cutter.cut is None
+        assert rollout == await store.get_rollout_by_id(rollout.rollout_id)
+
+
+def test_a_batch_that_fails_when_it_is_committed_is_an_error(postgres_url: str) -> None:
+    with closing(connect(Target.parse(postgres_url, "process"))) as connection:
+        connection.execute("CREATE TEMP TABLE unique_at_the_end (a int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        pipeline = Pipeline(connection)
+        for _ in range(2):
+            pipeline.execute("INSERT INTO unique_at_the_end VALUES (1), (1)")
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                pipeline.finish()
+            pipeline.rollback()
+            assert pipeline.execute("SELECT count(*) FROM unique_at_the_end").fetchall() == [(0,)]
 
 
 # ---- news ---------------------------------------------------------------------------------------------------------------

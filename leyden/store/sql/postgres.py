@@ -44,6 +44,8 @@ _DEFAULTS = {
 }
 _SESSION = (
     "SET search_path TO {schema}; SET synchronous_commit TO {durability}; SET standard_conforming_strings TO on; SET jit TO off;"
+    # For single statements, which are transactions of their own.
+    " SET default_transaction_isolation TO 'read committed'; SET default_transaction_read_only TO off;"
     # Every query has its index. With the statistics of a table that was just filled, PostgreSQL
     # would scan it instead.
     " SET enable_seqscan TO off;"

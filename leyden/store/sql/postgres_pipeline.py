@@ -64,6 +64,7 @@ class Pipeline:
     def __init__(self, connection: Any) -> None:
         pg = psycopg()
         self._error: type[Exception] = pg.Error
+        self._lost: type[Exception] = pg.OperationalError
         self._error_of = pg.errors.error_from_result
         self._failed = {pg.pq.ExecStatus.FATAL_ERROR, pg.pq.ExecStatus.PIPELINE_ABORTED}
         self._is_open = pg.pq.ConnStatus.OK
@@ -193,12 +194,13 @@ class Pipeline:
                 self._connection.consume_input()
 
     def _receive(self) -> None:
-        """Read the result of the oldest statement without one. Raise psycopg.Error if it is an
-        error.
+        """Read the result of the oldest statement without one, or the end of a batch. Raise
+        psycopg.Error if it is an error.
         """
         result = self._next_result()
         outcome = self._awaited.popleft()
         if outcome is None:
+            self._check_end(result)
             return
         outcome.result = result
         if result.status not in self._failed:
@@ -209,6 +211,17 @@ class Pipeline:
         with suppress(self._error):  # the server may have closed the connection behind it
             self._next_result()
         raise self._error_of(result, encoding="utf-8")
+
+    def _check_end(self, result: Any) -> None:
+        """Raise psycopg.Error unless `result` is the end of a batch. Statements outside of a
+        transaction are committed with the end, after their results have been sent.
+        """
+        if result is None:
+            raise self._lost("the server's reply stopped before the end of a batch")
+        if result.status in self._failed:
+            self._awaited.appendleft(None)  # the end is still to come
+            self._next_result()  # the None that follows each error
+            raise self._error_of(result, encoding="utf-8")
 
     def _next_result(self) -> Any:
         while self._connection.is_busy():

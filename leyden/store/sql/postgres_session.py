@@ -119,7 +119,9 @@ class PostgresSession:
             try:
                 return self._once(operation, args, kwargs, again=tries > 0)
             except _Lost as lost:
-                patience.wait(lost.__cause__)
+                # A connection that has just counted the commits is used at once. After a pause it
+                # might be lost, too.
+                patience.wait(lost.__cause__, pause=self._connection is None)
             except (psycopg().Error, UnicodeEncodeError) as error:
                 tries += 1
                 if getattr(error, "sqlstate", None) not in _IN_THE_WAY or tries == _TRIES:
@@ -140,18 +142,20 @@ class PostgresSession:
         again: the operation ran before, and was rolled back because of a conflict.
         """
         transaction = self._connected()
+        self._commits += 1
+        number = self._commits
         try:
-            transaction.begin(again=again)
+            transaction.begin(self._number, number, again=again)
             answer = operation(transaction, *args, **kwargs)
         except BaseException as error:
             if not self._undone(transaction, error):
                 raise _Lost from error
             raise
-        self._commit(transaction)
+        self._commit(transaction, number)
         self._publish(transaction)
         return answer
 
-    def _commit(self, transaction: PostgresTransaction) -> None:
+    def _commit(self, transaction: PostgresTransaction, commits: int) -> None:
         """Commit, and send the news of the transaction with it.
 
         A connection may break before its reply arrives. The database counts the commits of each
@@ -162,18 +166,20 @@ class PostgresSession:
         if self._writes:
             news = news_of(self._sender, transaction.claimable, transaction.finished, False, transaction.labels)
         number = self._number
-        self._commits += 1
-        commits = self._commits
         try:
-            transaction.commit(number, commits, news)
+            transaction.commit(news)
         except psycopg().Error as error:
             if self._undone(transaction, error):
                 raise
-            if number is None or self._count_commits(number) < commits:
+            made, began = (0, 0.0) if number is None else self._count_commits(number)
+            if made < commits:
                 raise _Lost from error
+            transaction.committed(began)
 
-    def _count_commits(self, number: int) -> int:
-        """Return how many commits a broken connection has made, and prevent further ones."""
+    def _count_commits(self, number: int) -> tuple[int, float]:
+        """Return how many commits a broken connection has made, and when the last one began (Unix
+        seconds). Prevent further ones.
+        """
         doubt = "a change was being committed and may or may not be there: "
         patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
         while True:
@@ -183,7 +189,7 @@ class PostgresSession:
                 self._let_go()
                 patience.wait(error.__cause__ or error)
             else:
-                return 0 if row is None else row[0]
+                return (0, 0.0) if row is None else (row[0], row[1])
 
     def _connected(self) -> PostgresTransaction:
         """Return the connection's transaction, connecting first if there is none. Raise _Lost on
@@ -242,8 +248,8 @@ class Patience:
         self._deadline = time.monotonic() + seconds
         self._pause_seconds = 0.01
 
-    def wait(self, error: BaseException | None) -> None:
-        """Sleep for the next back-off pause before another try.
+    def wait(self, error: BaseException | None, *, pause: bool = True) -> None:
+        """Sleep for the next back-off pause before another try, if `pause`.
 
         Raise StoreError with the message of `error`, the last failure, when the patience has run
         out or the store is being closed.
@@ -258,5 +264,7 @@ class Patience:
                 f"{self._target.url} {why}; {self._doubt}{' '.join(str(error).split())}; "
                 "check that the server runs and can be reached"
             ) from error
+        if not pause:
+            return
         self._closing.wait(self._pause_seconds * random.uniform(0.5, 1.0))
         self._pause_seconds = min(2 * self._pause_seconds, 1.0)

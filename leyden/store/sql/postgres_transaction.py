@@ -24,8 +24,12 @@ another commits.
 A round trip to the server costs more than the statements in it, so an operation takes as few
 messages as its reads allow. Statements are queued, and sent when an outcome is read or with the
 COMMIT. Most operations take two messages: the first holds BEGIN, the locks and the look-ups, the
-second all writes. Spans of an attempt that this store claimed, or to which it added the last ones,
-are one message (`Guesses`), and so is each part of an operation on many rollouts (`ahead`).
+second all writes. Enqueuing, and spans of an attempt that this store claimed or to which it added
+the last ones, are one message (`Guesses`), and so is each part of an operation on many rollouts
+(`ahead`).
+
+A further span of a running attempt is a single statement, which is a transaction of its own. It is
+committed when the end of its batch has arrived, not when its result has.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from leyden.store.sql.postgres import Target, placeholders, psycopg, statements
 from leyden.store.sql.postgres_pipeline import Pipeline, QueuedResult
 from leyden.store.sql.queries import counting, statements_for
 from leyden.store.sql.transaction import Row, SpanTarget, Total
+from leyden.types import Rollout
 
 _LOCKS = {
     "get_rollout": ("lock_rollout",),
@@ -60,6 +65,8 @@ _LOCKS = {
 }
 """The locks that a writing operation must hold before it runs a query, in the order in which all
 operations take them."""
+_LATEST = "get_latest_resources_version"
+"""The look-up that enqueuing begins with. Its result is guessed (`Guesses.latest_resources`)."""
 _REFUSING = {"insert_span": "insert_new_span"}
 """For each INSERT that skips an existing row, the INSERT that fails on it."""
 _SHARDS = 16
@@ -82,18 +89,21 @@ _NOTIFY = "SELECT pg_notify(%s, %s)"
 
 
 class Guesses:
-    """The span targets that the last operations of one store left. Other stores may have written
-    since.
+    """The span targets that the last operations of one store left, and the latest resources that
+    they saw. Other stores may have written since.
 
     An operation assumes that a guess holds and lets the database check it on the way, which saves
     the look-up that everything else would wait for. A single span of a running attempt is one
     statement, which checks the guess too (`insert_expected_span`). Otherwise the check is a
-    statement of its own (`expect_span_target`).
+    statement of its own (`expect_span_target`, `expect_latest_resources_version`).
     If the guess is wrong, the operation runs again with the look-up, and no guess is made for that
     attempt any more, because other stores add spans to it too.
     """
 
     def __init__(self) -> None:
+        self.latest_resources: Row | None = None
+        """The id and the version of the resources that were written last, two None if there were
+        none; None if they are not known."""
         self._targets: dict[tuple[str, str], tuple[Any, ...] | None] = {}
         self._gate = threading.Lock()
 
@@ -147,7 +157,7 @@ class PostgresTransaction:
         """The time at which the operation began, by the server's clock, which all stores share."""
         if self._now is not None:
             return self._now
-        clock = self._clock or self._cursor.execute(_NOW)
+        clock = self._clock or self._begun().execute(_NOW)
         now = self._now = cast(float, clock.fetchall()[0][0])
         return now
 
@@ -159,44 +169,71 @@ class PostgresTransaction:
     def clock(self) -> float | None:
         return self._now
 
-    def begin(self, *, again: bool = False) -> None:
+    def begin(self, connection: int | None, number: int, *, again: bool = False) -> None:
         """Begin another operation, without news so far.
-
-        again: the operation ran before, and conflicted with another one.
-        """
-        self._reset()
-        self._again = again
-        self._cursor.execute(_BEGIN_WRITE if self._writes else _BEGIN_READ)
-
-    def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
-        """Write the totals, notify the other stores, and commit.
 
         connection: its number, or None for a reader.
         number: of this commit on the connection. The database keeps it, so that a commit whose
             reply is lost can be checked.
+        again: the operation ran before, and conflicted with another one.
+        """
+        self._reset()
+        self._counting = connection, number
+        self._again = again
+
+    def commit(self, news: Sequence[str]) -> None:
+        """Write the totals, notify the other stores, and commit.
+
         news: the payloads of notifications.
 
         All of this is one message to the server, together with the operation's last writes. A
-        reader does not wait for the reply, because nothing depends on it.
+        single span is a statement and a transaction of its own. A reader does not wait for the
+        reply, because nothing depends on it.
         """
-        self._check_guess()
-        if connection is not None:
-            totals = ""
-            if self._tallied:  # updated after the SELECT: who waits for this row holds nothing that others wait for
-                changes = ", ".join(f"{total} = {total} + %s" for total in self._tallied)
-                totals = f"WITH totalled AS (UPDATE totals SET {changes} WHERE shard = pg_backend_pid() %% {_SHARDS}) "
-            values = [*self._tallied.values(), connection, number]
-            if len(news) == 1:
-                self._cursor.execute(f"{totals}{_COUNT_COMMIT}, pg_notify(%s, %s)", [*values, self._channel, *news])
-            else:
-                self._cursor.execute(f"{totals}{_COUNT_COMMIT}", values)
-                for text in news:
-                    self._cursor.execute(_NOTIFY, (self._channel, text))
-        self._cursor.commit()
-        if self._writes:
+        if self._single is not None and not (self._has_begun or self._tallied or news):
+            self._send_single()
             self._cursor.finish()
+        else:
+            self._finish(news)
+        self.committed()
+
+    def committed(self, at: float | None = None) -> None:
+        """Complete the results of an operation that was committed, and keep what it has learnt.
+
+        at: when it began, by the server's clock; None if the server's reply says so.
+        """
+        if at is not None:
+            self._now = at
+        for rollout in self._dated:
+            rollout.start_time = self.now
         if self._targets_hold:
             self._guesses.keep(self.targets)
+        if self._latest is not None:
+            self._guesses.latest_resources = self._latest
+
+    def _finish(self, news: Sequence[str]) -> None:
+        """Send what `commit` promises, in a transaction of several statements."""
+        cursor = self._begun()
+        if not self._writes:
+            cursor.commit()
+            return
+        totals = ""
+        if self._tallied:  # updated after the SELECT: who waits for this row holds nothing that others wait for
+            changes = ", ".join(f"{total} = {total} + %s" for total in self._tallied)
+            totals = f"WITH totalled AS (UPDATE totals SET {changes} WHERE shard = pg_backend_pid() %% {_SHARDS}) "
+        values = [*self._tallied.values(), *self._counting]
+        if self._has_counted and not (totals or news):
+            pass
+        elif len(news) == 1:
+            cursor.execute(f"{totals}{_COUNT_COMMIT}, pg_notify(%s, %s)", [*values, self._channel, *news])
+        else:
+            cursor.execute(f"{totals}{_COUNT_COMMIT}", values)
+            for text in news:
+                cursor.execute(_NOTIFY, (self._channel, text))
+        if self._dated and self._clock is None:
+            self._clock = cursor.execute(_NOW)
+        cursor.commit()
+        cursor.finish()
 
     def rollback(self) -> None:
         """Roll back the transaction."""
@@ -221,13 +258,20 @@ class PostgresTransaction:
             return known
         guess = self._guesses.retract(key) if self._again else self._guesses.get(key)
         if guess is not None:
-            self._check_guess()  # an earlier guess, of another attempt
+            if self._unchecked is not None or self._single is not None:
+                self._begun()  # sends the check of an earlier guess, of another attempt
             self._unchecked = *key, *_values_of(guess)
             self.targets[key] = guess
         return guess
 
     def keep_targets(self) -> None:
         self._targets_hold = True
+
+    def date(self, rollout: Rollout, /) -> None:
+        if self._now is None:
+            self._dated.append(rollout)
+        else:
+            rollout.start_time = self._now
 
     def tally(self, changes: Mapping[Total, int], /) -> None:
         for total, by in changes.items():
@@ -248,7 +292,14 @@ class PostgresTransaction:
                 self._ahead[query, *parameters.values()] = self._execute(query, parameters)
 
     def run(self, query: str, /, **parameters: Any) -> None:
-        self._execute(query, parameters)
+        if query == "run_attempt" and self._held is not None:
+            self._running = parameters
+        elif query == "set_rollout_status" and self._running is not None:
+            beat = [self._running[name] for name in ("last_span", "bytes", "spans", "now")]
+            self._hold("insert_expected_first_span", (parameters["status"],), (self._running["status"],), beat)
+            self._begun()  # so that a reader of the traffic sees the COMMIT of a change of status
+        else:
+            self._execute(query, parameters)
 
     def change(self, query: str, /, **parameters: Any) -> int:
         return self._read(self._execute(query, parameters)).rowcount
@@ -257,25 +308,18 @@ class PostgresTransaction:
         return self._read(self._execute(query, parameters)).fetchall()[0][0]
 
     def put(self, query: str, values: Sequence[Any], /) -> None:
-        """Queue a statement. The heartbeat that follows a single new span is one statement with the
-        span and the check of its guess.
+        """Queue a statement. The heartbeat that follows a single new span, and the new statuses of
+        its attempt and rollout, are one statement with the span and the check of its guess.
         """
         if self._held is not None and query == "beat_heart":
-            assert self._unchecked is not None
-            rollout_id, attempt_id, seq, rollout_status, attempts, attempt, *expected = self._unchecked
-            locked = (rollout_id, seq, rollout_status, attempts)
-            both = [*locked, *values[:4], attempt, attempt_id, *expected, *self._held]
-            self._cursor.put(self._queries["insert_expected_span"], both)
-            self._locked.update((rollout_id, "lock_span_writers"))
-            self._unchecked = self._held = None
+            self._hold("insert_expected_span", (), (), values[:4])
             return
-        self._check_guess()
-        self._cursor.put(self._queries[query], values)
+        self._begun().put(self._queries[query], values)
 
     def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
-        self._check_guess()
+        cursor = self._begun()
         for statement, values in statements_for(rows, self._queries[query]):
-            self._cursor.put(statement, values)
+            cursor.put(statement, values)
 
     def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
         if not self._again:  # a row that is there is refused, and the operation is run again
@@ -284,11 +328,19 @@ class PostgresTransaction:
             else:
                 self.put_many(_REFUSING[query], rows)
             return len(rows)
-        put = [self._cursor.put(*statement) for statement in statements_for(rows, self._queries[query])]
+        cursor = self._begun()
+        put = [cursor.put(*statement) for statement in statements_for(rows, self._queries[query])]
         return sum(outcome.rowcount for outcome in put)
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
-        return self._asked(query, parameters).fetchone()
+        if query != _LATEST or not self._writes:
+            return self._asked(query, parameters).fetchone()
+        latest = None if self._again else self._guesses.latest_resources
+        if latest is not None:
+            self._execute("expect_latest_resources_version", {"resources_id": latest[0], "version": latest[1]})
+        else:
+            latest = self._latest = self._asked(query, parameters).fetchone() or (None, None)
+        return None if latest[0] is None else latest
 
     def all(self, query: str, /, **parameters: Any) -> list[Row]:
         return self._asked(query, parameters).fetchall()
@@ -320,31 +372,62 @@ class PostgresTransaction:
         return self._send_text(self._queries[query], parameters)
 
     def _send_text(self, statement: str, parameters: dict[str, Any]) -> QueuedResult:
-        self._check_guess()
+        cursor = self._begun()
         try:
-            return self._cursor.execute(statement, parameters)
+            return cursor.execute(statement, parameters)
         except psycopg().DataError:
             askable = {name: _askable(value) for name, value in parameters.items()}
             if askable == parameters:
                 raise
-            return self._cursor.execute(statement, askable)
+            return cursor.execute(statement, askable)
 
-    def _check_guess(self) -> None:
-        """Queue the check of the last guess, and the span that is held back with it, unless they
-        are on their way.
+    def _begun(self) -> Pipeline:
+        """Return the pipeline for another statement, after everything that must precede it: BEGIN,
+        a single span, or the check of the last guess with the span that is held back for it.
         """
+        if not self._has_begun:
+            self._has_begun = True
+            self._cursor.execute(_BEGIN_WRITE if self._writes else _BEGIN_READ)
+        if self._single is not None:
+            self._send_single()
         guess, self._unchecked, span, self._held = self._unchecked, None, self._held, None
+        running, self._running = self._running, None
         if guess is not None:
             self._execute("expect_span_target", dict(zip(_EXPECTED, guess, strict=True)))
         if span is not None:
             self._cursor.put(self._queries["insert_new_span"], span)
+        if running is not None:
+            self._execute("run_attempt", running)
+        return self._cursor
+
+    def _hold(self, query: str, rollout: Sequence[Any], attempt: Sequence[Any], beat: Sequence[Any]) -> None:
+        """Hold back the statement that adds the span of a guessed attempt.
+
+        rollout, attempt: their new statuses, if they change. beat: the first values of
+            `beat_heart`.
+        """
+        assert self._unchecked is not None and self._held is not None
+        rollout_id, attempt_id, seq, rollout_status, attempts, number, *expected = self._unchecked
+        connection, commits = self._counting
+        locked = (*rollout, rollout_id, seq, rollout_status, attempts)
+        beaten = (*attempt, *beat, number, attempt_id, *expected)
+        self._single = self._queries[query], [*locked, *beaten, commits, connection, *self._held]
+        self._locked.update((rollout_id, "lock_span_writers"))
+        self._unchecked = self._held = self._running = None
+
+    def _send_single(self) -> None:
+        """Queue the statement that is held back, which also counts the commit."""
+        assert self._single is not None
+        self._cursor.put(*self._single)
+        self._single = None
+        self._has_counted = True
 
     def _read(self, outcome: QueuedResult) -> QueuedResult:
         """Return an outcome that is about to be read. The clock is read in the same message,
         because an operation that looks something up mostly needs it.
         """
         if self._writes and self._clock is None:
-            self._clock = self._cursor.execute(_NOW)
+            self._clock = self._begun().execute(_NOW)
         return outcome
 
     def _reset(self) -> None:
@@ -356,6 +439,10 @@ class PostgresTransaction:
         self._again = False
         self._unchecked: tuple[Any, ...] | None = None
         self._held: Sequence[Any] | None = None
+        self._running: dict[str, Any] | None = None
+        self._single: tuple[str, Sequence[Any]] | None = None
+        self._has_begun = False
+        self._has_counted = False
         self._ahead: dict[tuple[Any, ...], QueuedResult] = {}
         self.claimable = 0
         self.labels = False
@@ -363,6 +450,8 @@ class PostgresTransaction:
         self.spans = False
         self.targets: dict[tuple[str, str], SpanTarget] = {}
         self.hiding = False
+        self._dated: list[Rollout] = []
+        self._latest: Row | None = None
         self._tallied: dict[Total, int] = {}
         self._targets_hold = False
         self._locked.clear()

@@ -3,8 +3,13 @@
 -- operation will change is locked before it is read: see `postgres.py`.
 
 -- name: insert_rollout
--- Return the key of the new rollout.
-{insert_rollout} RETURNING seq
+-- Return the key of the new rollout. The time may be left to the server.
+INSERT INTO rollouts (rollout_id, status, mode, priority, resources_id, input, config, metadata, start_time, attempts,
+                      timeout_seconds, unresponsive_seconds, run, group_id, arm, resources_version, replay_from)
+VALUES (:rollout_id, :status, :mode, :priority, :resources_id, :input, :config, :metadata,
+        coalesce(:start_time, extract(epoch FROM now())::double precision), :attempts,
+        :timeout_seconds, :unresponsive_seconds, :run, :group_id, :arm, :resources_version, :replay_from)
+RETURNING seq
 
 -- name: insert_feedback
 -- Return the key of the new opinion.
@@ -101,6 +106,13 @@ SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('spans', 'key')), 
 -- Add a span. Refuse one that the attempt has already.
 {insert_span_row}
 
+-- name: expect_latest_resources_version
+-- Fail, by a division by zero, unless `get_latest_resources_version` would return exactly these
+-- values, which are NULL if there are no resources.
+SELECT 1 / count(*)
+FROM (SELECT 1) AS always LEFT JOIN (SELECT resources_id, version FROM resources ORDER BY key DESC LIMIT 1) AS latest ON true
+WHERE latest.resources_id IS NOT DISTINCT FROM :resources_id AND latest.version IS NOT DISTINCT FROM :version
+
 -- name: expect_span_target
 -- Fail, by a division by zero, unless `get_span_target` would return exactly these values. Take the
 -- same locks.
@@ -113,9 +125,10 @@ WHERE r.rollout_id = :rollout_id AND r.seq = :rollout AND r.status = :rollout_st
   AND a.cost IS NOT DISTINCT FROM :cost AND EXISTS (SELECT 1 FROM attribute_indexes) = :may_have_indexes
 
 -- name: insert_expected_span
--- Add a span to a running attempt, which is also a heartbeat (`beat_heart`). Fail, by a division by
--- zero, unless `get_span_target` would return exactly these values. The rollout is locked first, and
--- the conditions hold for the latest versions of both rows.
+-- Add a span to a running attempt, which is also a heartbeat (`beat_heart`), and count the commit
+-- (`count_commit`). Fail, by a division by zero, unless `get_span_target` would return exactly these
+-- values and the connection may commit. The rollout is locked first, and the conditions hold for the
+-- latest versions of both rows.
 WITH locked AS (
     SELECT r.seq FROM rollouts r WHERE r.rollout_id = ? AND r.seq = ? AND r.status = ? AND r.attempts = ? FOR UPDATE
 ), beaten AS (
@@ -128,10 +141,34 @@ WITH locked AS (
       AND a.reward IS NOT DISTINCT FROM ? AND a.rewards = ? AND a.reward_span = ? AND a.prompt_tokens = ?
       AND a.response_tokens = ? AND a.cost IS NOT DISTINCT FROM ?
     RETURNING 1
+), counted AS (
+    UPDATE connections SET commits = ?, last_commit = now() WHERE connection = ? AND NOT fenced RETURNING 1
 )
 INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, parent_id, name, kind, status_code,
                    status_description, start_time, end_time, tokens_base, tokens, attributes, events, resource)
-VALUES (? / (SELECT count(*) FROM beaten), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (? / (SELECT count(*) FROM beaten) / (SELECT count(*) FROM counted), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_expected_first_span
+-- Add a span, and set the statuses of its attempt (`run_attempt`) and of its rollout
+-- (`set_rollout_status`). See `insert_expected_span`.
+WITH locked AS (
+    UPDATE rollouts r SET status = ? WHERE r.rollout_id = ? AND r.seq = ? AND r.status = ? AND r.attempts = ? RETURNING r.seq
+), beaten AS (
+    UPDATE attempts a
+    SET status = ?, last_span = ?, bytes = bytes + ?, spans = spans + ?,
+        last_heartbeat_time = coalesce(?, extract(epoch FROM now())::double precision)
+    FROM locked
+    WHERE a.rollout = locked.seq AND a.sequence_id = ? AND a.attempt_id = ? AND a.status = ? AND a.last_span = ?
+      AND a.worker_id IS NOT DISTINCT FROM ? AND EXISTS (SELECT 1 FROM attribute_indexes) = ?
+      AND a.reward IS NOT DISTINCT FROM ? AND a.rewards = ? AND a.reward_span = ? AND a.prompt_tokens = ?
+      AND a.response_tokens = ? AND a.cost IS NOT DISTINCT FROM ?
+    RETURNING 1
+), counted AS (
+    UPDATE connections SET commits = ?, last_commit = now() WHERE connection = ? AND NOT fenced RETURNING 1
+)
+INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, parent_id, name, kind, status_code,
+                   status_description, start_time, end_time, tokens_base, tokens, attributes, events, resource)
+VALUES (? / (SELECT count(*) FROM beaten) / (SELECT count(*) FROM counted), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: beat_heart
 -- The time may be left to the server.
@@ -217,9 +254,10 @@ DELETE FROM connections WHERE connection = :connection
 DELETE FROM connections WHERE last_commit < now() - interval '1 day'
 
 -- name: count_commits
--- How many transactions of a connection were committed. It waits for one that is committing now,
--- and prevents any later one.
-UPDATE connections SET fenced = true WHERE connection = :connection RETURNING commits
+-- How many transactions of a connection were committed, and when the last one began. It waits for one
+-- that is committing now, and prevents any later one.
+UPDATE connections SET fenced = true WHERE connection = :connection
+RETURNING commits, extract(epoch FROM last_commit)::double precision
 
 -- name: forget_transactions
 -- Reset transaction numbers that this server has not reached, which a database has after it was

@@ -20,6 +20,7 @@ from typing import Any
 from leyden.errors import ConfigError, StoreError, StoreFull
 from leyden.store.sql.queries import adding, counting, load_queries, statements_for
 from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
+from leyden.types import Rollout
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _TARGETS = 256
@@ -164,6 +165,9 @@ class SqliteTransaction:
     @property
     def clock(self) -> float:
         return self.now
+
+    def date(self, rollout: Rollout, /) -> None:
+        rollout.start_time = self.now
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
         return self.targets.get((rollout_id, attempt_id))

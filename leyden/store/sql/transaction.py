@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
-from leyden.types import AttemptStatus, RolloutStatus
+from leyden.types import AttemptStatus, Rollout, RolloutStatus
 
 Row = Sequence[Any]
 """One row of a query's result, in the order of its columns."""
@@ -88,6 +88,12 @@ class Transaction(Protocol):
         """The operation's time, for use as a statement's parameter; None if `now` was not read yet.
 
         For None, the statement uses the database's clock, which saves a round trip.
+        """
+        ...
+
+    def date(self, rollout: Rollout, /) -> None:
+        """Set the `start_time` of a new rollout to the operation's time, at the latest when the
+        operation is committed.
         """
         ...
 

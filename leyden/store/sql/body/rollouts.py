@@ -117,6 +117,7 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
             run = None if run_id is None else runs[run_id]
             row = insert_rollout(tx, request, resources[given], run, status="queuing")
             rollout = rollout_alone(row)
+            tx.date(rollout)
             tx.claimable += 1
         if request.pin is not None:
             tx.run("pin_rollout", name=request.pin, rollout_id=rollout.rollout_id)
@@ -219,8 +220,8 @@ def insert_rollout(
 ) -> Row:
     """Insert a new rollout and return it as a row of `select_rollouts` without an attempt.
 
-    The row of a queued rollout has no SEQ, because no caller needs it, and reading it would cost a
-    round trip to the database.
+    The row of a queued rollout has no SEQ and perhaps no START (`tx.date`), because reading them
+    would cost a round trip to the database.
 
     resources: the id and the version of its resources; two None for none.
     run: the key of `request.run_id`; None for no run.
@@ -235,7 +236,7 @@ def insert_rollout(
     metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
     config = _config_columns(request.config)
     attempts = 0 if status == "queuing" else 1
-    insert = tx.insert if attempts else tx.run
+    insert, start_time = (tx.insert, tx.now) if attempts else (tx.run, tx.clock)
     seq = insert(
         "insert_rollout",
         rollout_id=rollout_id,
@@ -245,7 +246,7 @@ def insert_rollout(
         resources_id=resources_id,
         input=task,
         metadata=metadata,
-        start_time=tx.now,
+        start_time=start_time,
         attempts=attempts,
         run=run,
         group_id=request.group_id,
@@ -256,7 +257,7 @@ def insert_rollout(
     )
     tx.tally({"enqueued": 1})
     return (
-        *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
+        *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, start_time, None),
         *(attempts, 0, request.priority, request.run_id, request.group_id, request.arm, version),
     )
 
