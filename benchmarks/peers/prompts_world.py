@@ -88,7 +88,8 @@ HELD_OUT: dict[str, Callable[[int], PromptSetting]] = {
     "inherited": _inherited,
     "uneven": _uneven,
 }
-"""Families that were not used while the optimisers were written."""
+"""Families that were not used while the optimisers were written; settings of APO were later tried on `rare` and `terse`, with other
+seeds."""
 UNSEEN = frozenset({"inherited", "uneven"})
 """The families of `HELD_OUT` on which no optimiser of Leyden ran before its code was final."""
 
