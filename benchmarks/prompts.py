@@ -7,8 +7,8 @@ and what waits for something starts after it.
 
 Finished runs are kept in `results/prompts_runs.jsonl` and not repeated, so an interrupted benchmark continues. Delete the lines of a
 side to run it anew, or the file to start afresh. A run of Leyden depends on its seed alone, not on how busy the machine is.
-`PROMPTS_SEEDS=2` takes fewer seeds than twenty, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. The families `HELD_OUT`
-were not used while the optimisers were written, and no optimiser of Leyden ran on two of them, `UNSEEN`, before its code was final.
+`PROMPTS_SEEDS=2` takes fewer seeds than twenty, `PROMPTS_JOBS=1` fewer processes than the machine has CPUs. Four families,
+`HELD_OUT`, are the benchmark's own, and no optimiser of Leyden ran on two of them, `UNSEEN`, before its code was final.
 Without peers of environments of their own, each family and seed takes 5 s of CPU: 20 seeds take ten minutes on two idle cores. A run
 of Agent Lightning's APO goes on after its budget, see `LIMIT`, and takes 1 to 5 s.
 """
@@ -467,7 +467,7 @@ def main(peer: Peer | None) -> list[Row | Table]:
     columns += ["final truth", "selection gap", "of the expected reward", "most rollouts"]
     rows.append(Table(title, columns, [_overall(side, each) for side, each in by_side.items()]))
     per_family = [
-        [f"{family} (unseen)" if family in UNSEEN else f"{family} (held out)" if family in HELD_OUT else family]
+        [f"{family} (unseen)" if family in UNSEEN else family]
         + [_family_cell([run for run in each if run.family == family]) for each in by_side.values()]
         for family in families
     ]

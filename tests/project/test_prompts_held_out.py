@@ -1,4 +1,4 @@
-"""The held-out families of the benchmark of prompt optimisers: what makes them hard, and that their optimum can be reached."""
+"""The unseen families of the benchmark of prompt optimisers: what makes them hard, and that their optimum can be reached."""
 
 from __future__ import annotations
 
