@@ -533,7 +533,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
 
         places: the numbers of the candidates.
         """
-        search, values = self._search, self._search.values()
+        search, values = self._search, self._search.bounded_values()
         records = [
             record_of(
                 search.candidates[place],
@@ -590,7 +590,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         counts.check(f"round {iteration + 1}")
 
     def _metrics(self) -> Metrics:
-        search = self._search
-        rewards = {"reward": max(search.values()[place] for place in search.measured)} if search.measured else {}
+        measured = self._search.measured
+        values = self._search.bounded_values() if measured else []
+        rewards = {"reward": max(values[place] for place in measured)} if measured else {}
         counts = {**self._round.metrics(), **self._reflector.counts.metrics()}
         return {**rewards, **counts, **self.collector.budget.metrics()}

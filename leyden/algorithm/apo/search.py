@@ -100,6 +100,13 @@ class Search:
         expected = self.effects().expected
         return [expected.value(edits) for edits in self.edits]
 
+    def bounded_values(self) -> list[float]:
+        """Return the values of the candidates within the range of all rewards so far, which the
+        linear model does not know.
+        """
+        seen = [reward for place in self.measured for reward in self.rewards(place).values()]
+        return [min(max(value, min(seen)), max(seen)) for value in self.values()]
+
     def ranked(self, places: Sequence[int]) -> list[int]:
         """Return the numbers of candidates, sorted by their expected reward, the highest first."""
         values = self.values()

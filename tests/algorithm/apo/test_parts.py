@@ -234,6 +234,14 @@ def test_an_edit_counts_as_a_success_if_it_is_believed_to_have_helped() -> None:
     assert searched(bad, good, dict.fromkeys(range(8), -1.0), {}).successes() == {"prompt": (2, 1)}
 
 
+def test_values_that_are_shown_are_possible_rewards() -> None:
+    half, best = dict.fromkeys(range(8), 0.5), dict.fromkeys(range(8), 1.0)
+    search = searched(half, best, best)
+    search.add(candidate("both edits"), 1, [1, 2])
+    assert search.values()[3] > 1.2
+    assert search.bounded_values() == [*search.values()[:3], 1.0]
+
+
 def test_the_critic_reads_the_worst_runs_and_none_of_a_candidate_that_solves_all() -> None:
     search = searched({0: 1.0, 1: 0.5, 2: 0.0, 3: 0.0}, {0: 1.0, 1: 1.0}, {})
     assert {*search.worst_tasks(0, 2, "seed")} == {2, 3}
