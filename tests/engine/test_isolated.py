@@ -30,9 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def child_of(pid: int) -> psutil.Process:
-    """The engine process that `pid` started."""
-    (child,) = [p for p in psutil.Process(pid).children() if "leyden.engine.serve" in p.cmdline()]
-    return child
+    """The engine process that `pid` started last; an earlier test of this process may have left one that is about to end."""
+    children = [each for each in psutil.Process(pid).children() if "leyden.engine.serve" in each.cmdline()]
+    return max(children, key=psutil.Process.create_time)
 
 
 def gone(process: psutil.Process, seconds: float = 10) -> bool:
