@@ -288,13 +288,13 @@ class RolloutCollector:
                     rollouts = finished[start : start + _READ_TOGETHER]
                     spans_of = await self._store.query_spans_of([rollout.rollout_id for rollout in rollouts])
                     for rollout in rollouts:
-                        asked, spans = waiting[rollout.rollout_id], spans_of[rollout.rollout_id]
+                        requested, spans = waiting[rollout.rollout_id], spans_of[rollout.rollout_id]
                         reward = find_final_reward(spans) if rollout.status == "succeeded" else None
-                        while asked:
-                            place, request, cached = asked[0]
+                        while requested:
+                            place, request, cached = requested[0]
                             yield CollectedRollout(place, request, rollout, spans, reward, cached)
                             self._consume(rollout.rollout_id, keep_until)
-                            del asked[0]
+                            del requested[0]
                         del waiting[rollout.rollout_id]
                 # Each change rewrites all pins, so few changes keep the total cost low.
                 if self._released >= max(_RELEASE_TOGETHER, (len(self._unread) + len(self._kept)) // 2):
@@ -303,9 +303,9 @@ class RolloutCollector:
                 await window.widen(self._store)
         finally:
             self._give_up([request for _, request in held])
-            for rollout_id, asked in waiting.items():
+            for rollout_id, requested in waiting.items():
                 if rollout_id in self._unread:
-                    self._unread[rollout_id] -= len(asked)
+                    self._unread[rollout_id] -= len(requested)
         if self._released:
             await self._write_pins()
 
@@ -450,9 +450,9 @@ class RolloutCollector:
         waiting: the enqueued requests by rollout id; new ones are added.
         """
         room = window.room(len(waiting) + len(held))
-        asked = [(place, self._named(request)) for place, request in itertools.islice(to_come, room)]
-        window.exhausted = room is None or len(asked) < room
-        held.extend(asked)
+        requested = [(place, self._named(request)) for place, request in itertools.islice(to_come, room)]
+        window.exhausted = room is None or len(requested) < room
+        held.extend(requested)
         if not held:
             return
         for rollout in await self._enqueue([request for _, request in held], whole=False):
@@ -621,7 +621,7 @@ class RolloutCollector:
     # ---- pins ------------------------------------------------------------------------------------
 
     def _consume(self, rollout_id: str, keep_until: int | None) -> None:
-        """Mark a rollout's result as consumed, because the caller has asked for the next one."""
+        """Mark a rollout's result as consumed, because the caller has requested the next one."""
         if rollout_id not in self._unread:
             return  # closed meanwhile
         self._unread[rollout_id] -= 1

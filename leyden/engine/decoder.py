@@ -370,7 +370,7 @@ class Decoder:
 
         tokens, logprobs: one for each row, in the order of `_rows`.
         """
-        told: list[Generation] = []
+        to_notify: list[Generation] = []
         staying: list[_DecodingRow] = []
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             generation = row.generation
@@ -390,9 +390,9 @@ class Decoder:
             else:
                 self._slots.release(row.slot, row.tokens[: row.cached])
             if generation.streams or generation.finish_reason is not None:
-                told.append(generation)
+                to_notify.append(generation)
         self._rows = staying
-        _notify_waiting(told)
+        _notify_waiting(to_notify)
 
     def _leave(self, row: _DecodingRow) -> None:
         """Remove a row from the batch, and give back its place in the cache."""
@@ -414,10 +414,10 @@ def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
         future.set_exception(error)
 
 
-def _notify_waiting(told: Sequence[Generation]) -> None:
+def _notify_waiting(to_notify: Sequence[Generation]) -> None:
     """Call `notify` of requests, with one wake-up for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
-    for generation in told:
+    for generation in to_notify:
         by_loop.setdefault(generation.loop, []).append(generation)
     for loop, generations in by_loop.items():
         try:

@@ -316,7 +316,7 @@ class _Metrics:
     n_trained: int = 0
 
     def add(self, other: _Metrics) -> None:
-        """Add those of a micro-batch."""
+        """Add the sums, maxima and counts of a micro-batch."""
         self.loss += other.loss
         self.sums |= {name: self.sums.get(name, 0.0) + value for name, value in other.sums.items()}
         self.maxima |= {name: max(self.maxima.get(name, value), value) for name, value in other.maxima.items()}

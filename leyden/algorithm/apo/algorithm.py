@@ -446,8 +446,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return [each.key for each in search.candidates].index(candidate.key)
 
     def _read(self, place: Branch, parent: int) -> list[int]:
-        """Return the training tasks of which the critic of a branch reads the runs of a candidate,
-        and count them as read.
+        """Choose the training tasks whose runs the critic of a branch reads, and count them as
+        read. Return the tasks.
+
+        parent: the number of the candidate that ran them.
         """
         highest = self.reward_range[1] if self.reward_range and self._is_in_range else None
         tasks = self._search.worst_tasks(parent, self.critic_runs, f"{self.seed}/{place}", highest=highest)

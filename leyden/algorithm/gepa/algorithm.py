@@ -27,7 +27,7 @@ from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
 from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
-from leyden.algorithm.prompts.comparison import Rewards, compare
+from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.options import check_reward_range, check_shared_options
 from leyden.algorithm.prompts.records import record_of
@@ -263,11 +263,11 @@ class GEPA(PromptOptimiser):
                 logger.warning("the best prompts are not measured on the whole validation set: %s", error)
 
     async def _choose(self, leader: Candidate) -> None:
-        """Accept the candidate with the highest expected reward of those that the budget allows to
-        measure on the whole validation set, and write its record to the store.
+        """Accept the candidate with the highest expected reward, and write its record to the store.
 
-        It is measured there first. If its new rewards are worse than expected, another one may be
-        the next.
+        The candidate is measured on the whole validation set first, if the budget allows that. With
+        the new rewards, another candidate may have the highest expected reward, and is measured
+        next.
         """
         candidates = {each.key: each for each in self._candidates.values()}
         for key, found in self._all_rewards.items():  # races have stopped some of them
@@ -282,20 +282,33 @@ class GEPA(PromptOptimiser):
                 break
         if best.key != leader.key:
             await self.accept(best)
-        rewards, n_compared = self._rewards[best.key], max(1, len(self._rewards) - 1)
+        comparison = None
+        if best.key != leader.key:
+            rewards, n_compared = self._rewards, max(1, len(self._rewards) - 1)
+            comparison = compare(rewards[leader.key], rewards[best.key], n_compared=n_compared)
+        # Above the numbers of all candidates in the pool, also in a run with a larger budget.
+        number = self.max_steps * self.proposals_per_step + self._step + 1
+        await self._record(number, best, comparison, accepted=True)
+
+    async def _record(
+        self, number: int, candidate: Candidate, comparison: Comparison | None, *, accepted: bool
+    ) -> None:
+        """Write the record of a measured candidate to the store.
+
+        number: of the record, which orders the history of the run.
+        comparison: with the best candidate before it; None if there was none.
+        """
+        rewards = self._rewards[candidate.key]
         record = record_of(
-            best,
-            await self.publish(best),
+            candidate,
+            await self.publish(candidate),
             reward=_mean(rewards),
             tasks=len(rewards),
             kept=True,
-            accepted=True,
-            comparison=None
-            if best.key == leader.key
-            else compare(self._rewards[leader.key], rewards, n_compared=n_compared),
+            accepted=accepted,
+            comparison=comparison,
         )
-        # A number after all those of the pool, also of the same run with a larger budget.
-        await self.record(self.max_steps * self.proposals_per_step + self._step + 1, [record])
+        await self.record(number, [record])
 
     async def _search(self) -> None:
         """Run the search of the package `gepa` in a thread, until it ends or the budget is
@@ -401,16 +414,7 @@ class GEPA(PromptOptimiser):
             if before is not None:
                 comparison = compare(self._rewards[before.key], rewards, n_compared=max(1, len(self._pool) - 1))
                 logger.info("step %d: a better prompt, by %s", self._step + 1, comparison)
-        record = record_of(
-            candidate,
-            await self.publish(candidate),
-            reward=_mean(rewards),
-            tasks=len(rewards),
-            kept=True,
-            accepted=is_best,
-            comparison=comparison,
-        )
-        await self.record(len(self._pool) - 1, [record])
+        await self._record(len(self._pool) - 1, candidate, comparison, accepted=is_best)
 
     async def end_step(self, step: int) -> None:
         """Report the metrics of a step. step: its number, from 1."""

@@ -1,5 +1,5 @@
-"""`FileWriter`: the base of writers with a file; `AppendingWriter`: of those that append the bytes
-of each row to it.
+"""`FileWriter`, the base class of writers with a file, and `AppendingWriter`, the base class of
+writers that append the bytes of each row to their file.
 """
 
 from __future__ import annotations

@@ -198,9 +198,11 @@ class PostgresTransaction:
         self.committed()
 
     def committed(self, at: float | None = None) -> None:
-        """Complete the results of an operation that was committed, and keep what it has learnt.
+        """Complete the results of an operation that was committed, and keep its guesses for the
+        next operations.
 
-        at: when it began, by the server's clock; None if the server's reply says so.
+        at: when the operation began (Unix seconds of the server's clock); None: read it from the
+            server's reply.
         """
         if at is not None:
             self._now = at
