@@ -39,6 +39,7 @@ GROUP_FOLDERS = (
     "maths_peers",
     "verl",
     "rl_data",
+    "gpu",
 )
 
 # before anything imports torch: two threads that spin cost a small machine more than they give

@@ -82,7 +82,7 @@ GROUPS = [
     Group("crewai", "crewai", 12, covers=AGENTS),
     Group("vllm", "vllm", 12, covers=("leyden/dialects/", "leyden/engine/", "leyden/gateway/", "leyden/host/")),
     Group("long", "dev", 120, together=True),
-    Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/rl/")),
+    Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/loop/rng.py", "leyden/rl/")),
 ]
 
 
