@@ -55,6 +55,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr != "gpu":  # the others know what a CPU computes
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def group_of(path: Path) -> str | None:
     parts = path.relative_to(HERE).parts if path.is_relative_to(HERE) else ()
     return parts[0] if parts and parts[0] in GROUP_FOLDERS else None

@@ -184,6 +184,8 @@ class EmbeddedBackend(PolicyBackend):
         """Held while starting or stopping."""
         self._running: RunningPolicy | None = None
         self._was_deterministic = False
+        self._had_cudnn_attention = False
+        """Whether starting has turned cuDNN's attention off."""
         """Torch's setting before this backend changed it."""
 
     @property
@@ -393,6 +395,10 @@ class EmbeddedBackend(PolicyBackend):
         if self._lora is not None:
             policy = replace(policy, model=add_adapter(policy.model, self._lora, seed=self._seed))
         on_cpu = policy.device_type == "cpu"
+        if policy.device_type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled():
+            # cuDNN plans its attention anew for each shape, and each token makes another one.
+            self._had_cudnn_attention = True
+            torch.backends.cuda.enable_cudnn_sdp(False)
         if self._threads == "auto" and on_cpu:
             threads = threads_for(sum(each.numel() for each in policy.model.parameters()), n_cores())
             torch.set_num_threads(threads)
@@ -406,12 +412,19 @@ class EmbeddedBackend(PolicyBackend):
             running, self._running = self._running, None
             if running is None:
                 return
+            from leyden.engine.memory import free_cached_memory
+
             running.stop()
+            del running
             self._restore_torch()
+            free_cached_memory()
 
     def _restore_torch(self) -> None:
-        """Give torch its setting for deterministic algorithms back."""
-        if self._deterministic:
-            import torch
+        """Give torch its settings for deterministic algorithms and for cuDNN's attention back."""
+        import torch
 
+        if self._deterministic:
             torch.use_deterministic_algorithms(self._was_deterministic)
+        if self._had_cudnn_attention:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            self._had_cudnn_attention = False

@@ -97,8 +97,9 @@ class TorchLearner:
         """Whether the warning of too large micro-batches has been logged."""
         self._accumulated: set[str] = set()
         """The names of the parameters that the micro-batch under way has added its gradient to."""
+        accumulated = self._accumulated  # not self: torch keeps the hooks where no collector finds a cycle through them
         for name, parameter in self.parameters.items():
-            untyped.after_gradient(parameter, lambda _, name=name: self._accumulated.add(name))
+            untyped.after_gradient(parameter, lambda _, name=name: accumulated.add(name))
         self.offload()
 
     def forward(

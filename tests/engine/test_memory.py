@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +87,21 @@ def test_a_micro_batch_that_does_not_fit_is_halved_with_the_same_gradient(
         torch.testing.assert_close(got, wanted[name], atol=1e-4, rtol=1e-3)
     small.forward_backward(batches[0], PPOLoss(), 1.0)
     assert forward.failures == failures  # remembered: nothing fails again
+
+
+async def test_a_stopped_backend_frees_weights_and_optimizer():
+    kept: list[weakref.ref[object]] = []
+
+    async def train() -> None:
+        async with EmbeddedBackend(tiny.model(), device="cpu") as backend:
+            await backend.forward_backward(a_batch(1), PPOLoss())
+            await backend.optim_step(OptimParams())
+            running = backend._running
+            kept.extend(map(weakref.ref, [running.learner, running.learner.optimizer, running.policy.model]))
+
+    await train()
+    gc.collect()
+    assert [each() for each in kept] == [None] * 3
 
 
 def test_a_forward_pass_alone_is_halved_too():

@@ -82,7 +82,7 @@ def test_loss_and_gradient_of_a_tree_are_those_of_separate_rows(
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 20), prompt=st.sampled_from([0, 94, 110]))
 def test_a_tree_holds_each_prefix_once_and_gives_every_row_back(seed: int, n: int, prompt: int):
     rows = random_rows(random.Random(seed), n, prompt=prompt)
-    tree = PrefixTree.of(rows, [[len(row) - 1] for row in rows], torch.device("cpu"))
+    tree = PrefixTree.of(rows, [[len(row) - 1] for row in rows], torch.zeros(0))
 
     assert len(tree.ids_U) == len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
     assert tree.ids_U[tree.chosen_N].tolist() == [row[-1] for row in rows]
@@ -90,14 +90,14 @@ def test_a_tree_holds_each_prefix_once_and_gives_every_row_back(seed: int, n: in
     back = [tree.ids_U[row].tolist() for block in tree.blocks for row in block.tokens_BS]
     assert all(any(found[: len(row)] == row for found in back) for row in rows)
     tokens_U = torch.arange(len(tree.ids_U))
-    given_back = tree.in_rows(lambda queries_BQ, keys_BS, hidden_BQS: queries_BQ, tokens_U, tokens_U)
+    given_back = tree.in_rows(lambda queries_BQ, keys_BS, mask_BQS: queries_BQ, tokens_U, tokens_U)
     assert given_back.tolist() == tokens_U.tolist()
 
 
 def test_after_a_long_prefix_only_the_tokens_of_a_rows_own_are_queries():
     prompt = list(range(100))
     rows = [[*prompt, 200 + index, *range(index)] for index in range(8)]
-    tree = PrefixTree.of([*rows, rows[7]], [[100] for _ in range(9)], torch.device("cpu"))
+    tree = PrefixTree.of([*rows, rows[7]], [[100] for _ in range(9)], torch.zeros(0))
 
     n_queries = sum(
         (block.tokens_BS if block.queries_BQ is None else block.queries_BQ).numel() for block in tree.blocks

@@ -34,9 +34,9 @@ needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU has this")
 
 
 def one_prompt(seed: int, n: int = 8) -> list[TrainingSequence]:
-    """Sequences of a group: one prompt of 30 tokens, and responses of their own."""
+    """Sequences of a group: one prompt, long enough to be shared, and responses of their own."""
     rng = random.Random(seed)
-    prompt = [rng.randrange(3, 260) for _ in range(30)]
+    prompt = [rng.randrange(3, 260) for _ in range(120)]
     rows: list[TrainingSequence] = []
     for row in range(n):
         response = [rng.randrange(3, 260) for _ in range(rng.randrange(4, 20))]
@@ -252,7 +252,7 @@ async def test_another_process_maps_the_weights_of_the_gpu_without_a_copy() -> N
         model = backend._running.policy.model
 
         def sums() -> dict[str, float]:
-            return {n: float(p.double().sum()) for n, p in model.named_parameters(remove_duplicate=False)}
+            return {n: float(p.detach().double().sum()) for n, p in model.named_parameters(remove_duplicate=False)}
 
         shared = await backend.share_weights()
         child = spawn.Process(target=mapped, args=(shared.handles, shared.names, answers, go_on))

@@ -143,3 +143,16 @@ class KeyValueStore:
         grown = held.new_zeros(self._rows, held.shape[1], self._length, held.shape[3])
         grown[: held.shape[0], :, : held.shape[2]] = held
         return grown
+
+
+def hiding_mask(hidden: Tensor, like: Tensor) -> Tensor:
+    """Return a mask that is minus infinity where `hidden` is true, else 0, with the dtype and the
+    device of `like`.
+
+    Attention would convert a boolean mask in each layer, and on CUDA copy one whose rows do not
+    begin at multiples of 16 bytes.
+    """
+    *shape, length = hidden.shape
+    mask = torch.zeros(*shape, length + -length % 8, dtype=like.dtype, device=hidden.device)
+    mask[..., :length].masked_fill_(hidden, -math.inf)
+    return mask.to(like.device)[..., :length]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leyden.engine.forward.base import KeyValueStore
+from leyden.engine.forward.base import KeyValueStore, hiding_mask
 from leyden.engine.forward.prefix_tree import PrefixTree
 from leyden.engine.forward.recompute import gated_mlp, recomputed
 from leyden.errors import ConfigError
@@ -85,7 +85,7 @@ class LayoutForward:
         return self._head(self.hidden_at(sequences, positions))
 
     def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        tree = PrefixTree.of(sequences, positions, self.device)
+        tree = PrefixTree.of(sequences, positions, self._embed.weight)
         rotary = self._cos[tree.positions_U], self._sin[tree.positions_U]
         x = self._embed(tree.ids_U)
         for layer in self._layers[:-1]:
@@ -173,8 +173,8 @@ class _Layer:
         q, k, v = self.project(x_UE, cos, sin)
         n_keys = k.shape[-2]
 
-        def attend(q: Tensor, kv: Tensor, hidden_BQS: Tensor | None) -> Tensor:
-            return _attend_rows(q, kv[..., :n_keys, :], kv[..., n_keys:, :], hidden_BQS)
+        def attend(q: Tensor, kv: Tensor, mask_BQS: Tensor | None) -> Tensor:
+            return _attend_rows(q, kv[..., :n_keys, :], kv[..., n_keys:, :], mask_BQS)
 
         attended = tree.in_rows(attend, q, torch.cat([k, v], dim=-2))
         if chosen_N is not None:
@@ -286,7 +286,7 @@ def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
     """Return the inputs of attention for the last token of each row."""
     length = max(lengths)
     beyond_BT = torch.arange(length) >= torch.tensor(lengths)[:, None]
-    return _Single(torch.tensor(rows, device=like.device), length, _mask(beyond_BT, like)[:, None, None])
+    return _Single(torch.tensor(rows, device=like.device), length, hiding_mask(beyond_BT, like)[:, None, None])
 
 
 def _prompts(
@@ -306,29 +306,22 @@ def _prompts(
         length,
         width,
         torch.tensor(places, device=like.device),
-        _mask(torch.arange(length) > queries_BS1, like)[:, None],
+        hiding_mask(torch.arange(length) > queries_BS1, like)[:, None],
     )
 
 
-def _mask(hidden: Tensor, like: Tensor) -> Tensor:
-    """Return a mask that is minus infinity where `hidden` is true, else 0. (Attention would convert
-    a boolean mask in each layer.)
-    """
-    return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf).to(like.device)
-
-
-def _attend_rows(q: Tensor, k: Tensor, v: Tensor, hidden_BQS: Tensor | None) -> Tensor:
+def _attend_rows(q: Tensor, k: Tensor, v: Tensor, mask_BQS: Tensor | None) -> Tensor:
     """Return the attention's output (B, Q, H * D) for queries (B, Q, H, D), keys and values
     (B, S, K, D).
 
-    hidden_BQS: the positions that a query may not see; None: queries and keys are the same tokens,
-        and each sees itself and those before it.
+    mask_BQS: minus infinity at positions that a query may not see, else 0; None: queries and keys
+        are the same tokens, and each sees itself and those before it.
     Rows are padded on the right, so that no token attends to padding.
     """
     groups = q.shape[2] // k.shape[2]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-    mask = None if hidden_BQS is None else _mask(hidden_BQS, q)[:, None]
+    mask = None if mask_BQS is None else mask_BQS[:, None]
     attended = functional.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
     )

@@ -20,6 +20,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from leyden.engine.forward.base import hiding_mask
+
 T = TypeVar("T")
 P = TypeVar("P")
 
@@ -31,8 +33,8 @@ need no mask."""
 
 Attend = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """An attention function. It takes queries (B, Q, ...), keys with values (B, S, ...) and a mask
-(B, Q, S) of the positions that each query may not see, and returns (B, Q, ...). A mask of None
-means that all tokens are queries, and that each sees itself and the tokens before it."""
+(B, Q, S) that is minus infinity at positions that a query may not see. It returns (B, Q, ...). A
+mask of None means that all tokens are queries, and each sees itself and the tokens before it."""
 
 
 def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -52,8 +54,8 @@ class RowBlock:
     queries_BQ: Tensor | None = None
     """The indices of the tokens that are queries: those that a row does not share with earlier
     ones. None: all of its tokens are queries."""
-    hidden_BQS: Tensor | None = None
-    """Whether a query may not see a position, because it comes after the query."""
+    mask_BQS: Tensor | None = None
+    """Minus infinity at positions after a query, else 0."""
 
 
 @dataclass(slots=True)
@@ -73,11 +75,12 @@ class PrefixTree:
     """The index of the tree's token at each chosen position."""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]], device: torch.device) -> PrefixTree:
+    def of(cls, rows: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]], like: Tensor) -> PrefixTree:
         """Return the tree of a batch.
 
         rows: the token ids of each row.
         chosen: the positions in each row whose outputs are wanted, N in all.
+        like: a tensor with the device, and the dtype of masks.
         """
         ids: list[int] = []
         positions: list[int] = []
@@ -97,9 +100,10 @@ class PrefixTree:
         longest_first = sorted(range(len(rows)), key=lambda row: len(sources[row]), reverse=True)
         whole = [sources[row] for row in longest_first if n_shared[row] < _LEAST_SHARED]
         parts = [(sources[row], n) for row, n in enumerate(n_shared) if _LEAST_SHARED <= n < len(sources[row])]
+        device = like.device
         blocks, queries = _whole_blocks(whole, device)
         for alike in _part_blocks(parts):
-            block, of_block = _part_block(alike, device)
+            block, of_block = _part_block(alike, like)
             blocks.append(block)
             queries += of_block
         places = [0] * len(ids)
@@ -128,7 +132,7 @@ class PrefixTree:
             attend(
                 gather(queries_U, block.tokens_BS if block.queries_BQ is None else block.queries_BQ),
                 gather(keys_U, block.tokens_BS),
-                block.hidden_BQS,
+                block.mask_BQS,
             ).flatten(0, 1)
             for block in self.blocks
         ]
@@ -169,7 +173,7 @@ def _width_class(n: int) -> int:
     return int(math.log(n, 1 / _NARROWEST))
 
 
-def _part_block(rows: Sequence[tuple[list[int], int]], device: torch.device) -> tuple[RowBlock, list[int | None]]:
+def _part_block(rows: Sequence[tuple[list[int], int]], like: Tensor) -> tuple[RowBlock, list[int | None]]:
     """Return a block of rows in which only each row's own tokens are queries, and the token index
     of each query, None at padding.
 
@@ -180,9 +184,9 @@ def _part_block(rows: Sequence[tuple[list[int], int]], device: torch.device) -> 
     # A query that is padding sees the first position, because a softmax over nothing is NaN.
     last_seen = [_padded(list(range(n_shared, len(source))), n_queries, 0) for source, n_shared in rows]
     block = RowBlock(
-        _tokens([source for source, _ in rows], length, device),
-        _tokens(own, n_queries, device),
-        torch.arange(length, device=device) > torch.tensor(last_seen, device=device)[..., None],
+        _tokens([source for source, _ in rows], length, like.device),
+        _tokens(own, n_queries, like.device),
+        hiding_mask(torch.arange(length) > torch.tensor(last_seen)[..., None], like),
     )
     return block, [token for tokens in own for token in _padded(tokens, n_queries, None)]
 

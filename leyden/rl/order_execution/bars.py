@@ -49,7 +49,7 @@ class Bars:
         object.__setattr__(self, "columns", named)
         if len(self.times) == 0:
             raise ConfigError(f"{self.source} has no bars")
-        if np.isnat(self.times).any() or not (np.diff(self.times) > np.timedelta64(0)).all():
+        if np.isnat(self.times).any() or not (np.diff(self.times) > np.timedelta64(0, "us")).all():
             raise ConfigError(f"{self.source}: the times of its bars do not increase; sort them, and leave doubles out")
         for name in ("close", "volume"):
             if name not in named:
