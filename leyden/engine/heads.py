@@ -27,8 +27,11 @@ SMALLEST_CHUNKED_VOCABULARY: Final = 4096
 """The smallest vocabulary that is processed in chunks. Below it the logits of a micro-batch are
 small, and the direct path is as fast."""
 _CHUNK_ELEMENTS: Final = 2**24
-"""The number of logits of a chunk, 64 MiB in float32: enough for fast matrix products. Two such
-tensors exist at a time."""
+"""The number of logits of a chunk on a CPU, 64 MiB in float32: enough for fast matrix products. Two
+such tensors exist at a time."""
+_CHUNK_ELEMENTS_OF_GPU: Final = 2**27
+"""The same on an accelerator, 512 MiB: each chunk reads the head's weights and adds to their
+gradient, which takes longer than the products of a small chunk."""
 
 Head = Callable[[Tensor], Tensor]
 """A model's output head, from hidden states to logits."""
@@ -75,8 +78,9 @@ class TokenReader:
             logits_NV = self._forward.logits_at(sequences, positions)
             return TokenOutputs(*_direct(logits_NV, next_ids_N, temperature, entropy_gradient))
         hidden_NE = self._forward.hidden_at(sequences, positions)
+        size = _CHUNK_ELEMENTS if hidden_NE.device.type == "cpu" else _CHUNK_ELEMENTS_OF_GPU
         outputs = (
-            chunked_logprobs(hidden_NE, head, next_ids_N, temperature, chunk_elements=_CHUNK_ELEMENTS)
+            chunked_logprobs(hidden_NE, head, next_ids_N, temperature, chunk_elements=size)
             if self.in_chunks
             else _direct(head(hidden_NE), next_ids_N, temperature, entropy_gradient)
         )

@@ -7,6 +7,7 @@ features (n, d), which may be a user's own. This module knows no algorithm.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -240,6 +241,9 @@ class FlatParameters:
         ):
             p.data = data
             p.grad = grad
+        if any(isinstance(each, nn.RNNBase) for each in module.modules()):
+            # cuDNN warns that it copies weights at each call if they share memory with others.
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the parts of a vector as views in the parameters' shapes, by parameter name.
