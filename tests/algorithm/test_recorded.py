@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
     pairs_of_groups,
 )
 from leyden.errors import ConfigError, NoTrainingData  # noqa: E402
+from leyden.maths.losses import PPOLoss  # noqa: E402
 from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
 
 RECORDED = [
@@ -169,3 +171,50 @@ def test_ppo_learns_with_a_value_head_and_with_a_critic_of_its_own(own_critic: b
     assert sum(row["reward"] for row in rows.train[-3:]) / 3 > 0.85
     assert rows.train[-1]["value"] == pytest.approx(rows.train[-1]["reward"], abs=0.35), "the critic follows the reward"
     assert ("critic_loss" in rows.train[0]) == own_critic
+
+
+@pytest.mark.parametrize("setting", [ly.PPO, ly.REINFORCEpp])
+def test_a_step_in_which_all_rewards_are_equal_trains_no_policy_and_goes_on_with_the_critic(setting: Any) -> None:
+    """After a step with a gradient, Adam moves the weights even if the next gradients are 0."""
+    games = itertools.count()
+
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        await ask(llm)
+        game = next(games)
+        return float(game % 2) if game < 8 else 1.0
+
+    rows = Rows()
+    size: dict[str, Any] = {"n_steps": 3, "tasks_per_step": 4, "rollouts_per_task": 2, "minibatch_size": 4}
+    options: dict[str, Any] = {"critic": backend(value_head=True)} if setting is ly.PPO else {}
+    algorithm = setting(backend(), max_tokens=4, writers=[rows], **size, **options)
+    ly.Trainer(algorithm=algorithm, store="memory", concurrency=8).fit(agent, [0])
+    first, *others = rows.train
+    assert first["optimizer_steps"] > 0
+    assert [row["optimizer_steps"] for row in others] == [0, 0]
+    assert {row["policy_version"] for row in others} == {first["policy_version"]}
+    if setting is ly.PPO:
+        assert all(row["critic_loss"] > 0 for row in others)
+
+
+@pytest.mark.parametrize("term", ["entropy", "value"])
+def test_other_terms_of_the_loss_train_the_policy_even_if_all_rewards_are_equal(term: str) -> None:
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        await ask(llm)
+        return 1.0
+
+    rows = Rows()
+    size: dict[str, Any] = {
+        "n_steps": 1,
+        "tasks_per_step": 2,
+        "rollouts_per_task": 2,
+        "max_tokens": 4,
+        "writers": [rows],
+    }
+    if term == "entropy":
+        algorithm = ly.REINFORCEpp(backend(), loss=PPOLoss(entropy_coefficient=0.01), **size)
+    else:
+        algorithm = ly.PPO(backend(value_head=True), **size)
+    ly.Trainer(algorithm=algorithm, store="memory").fit(agent, [0])
+    assert rows.train[0]["optimizer_steps"] > 0

@@ -222,7 +222,7 @@ class PolicyGradient(PolicyAlgorithm):
             logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, explanation(counts))
         self._warn_of_split_turns(counts)
         self._warn_of_forks(collected.forks)
-        data = build_step(collected.groups, self.advantages, keep_flat=self._has_other_terms)
+        data = build_step(collected.groups, self.advantages, keep_flat=self._has_other_terms or self.kl_in_reward > 0)
         self._warn(
             self._watch.look(
                 iteration + 1,
@@ -289,12 +289,11 @@ class PolicyGradient(PolicyAlgorithm):
 
     @property
     def _has_other_terms(self) -> bool:
-        """Whether a term beside the advantages gives a gradient even if all rewards of a group are
-        equal: a KL or an entropy term.
+        """Whether the loss has a term that gives a gradient even if all advantages are 0: a KL or an
+        entropy term.
         """
         loss = self.loss
-        of_loss = isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
-        return of_loss or self.kl_in_reward > 0
+        return isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
 
     def _checked_reference(self, given: PolicyBackend | None) -> PolicyBackend | None:
         """Return the frozen policy: the given one, or a new one if a term needs it, else None.
@@ -504,10 +503,12 @@ class PolicyGradient(PolicyAlgorithm):
 
     async def _update(self, iteration: int, data: StepData) -> Metrics:
         """Make the optimizer steps of one iteration (`epochs` passes over its minibatches), publish
-        the weights, and return metrics. Without sequences to train on, change nothing.
+        the weights, and return metrics. Without sequences to train on, change nothing. Without a
+        gradient of the policy's loss, train only a critic of its own.
         """
+        unchanged: Metrics = {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
         if not data.trained:
-            return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
+            return unchanged
         started = time.perf_counter()
         preparation = Preparation(
             self.backend,
@@ -521,17 +522,25 @@ class PolicyGradient(PolicyAlgorithm):
         )
         prepared = await preparation.prepare(data)
         trained = time.perf_counter()
-        metrics = await self._optimise(self._minibatches(data, iteration), self.loss, iteration)
+        # Steps with a gradient of 0 would move the weights on by Adam's momentum, which no clip range
+        # limits, because the objective is 0 for every ratio.
+        has_signal = any(map(any, (rollout.advantages for rollout in data.trained)))
+        metrics = (
+            await self._optimise(self._minibatches(data, iteration), self.loss, iteration)
+            if has_signal or self._has_other_terms or self.loss.uses_values
+            else unchanged
+        )
         critic_losses: list[float] = []
         if (critic := self._own_critic) is not None:
             for batch in self._minibatches(data, iteration):
                 critic_losses.append((await critic.forward_backward(batch, ValueLoss())).loss)
                 await critic.optim_step(self._scaled(self.critic_optim, iteration))
+        seconds = time.perf_counter() - trained
         return {
             **metrics,
             **({"critic_loss": mean(critic_losses)} if critic_losses else {}),
             **prepared,
-            "trained_tokens_per_second": metrics["trained_tokens"] / (time.perf_counter() - trained),
+            **({"trained_tokens_per_second": tokens / seconds} if (tokens := metrics.get("trained_tokens")) else {}),
             "prepare_seconds": trained - started,
         }
 
