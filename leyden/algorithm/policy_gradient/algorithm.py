@@ -289,7 +289,7 @@ class PolicyGradient(PolicyAlgorithm):
 
     @property
     def _has_other_terms(self) -> bool:
-        """Whether the loss has a term that gives a gradient even if all advantages are 0: a KL or an
+        """Whether a term of the loss gives a gradient even if all advantages are 0: a KL or an
         entropy term.
         """
         loss = self.loss
@@ -522,8 +522,8 @@ class PolicyGradient(PolicyAlgorithm):
         )
         prepared = await preparation.prepare(data)
         trained = time.perf_counter()
-        # Steps with a gradient of 0 would move the weights on by Adam's momentum, which no clip range
-        # limits, because the objective is 0 for every ratio.
+        # Steps with a gradient of 0 would move the weights on by Adam's momentum, and no clip range
+        # would limit that, because the objective is 0 for every ratio.
         has_signal = any(map(any, (rollout.advantages for rollout in data.trained)))
         metrics = (
             await self._optimise(self._minibatches(data, iteration), self.loss, iteration)
