@@ -205,6 +205,9 @@ class PPO(TorchPolicy):
         logp, entropy = self._actions.evaluate(outputs, self.module.log_std, part["sample"])
         advantages = part["advantages"]
         if self.advantage_normalization and len(advantages) > 1:
+            # Equal advantages become exactly 0. The float32 mean of other equal numbers is off by
+            # rounding, which the division by 0 + 1e-8 would make as large as a true advantage.
+            advantages = advantages - advantages[0]
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         terms = clipped_surrogate(logp, part["logp"], advantages, clip_low=self.eps_clip, clip_high=self.eps_clip)
         policy_loss = -terms.objective_N.mean()

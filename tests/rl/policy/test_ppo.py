@@ -104,6 +104,20 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(space, value_clip):
         torch.testing.assert_close(grad.double(), policy.by_hand[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7])
+def test_equal_advantages_give_no_gradient_however_their_mean_is_rounded(reward):
+    policy = ppo(ent_coef=0.0, vf_coef=0.0)
+    buffer = policy.make_buffer(300, 1)
+    obs = np.ones((1, 2), np.float32)
+    row = {"obs": obs, "rewards": np.array([reward]), "terminated": [True], "truncated": [False], "next_obs": obs}
+    outputs = [policy.act(obs, explore=True) for _ in range(100)]
+    extras = [{name: array.copy() for name, array in output.extras.items()} for output in outputs]
+    fill(buffer, [{**row, "actions": output.actions} for output in outputs], extras=extras)
+    figures = policy.update(buffer, batch_size=100, repeat=1)
+    assert figures["policy_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert figures["grad_norm"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_an_optimizer_step_is_that_of_torch_on_the_separate_parameters():
     policy = ppo(weight_decay=0.1, max_grad_norm=0.05)
     buffer = collected(policy)
