@@ -5,6 +5,7 @@ import asyncio
 import importlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,39 @@ def test_constructors_take_the_old_arguments() -> None:
     llm = agl.ProxyLLM(endpoint="http://h:1", model="m")
     assert llm.get_base_url() == "http://h:1"
     assert agl.PromptTemplate(template="{a[0]}", engine="f-string").format(a="xy") == "x"
+
+
+def test_components_that_a_trainer_makes_are_those_of_agent_lightning() -> None:
+    trainer = agl.Trainer(n_runners=8, tracer=agl.OtelTracer(), adapter={"agent_match": "plan"})
+    assert isinstance(trainer.runner, agl.LitAgentRunner) and isinstance(trainer.runner.tracer, agl.OtelTracer)
+    assert (trainer.adapter.agent_match, trainer.adapter.repair_hierarchy) == ("plan", True)
+
+
+def test_a_port_selects_cs_and_counts_for_no_other_strategy() -> None:
+    for strategy in (None, "cs", {"type": "cs"}, agl.ClientServerExecutionStrategy(server_port=9000)):
+        served = agl.Trainer(port=8081, strategy=strategy).strategy
+        assert isinstance(served, agl.ClientServerExecutionStrategy) and served.server_port == 8081
+    assert agl.Trainer(port=8081, strategy={"type": "cs", "server_port": 9000}).strategy.server_port == 9000
+    for strategy in ("shm", {"type": "shm"}, agl.SharedMemoryExecutionStrategy()):
+        assert not hasattr(agl.Trainer(port=8081, strategy=strategy).strategy, "server_port")
+
+
+def test_a_runner_runs_one_rollout_at_a_time() -> None:
+    under_way: list[Any] = []
+    most: list[int] = []
+
+    class Agent(agl.LitAgent[int]):
+        def rollout(self, task: int, resources: Any, rollout: Any) -> float:
+            under_way.append(task)
+            time.sleep(0.02)  # long enough for a second one to begin
+            most.append(len(under_way))
+            under_way.remove(task)
+            return 1.0
+
+    agl.Trainer(algorithm=agl.Baseline()).fit(Agent(), [1, 2, 3, 4])
+    assert most == [1, 1, 1, 1]
+    agl.Trainer(algorithm=agl.Baseline(), concurrency=4).fit(Agent(), [1, 2, 3, 4])
+    assert max(most) > 1
 
 
 def test_the_names_of_version_0_1_are_those_of_today() -> None:

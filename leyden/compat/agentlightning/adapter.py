@@ -56,13 +56,23 @@ class TracerTraceToTriplet(TraceToTripletBase):
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
         _skip_empty_token_spans: bool = False,
     ) -> None:
-        self._native = native.TraceToTriplet(
-            repair_hierarchy=repair_hierarchy,
-            llm_call_match=None if llm_call_match == r"openai\.chat\.completion" else llm_call_match,
-            agent_match=agent_match,
-            exclude_llm_call_in_reward=exclude_llm_call_in_reward,
-            reward_match=reward_match,
-            _skip_empty_token_spans=_skip_empty_token_spans,
+        self.repair_hierarchy = repair_hierarchy
+        self.llm_call_match = llm_call_match
+        self.agent_match = agent_match
+        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
+        self.reward_match = reward_match
+        self._skip_empty_token_spans = _skip_empty_token_spans
+
+    @property
+    def _native(self) -> native.TraceToTriplet:
+        """Leyden's adapter with the options that this one has now."""
+        return native.TraceToTriplet(
+            repair_hierarchy=self.repair_hierarchy,
+            llm_call_match=None if self.llm_call_match == r"openai\.chat\.completion" else self.llm_call_match,
+            agent_match=self.agent_match,
+            exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
+            reward_match=self.reward_match,
+            _skip_empty_token_spans=self._skip_empty_token_spans,
         )
 
     def adapt(self, source: Sequence[SpanLike]) -> list[Any]:

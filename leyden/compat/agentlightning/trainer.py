@@ -6,10 +6,12 @@ import warnings
 from typing import Any, cast
 
 from leyden.compat.agentlightning.adapter import TracerTraceToTriplet
+from leyden.compat.agentlightning.agent import LitAgentRunner
 from leyden.compat.agentlightning.serving import ClientServerExecutionStrategy, LLMProxy, SharedMemoryExecutionStrategy
 from leyden.compat.agentlightning.store import InMemoryLightningStore
 from leyden.compat.agentlightning.tracer import OtelTracer
 from leyden.execution import ExecutionStrategy
+from leyden.execution.client_server import ClientServerExecutionStrategy as NativeClientServer
 from leyden.legacy import AgentLightningClient
 from leyden.trainer import Trainer as NativeTrainer
 from leyden.trainer.legacy import is_url
@@ -18,9 +20,14 @@ from leyden.trainer.legacy import is_url
 class Trainer(NativeTrainer):
     """Trains an agent with an algorithm.
 
-    By default the store is in memory, every model call gives a triplet, and `store`, `adapter` and
-    `tracer` have Agent Lightning's additions. `n_workers`, `max_tasks` and `triplet_exporter`, the
-    names of version 0.1, are accepted with a DeprecationWarning.
+    By default the store is in memory, every model call gives a triplet, and `store`, `adapter`,
+    `tracer` and `runner` have Agent Lightning's additions. `n_workers`, `max_tasks` and
+    `triplet_exporter`, the names of version 0.1, are accepted with a DeprecationWarning.
+
+    port: the port of the strategy `cs`, which it selects if no strategy is given. Of no effect with
+        another strategy.
+    options: further options of Leyden's Trainer. By default a runner runs one rollout at a time;
+        `concurrency` lets it run more.
     """
 
     def __init__(
@@ -52,7 +59,11 @@ class Trainer(NativeTrainer):
         ):
             if value is not None:
                 warnings.warn(f"Trainer({old}=) is deprecated; write {new}=", DeprecationWarning, stacklevel=2)
-        strategy = _strategy(strategy)
+        strategy = _strategy("cs" if strategy is None and port is not None else strategy)
+        if isinstance(strategy, NativeClientServer) and port is not None:
+            strategy.server_port = port
+        if _has_no_port(strategy) or (isinstance(strategy, dict) and "server_port" in strategy):
+            port = None
         if isinstance(strategy, ExecutionStrategy) or (isinstance(strategy, dict) and "n_runners" in strategy):
             n_runners = n_workers = None  # as in Agent Lightning, the strategy's own number takes precedence
         super().__init__(
@@ -63,7 +74,7 @@ class Trainer(NativeTrainer):
             tracer=_component(tracer, OtelTracer),
             adapter=_component(adapter or triplet_exporter, TracerTraceToTriplet),
             store=_component(store, InMemoryLightningStore),
-            runner=runner,
+            runner=_component(runner, LitAgentRunner),
             strategy=strategy,
             port=port,
             algorithm=algorithm,
@@ -112,6 +123,14 @@ def _strategy(spec: Any) -> Any:
         options = cast(dict[str, Any], spec)
         return {**options, "type": _strategy(options.get("type", ClientServerExecutionStrategy))}
     return _STRATEGIES.get(spec, spec) if isinstance(spec, str) else spec
+
+
+def _has_no_port(spec: Any) -> bool:
+    """Return whether a strategy, its class, or the class in its dict serves no store at a port."""
+    kind = cast(dict[str, Any], spec)["type"] if isinstance(spec, dict) else spec
+    if isinstance(kind, type):
+        return not issubclass(kind, NativeClientServer)
+    return isinstance(kind, ExecutionStrategy) and not isinstance(kind, NativeClientServer)
 
 
 def _component(spec: Any, default: type[Any]) -> Any:
