@@ -17,7 +17,11 @@ import lazy_loader  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from leyden.errors import MissingExtra
 
-_PACKAGES = {"rl": ("gymnasium", "numpy", "safetensors", "torch"), "torch": ("safetensors", "torch", "transformers")}
+_PACKAGES = {
+    "rl": ("gymnasium", "numpy", "safetensors", "torch"),
+    "torch": ("safetensors", "torch", "transformers"),
+    "verl": ("ray", "torch", "transfer_queue", "verl"),
+}
 """The packages that Leyden's modules import at module level, by extra."""
 
 

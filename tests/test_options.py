@@ -186,7 +186,7 @@ def test_what_is_no_backend_is_refused_with_what_to_write(backend: Any, told: st
 
 WITHOUT_PACKAGES = """
 import importlib, sys
-for name in ("numpy", "torch", "gymnasium"):
+for name in ("numpy", "torch", "gymnasium", "ray"):
     sys.modules[name] = None
 for name in sys.argv[1:]:
     module, _, attribute = name.partition(":")
@@ -208,6 +208,8 @@ def test_a_module_or_name_whose_extra_is_not_installed_says_which_extra() -> Non
         "leyden.rl.policy:PPO": "rl",
         "leyden.rl.order_execution:Order": "rl",
         "leyden.rl.trainer": "rl",
+        "leyden.algorithm.verl:AgentLightningTrainer": "verl",
+        "leyden.algorithm.verl:AgentDataset": "verl",
     }
     command = [sys.executable, "-c", WITHOUT_PACKAGES, *needs]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -112,6 +112,24 @@ def test_verls_refusal_of_a_value_is_a_config_error() -> None:
         check_config(make_config({"data.train_batch_size": 2, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [("algorithm.adv_estimator", "grppo", "'grpo'"), ("actor_rollout_ref.rollout.name", "vlm", "'vllm'")],
+)
+def test_an_unknown_estimator_or_engine_is_refused_before_a_step(key: str, value: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is '{value}'; .*{nearest}"):
+        check_config(make_config({key: value}))
+
+
+def test_an_estimator_that_the_program_has_registered_is_known() -> None:
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    core_algos.register_adv_est("mine")(lambda **_: None)
+    try:
+        check_config(make_config({"algorithm.adv_estimator": "mine"}))
+    finally:
+        del core_algos.ADV_ESTIMATOR_REGISTRY["mine"]
+
+
 def test_a_critic_is_that_of_the_policys_model_and_its_refusal_has_the_reason() -> None:
     keys = {"algorithm.adv_estimator": "gae", "actor_rollout_ref.model.path": MODEL}
     config = make_config(keys)

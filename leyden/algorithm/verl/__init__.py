@@ -18,4 +18,4 @@ verl, look at `trainer.py`, `replica.py` and `cpu.py`, which subclass verl's cla
 
 from leyden.extras import lazy_package
 
-__getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="verl")

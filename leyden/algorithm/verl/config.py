@@ -71,7 +71,18 @@ def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> 
 
 
 def check_config(config: Any) -> None:
-    """Let verl check the values of a configuration. Raise ConfigError with verl's message."""
+    """Let verl check the values of a configuration. Raise ConfigError with verl's message, and for
+    an estimator or an engine that verl does not know, which it would notice in the first step.
+
+    Estimators and engines of your own count if they were registered with verl in this process.
+    """
+    algorithms, engines = _import("verl.trainer.ppo.core_algos"), _import("verl.workers.rollout.replica")
+    check_choice("algorithm.adv_estimator", config.algorithm.adv_estimator, algorithms.ADV_ESTIMATOR_REGISTRY)
+    check_choice(
+        "actor_rollout_ref.rollout.name",
+        config.actor_rollout_ref.rollout.name,
+        engines.RolloutReplicaRegistry._registry,
+    )
     utils, values = _import("verl.trainer.ppo.utils"), _import("verl.utils.config")
     try:
         with warnings.catch_warnings():
