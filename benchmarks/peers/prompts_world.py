@@ -243,11 +243,13 @@ def measure(side: str, optimise: Callable[[Trace, int], tuple[dict[str, str], fl
 def follow(run: Run, optimise: Callable[[Trace, int], tuple[dict[str, str], float]]) -> Run:
     """Repeat a run with `LIMIT` rollouts, until it comes to `SHARE` of the optimum. Return it with what followed its budget.
 
-    The repetition is the same up to the rounds that the smaller budget has cut short.
+    The repetition is the same up to the rounds that the smaller budget has cut short. If only the repetition finds a prompt within the
+    budget, it counts with one rollout more than the budget, because the run has not found it.
     """
     trace = Trace(world(run.family, run.seed), ends_at_share=True)
     optimise(trace, run.seed)
-    later = [point for point in trace.curve if point[0] > run.budget]
+    new = [point for point in trace.curve if point not in run.curve]
+    later = [(max(at, run.budget + 1), seconds, truth) for at, seconds, truth in new]
     return replace(
         run,
         curve=[*run.curve, *later],

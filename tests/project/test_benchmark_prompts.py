@@ -12,7 +12,7 @@ pytest.importorskip("openai")
 pytest.importorskip("gepa")
 
 from benchmarks import prompts
-from benchmarks.peers.prompts_world import BUDGET, LIMIT, REFLECTION_SECONDS, SLOTS, Clock, Run
+from benchmarks.peers.prompts_world import BUDGET, LIMIT, REFLECTION_SECONDS, SLOTS, Clock, Run, Trace, follow
 from leyden.testing import FakeUpstream, Misbehaviour
 
 
@@ -35,6 +35,19 @@ def test_a_run_that_went_on_after_its_budget_counts_with_where_it_came_to_the_go
     assert [prompts.rollouts_needed(each) for each in (late, given_up, ended, soon)] == [BUDGET, BUDGET, BUDGET, 200]
     found = [prompts.followed_to_share(each) for each in (late, given_up, ended, soon)]
     assert found == [(900, 120.0), (LIMIT, 450.0), (LIMIT, 100.0 * LIMIT / BUDGET), (200, 5.0)]
+
+
+def test_a_prompt_that_only_the_larger_budget_found_early_counts_as_found_after_the_smaller_one() -> None:
+    short = run((40, 1.0, 0.0), (200, 5.0, 0.9), (790, 60.0, 0.94))
+
+    def repeat(trace: Trace, _: int) -> tuple[dict[str, str], float]:
+        trace.curve += [(40, 1.0, 0.0), (200, 5.0, 0.9), (780, 59.0, 0.96)]
+        return {}, 0.0
+
+    followed = follow(short, repeat)
+    assert followed.reached() is None
+    assert followed.reached(within=LIMIT) == (BUDGET + 1, 59.0)
+    assert prompts.mean_truth(followed) == prompts.mean_truth(short)
 
 
 def test_the_mean_truth_weighs_each_prompt_by_the_rollouts_for_which_it_was_the_best() -> None:
