@@ -147,3 +147,25 @@ async def test_a_wait_that_no_clock_can_measure_is_refused(store: LightningStore
     ):
         with pytest.raises(ConfigError, match=r"(?i)nan"):
             await asyncio.wait_for(call(), 5)
+
+
+async def test_a_filter_that_can_match_nothing_is_refused(store: LightningStore):
+    await store.enqueue_rollout("task")
+    anything: Any = store  # a type checker refuses these calls
+    for call, wrong in (
+        (lambda: anything.query_rollouts(status_in=["queuing", "success"]), "success"),
+        (lambda: anything.query_rollouts(mode_in=["eval"]), "eval"),
+        (lambda: anything.summarise_rollouts(status_in=["done"]), "done"),
+        (lambda: anything.query_workers(status_in=["alive"]), "alive"),
+        (lambda: anything.query_runs(status_in=["finished"]), "finished"),
+    ):
+        with pytest.raises(ConfigError, match=f"'{wrong}'"):
+            await call()
+
+
+async def test_text_in_the_place_of_a_list_is_refused(store: LightningStore):
+    await store.enqueue_rollout("task", rollout_id="ro-1")
+    anything: Any = store
+    for filters in ({"status_in": "queuing"}, {"rollout_id_in": "ro-1"}, {"mode_in": "val"}):
+        with pytest.raises(ConfigError):
+            await anything.query_rollouts(**filters)

@@ -6,11 +6,12 @@ The text contains column names that the body gives, and never a value: values ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from leyden.errors import ConfigError
+from leyden.options import check_choice
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import FilterLogic, PaginatedResult, SortOrder
 
@@ -56,11 +57,21 @@ class Filters:
         """Require the condition `sql`, which has `{}` in the place of each value."""
         self.conditions.append(sql.format(*(f":{self._parameter(value)}" for value in values)))
 
-    def among(self, column: str, values: Iterable[str] | None) -> None:
+    def among(self, column: str, values: Iterable[str] | None, possible: Collection[str] | None = None) -> None:
         """Require that the column has one of these values. None requires nothing; an empty list
-        matches no row. Raise ConfigError for more values than a statement takes.
+        matches no row.
+
+        possible: the values that the column can have; None: any text.
+        Raise ConfigError for an impossible value, for text in place of a list, and for more values
+        than a statement takes.
         """
         if values is not None:
+            if isinstance(values, str):
+                raise ConfigError(f"{values!r} stands where a list of values belongs; write [{values!r}]")
+            if possible is not None:
+                values = list(values)
+                for value in values:
+                    check_choice(column.partition(".")[2], value, possible)
             names = ", ".join(f":{self._parameter(value)}" for value in values)
             if len(self.parameters) > _MOST_VALUES:
                 raise ConfigError(

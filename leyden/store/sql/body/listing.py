@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 from leyden.store.sql.body.lookup import run_key
 from leyden.store.sql.body.outcomes import MEASURES, filter_by_outcome
@@ -58,7 +58,7 @@ def query_rollouts(
     others = Filters(filter_logic)
     others.among("r.rollout_id", rollout_id_in)
     others.contains("r.rollout_id", rollout_id_contains)
-    others.among("r.mode", mode_in)
+    others.among("r.mode", mode_in, get_args(RolloutMode))
     filter_by_outcome(
         others,
         arm_in=arm_in,
@@ -68,7 +68,7 @@ def query_rollouts(
         between=between,
     )
     filters = Filters(filter_logic, list(others.conditions), others.parameters)
-    filters.among("r.status", status_in)
+    filters.among("r.status", status_in, get_args(RolloutStatus))
     tx.expect(None)  # perhaps many rows
     if (
         group_id is None

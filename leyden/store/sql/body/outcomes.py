@@ -163,8 +163,8 @@ def summarise_rollouts(
     for measure in measures:
         check_measure("measures", measure)
     filters = Filters(filter_logic)
-    filters.among("r.status", status_in)
-    filters.among("r.mode", mode_in)
+    filters.among("r.status", status_in, get_args(RolloutStatus))
+    filters.among("r.mode", mode_in, get_args(RolloutMode))
     filter_by_outcome(
         filters,
         arm_in=arm_in,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.checks import check_id, check_time
@@ -101,7 +101,7 @@ def query_runs(
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["u.key"], never_null=_NEVER_NULL)
     filters = Filters("and")
     filters.among("u.run_id", run_id_in)
-    filters.among("u.status", status_in)
+    filters.among("u.status", status_in, get_args(RunStatus))
     filters.among("u.kind", kind_in)
     where, parameters = filters.sql(), filters.parameters
     tx.expect(None)  # perhaps many rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from leyden.errors import UnknownWorker
 from leyden.store.sql.body.checks import check_id
@@ -60,7 +60,7 @@ def query_workers(
     """Return a page of workers. `filter_logic` joins the filters."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["w.worker_id"])
     filters = Filters(filter_logic)
-    filters.among("w.status", status_in)
+    filters.among("w.status", status_in, get_args(WorkerStatus))
     filters.contains("w.worker_id", worker_id_contains)
     where = filters.sql()
     tx.expect(None)  # perhaps many rows
