@@ -20,7 +20,10 @@ from leyden.utils.atomic import private_directory
 logger = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 80
-_MAY_DIFFER = ("strategy", "n_runners", "concurrency", "versions", "git", "argv", "program", "store")
+_MAY_DIFFER = (
+    *("strategy", "strategy_options", "adapter", "tracer", "n_runners", "concurrency", "max_rollouts"),
+    *("versions", "git", "argv", "program", "store"),
+)
 """Parts of the configuration that may differ from one process of a run to the next without a
 warning."""
 PAUSED_SECONDS = "paused_seconds"

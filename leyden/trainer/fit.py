@@ -465,8 +465,11 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, Light
         train_dataset=given.train_dataset,
         val_dataset=given.val_dataset,
         strategy=strategy,
+        adapter=config.adapter,
+        tracer=getattr(config.runner, "tracer", None),
         n_runners=strategy.n_runners,
         concurrency=config.runner.concurrency,
+        max_rollouts=getattr(config.runner, "max_rollouts", None),
     )
     kind = "fit" if given.algorithm is None else given.algorithm.run_kind
     if remote is not None or (stores.is_given and config.run_dir is None):

@@ -16,8 +16,11 @@ def run_config(
     train_dataset: Dataset[Any] | None,
     val_dataset: Dataset[Any] | None,
     strategy: object,
+    adapter: object,
+    tracer: object,
     n_runners: int,
     concurrency: int,
+    max_rollouts: int | None,
 ) -> dict[str, Any]:
     """Return the configuration that a run of `fit` records, as JSON.
 
@@ -28,10 +31,25 @@ def run_config(
         **algorithm_config(algorithm),
         "data": {name: None if dataset is None else describe_dataset(dataset) for name, dataset in data.items()},
         "strategy": import_path(type(strategy)),
+        "strategy_options": _options(strategy),
+        "adapter": _component(adapter),
+        "tracer": None if tracer is None else _component(tracer),
         "n_runners": n_runners,
         "concurrency": concurrency,
+        "max_rollouts": max_rollouts,
         **describe_program(),
     }
+
+
+def _component(made: object) -> dict[str, Any]:
+    return {"name": import_path(type(made)), "options": _options(made)}
+
+
+def _options(component: object) -> dict[str, Any]:
+    """Return the public attributes of a component that are plain values, as JSON."""
+    plain = (bool, int, float, str, list, tuple, type(None))
+    attributes: dict[str, Any] = getattr(component, "__dict__", {})
+    return describe({name: each for name, each in attributes.items() if name[0] != "_" and isinstance(each, plain)})
 
 
 def algorithm_config(algorithm: Algorithm | None) -> dict[str, Any]:

@@ -499,3 +499,22 @@ def test_a_script_without_logging_shows_warnings_and_imports_its_client_before_t
     assert done.stderr.count("WARNING look at task 7") == 1, done.stderr
     (log,) = tmp_path.glob(".leyden/*/run.log")
     assert "WARNING look at task 7" in log.read_text()
+
+
+def test_a_run_records_its_components_with_their_options(tmp_path: Path) -> None:
+    trainer = ly.Trainer(
+        algorithm="baseline",
+        strategy={"type": "shm", "n_runners": 2, "drain_seconds": 3.0},
+        adapter={"agent_match": "writer"},
+        max_rollouts=5,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    trainer.fit(odd, [1, 2])
+    config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
+    assert config["strategy"].endswith(".SharedMemoryExecutionStrategy")
+    assert config["strategy_options"]["drain_seconds"] == 3.0 and config["max_rollouts"] == 5
+    assert config["adapter"]["name"].endswith(".TraceToTriplet")
+    assert config["adapter"]["options"]["agent_match"] == "writer"
+    assert config["adapter"]["options"]["reward_match"] == "first_occurrence"
+    assert config["tracer"]["name"].endswith(".OtelTracer")
