@@ -123,7 +123,7 @@ def test_gae_over_calls_is_gae_over_tokens_of_one_call_each(gamma: float, lam: f
         RolloutRewards(group, sum(rewards), rewards, values)
         for group, rewards, values in zip(GROUPS, rewards_RT.tolist(), values_RT.tolist(), strict=True)
     ]
-    constants = GAEAdvantages(gamma=gamma, lam=lam, ddof=1 / T)
+    constants = GAEAdvantages(gamma=gamma, lam=lam, epsilon=1e-8, ddof=1 / T)
     got: AdvantageEstimate = find_estimator(constants).function(rollouts, constants)
     advantages_RT, returns_RT = core_algos.compute_gae_advantage_return(
         rewards_RT, values_RT, torch.ones_like(rewards_RT), gamma, lam

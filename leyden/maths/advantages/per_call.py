@@ -35,8 +35,10 @@ class GAEAdvantages(Advantages):
     whiten: bool = True
     """Whether the advantages of the step are standardised. Each rollout weighs the same in mean and
     variance."""
-    epsilon: float = 1e-8
-    """Added to the variance; above 0."""
+    epsilon: float = 1e-2
+    """Added to the variance; above 0. If all rewards of a step are nearly equal, the advantages are
+    errors of the critic, and a smaller number would make them as large as true advantages. The
+    default is for rewards from 0 to 1; for rewards in a range R take R^2 / 100."""
     ddof: float = 1.0
     """The variance over R rollouts is multiplied by R / (R - ddof); from 0 to 1."""
 
