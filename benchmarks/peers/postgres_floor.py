@@ -143,7 +143,7 @@ class PostgresFloorStore:
     async def add_span(self, span):
         rollout_id, number = span["rollout_id"], span["sequence_id"]
         if number == 1:
-            self._begin_attempt("lock_rollout", [span])
+            self._begin_attempt([span])
             return
         seq = self._claimed[rollout_id]
         self._commits += 1
@@ -159,7 +159,7 @@ class PostgresFloorStore:
         for span in spans:
             mine.setdefault((span["rollout_id"], span["attempt_id"]), []).append(span)
         if len(mine) == 1:
-            self._begin_attempt("lock_rollouts", spans)
+            self._begin_attempt(spans)
             return
         asked = [{"rollout_id": rollout_id, "attempt_id": attempt_id} for rollout_id, attempt_id in mine]
         results, now = self._read_each("get_span_target", asked, "lock_span_writers")
@@ -169,12 +169,12 @@ class PostgresFloorStore:
             self._run_attempt(seq, group, now)
         self._commit()
 
-    def _begin_attempt(self, lock, spans):
+    def _begin_attempt(self, spans):
         """Add the first spans of a claimed attempt, as which the statements expect it."""
         rollout_id = spans[0]["rollout_id"]
         seq = self._claimed[rollout_id]
         self._wire.send(BEGIN)
-        self._send(lock, rollout_id=rollout_id, rollout_ids=f"{{{rollout_id}}}")
+        self._send("lock_rollout", rollout_id=rollout_id)
         self._send("lock_span_writers")
         ids = {"rollout_id": rollout_id, "attempt_id": spans[0]["attempt_id"], "rollout": seq}
         state = {"rollout_status": "preparing", "status": "preparing", "attempts": 1, "attempt": 1, "last_span": 0}
@@ -243,7 +243,10 @@ class PostgresFloorStore:
         self._wire.send(BEGIN)
         self._wire.send(NOW)
         rollouts = [one["rollout_id"] for one in asked]
-        self._send("lock_rollouts", rollout_ids=f"{{{','.join(rollouts)}}}")
+        if len(rollouts) == 1:
+            self._send("lock_rollout", rollout_id=rollouts[0])
+        else:
+            self._send("lock_rollouts", rollout_ids=f"{{{','.join(rollouts)}}}")
         for lock in locks:
             self._send(lock)
         for one in asked:

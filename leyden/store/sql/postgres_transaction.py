@@ -281,11 +281,13 @@ class PostgresTransaction:
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
         missing = sorted({*rollout_ids} - self._locked)
-        if missing:
+        if len(missing) == 1:  # PostgreSQL would plan `lock_rollouts` anew each time
+            self._send("lock_rollout", {"rollout_id": missing[0]})
+        elif missing:
             found = self._send("lock_rollouts", {"rollout_ids": missing})
-            self._locked.update(missing)
-            if 1 < len(missing) != found.rowcount:  # some do not exist yet: the operation adds them
+            if found.rowcount != len(missing):  # some do not exist yet: the operation adds them
                 self._send("lock_new_rollouts", {})
+        self._locked.update(missing)
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
         least = 2 if self._writes else 1  # a writer's single look-up may be a guess, and is the first message anyway
