@@ -269,7 +269,7 @@ def register_name(registry: dict[str, Component], name: str, component: Componen
 def _possible(expected_type: type, registry: Registry | None) -> str:
     """Return the end of an error message: the specs that would be accepted."""
     names = f"one of the names {', '.join(sorted(registry))}, " if registry else ""
-    return f"give {names}a {expected_type.__name__}, its class, a factory, an import path, or a dict with 'type'"
+    return f"give {names}an instance of {expected_type.__name__}, its class, a factory, an import path, or a dict with 'type'"
 
 
 def _name(target: Any) -> str:
