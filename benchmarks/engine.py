@@ -58,9 +58,8 @@ def main(peer: Peer | None) -> list[Row | report.Table]:
                 found, gpu = [], on_a_gpu() or gpu
             else:
                 found = rows_of(work, *paired(partial(run, "leyden", work, model), partial(run, "plain", work, model)))
-            print(
-                f"{work}: measured", *(report.line(row) for row in found), sep="\n", flush=True
-            )  # all takes half an hour
+            # All parts take half an hour.
+            print(f"{work}: measured\n" + "".join(report.line(row) for row in found), end="", flush=True)
             rows |= {row.row: row for row in found}
     in_order = sorted(rows.values(), key=lambda row: ("decode" not in row.row, "beside" in row.row))
     return [*in_order, floor_table(floors, rows), *gpu]
