@@ -130,6 +130,12 @@ def test_an_estimator_that_the_program_has_registered_is_known() -> None:
         del core_algos.ADV_ESTIMATOR_REGISTRY["mine"]
 
 
+def test_a_refusal_of_verl_without_a_message_is_shown_by_its_line() -> None:
+    config = make_config({"actor_rollout_ref.actor.optim.lr_scheduler_type": "linear"})
+    with pytest.raises(ConfigError, match=r"verl refuses the configuration: .*lr_scheduler_type"):
+        check_config(config)
+
+
 def test_a_critic_is_that_of_the_policys_model_and_its_refusal_has_the_reason() -> None:
     keys = {"algorithm.adv_estimator": "gae", "actor_rollout_ref.model.path": MODEL}
     config = make_config(keys)

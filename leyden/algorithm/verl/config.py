@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -284,4 +285,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    """Return an error's message in one line. If its first cause has no message, such as a bare
+    `assert`, the line of the program that raised it follows.
+    """
+    text = " ".join(str(error).split())
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    frames = traceback.extract_tb(first.__traceback__)
+    return text if str(first) or not frames else f"{text} at `{frames[-1].line}`".lstrip()
