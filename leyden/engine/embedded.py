@@ -184,9 +184,9 @@ class EmbeddedBackend(PolicyBackend):
         """Held while starting or stopping."""
         self._running: RunningPolicy | None = None
         self._was_deterministic = False
-        self._had_cudnn_attention = False
-        """Whether starting has turned cuDNN's attention off."""
         """Torch's setting before this backend changed it."""
+        self._had_cudnn_attention = False
+        """Whether this backend has turned cuDNN's attention off."""
 
     @property
     def capabilities(self) -> EngineCapabilities:

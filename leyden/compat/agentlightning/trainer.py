@@ -127,7 +127,7 @@ def _strategy(spec: Any) -> Any:
 
 def _has_no_port(spec: Any) -> bool:
     """Return whether a strategy, its class, or the class in its dict serves no store at a port."""
-    kind = cast(dict[str, Any], spec)["type"] if isinstance(spec, dict) else spec
+    kind = cast(dict[str, Any], spec).get("type") if isinstance(spec, dict) else spec
     if isinstance(kind, type):
         return not issubclass(kind, NativeClientServer)
     return isinstance(kind, ExecutionStrategy) and not isinstance(kind, NativeClientServer)
