@@ -24,6 +24,7 @@ from leyden.cli.replay import replay
 from leyden.cli.resources import resources_commands
 from leyden.cli.rl import rl_commands
 from leyden.cli.runs import runs
+from leyden.cli.samples import samples
 from leyden.cli.serve import serve
 from leyden.cli.show import show
 from leyden.cli.store import store, upgrade
@@ -52,6 +53,7 @@ app.command("eval", short_help="Measure an agent, before and after training.")(e
 app.command(short_help="Pass model calls on, and record them.")(gateway)
 app.command(short_help="Serve released resources to applications.")(serve)
 app.command(short_help="Show the workers of a store.")(workers)
+app.command(short_help="Show how the metrics of a store's monitor went.")(samples)
 store_commands = typer.Typer(rich_markup_mode=None)
 store_commands.callback(invoke_without_command=True)(store)
 store_commands.command()(export)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import typer
@@ -17,6 +18,9 @@ import typer
 from leyden.errors import StoreError
 from leyden.host.listening import socket_path_of
 from leyden.redaction import redact
+
+if TYPE_CHECKING:
+    from leyden.store import LightningStore
 
 T = TypeVar("T")
 
@@ -60,6 +64,23 @@ async def answer_of(what: str, question: Awaitable[T]) -> T:
         return await asking
     finally:
         asking.cancel()
+
+
+@asynccontextmanager
+async def store_to_read(url: str, token: str | None, wait_seconds: float) -> AsyncGenerator[LightningStore]:
+    """Open a store that is only read, a server's after it has accepted a connection.
+
+    token: what the server asks for. wait_seconds: how long to wait for a server.
+    """
+    from leyden.store import open_store
+
+    if not is_remote(url):
+        opened = open_store(url, read_only=not url.startswith("postgres"))
+    else:
+        opened = open_store(url, token=token)
+        await connect(store_in_words(url), url, wait_seconds=wait_seconds)
+    async with opened as store:
+        yield store
 
 
 def is_remote(url: str) -> bool:

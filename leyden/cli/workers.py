@@ -57,15 +57,9 @@ def workers(
 
 async def _read(url: str, token: str | None, wait_seconds: float) -> list[Worker]:
     """Return all workers of a store, after a server has accepted a connection."""
-    from leyden.cli.connecting import answer_of, connect, is_remote, store_in_words
-    from leyden.store import open_store
+    from leyden.cli.connecting import answer_of, store_in_words, store_to_read
 
-    if not is_remote(url):
-        opened = open_store(url, read_only=not url.startswith("postgres"))
-    else:
-        opened = open_store(url, token=token)
-        await connect(store_in_words(url), url, wait_seconds=wait_seconds)
-    async with opened as store:
+    async with store_to_read(url, token, wait_seconds) as store:
         return list(await answer_of(store_in_words(url), store.query_workers()))
 
 

@@ -23,6 +23,7 @@ COMMANDS = (
     "replay",
     "gateway",
     "workers",
+    "samples",
     "store",
     "store export",
     "store upgrade",

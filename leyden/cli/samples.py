@@ -1,0 +1,118 @@
+"""`leyden samples`: the time series that the monitors of a store have written, each as a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from leyden.types import Sample
+
+_WIDTH = 40
+"""Characters of a line, each of which is the mean of its share of the time."""
+
+
+def samples(
+    url: Annotated[
+        str, typer.Argument(help="The store: http://host:port, postgresql://..., or a file, in use or not.")
+    ],
+    name: Annotated[
+        list[str] | None,
+        typer.Argument(help="Metrics, such as cpu_percent; all by default.", show_default=False),
+    ] = None,
+    worker: Annotated[
+        str | None, typer.Option(help="Only those of this worker; '' for those of the store and of all workers.")
+    ] = None,
+    hours: Annotated[float, typer.Option(min=0.01, max=168, help="How far to look back; samples are kept a week.")] = 1,
+    token: Annotated[
+        str | None, typer.Option(envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What the server asks for.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a server that does not answer.")
+    ] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the samples as a JSON array, for programs.")] = False,
+) -> None:
+    """Show how CPU, memory, disk and other metrics went: a line for each, from its lowest value to
+    its highest.
+
+    A monitor writes them (`leyden store --monitor`, `Trainer(monitor=True)`), and a gateway
+    its own.
+
+    \b
+    Examples:
+      leyden samples http://127.0.0.1:4747
+      leyden samples http://127.0.0.1:4747 cpu_percent memory_percent --hours 24
+      leyden samples .leyden/20260102-101500-ab12/store.sqlite --worker runner-0
+      leyden samples http://127.0.0.1:4747 disk_free_percent --json | jq '.[-1].value'
+    """
+    import asyncio
+    import json
+    import time
+
+    from leyden.cli.run_views import terminal
+
+    now = time.time()
+    found = asyncio.run(_read(url, token, wait, name, now - 3600 * hours))
+    if worker is not None:
+        found = [each for each in found if (each.worker_id or "") == worker]
+    if as_json:
+        typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=2))
+    elif found:
+        terminal().print(_table(found, now - 3600 * hours, now))
+    else:
+        typer.echo(
+            "no such samples in this time; a monitor writes them: leyden store --monitor, or Trainer(monitor=True)"
+        )
+
+
+async def _read(
+    url: str, token: str | None, wait_seconds: float, names: Sequence[str] | None, since: float
+) -> list[Sample]:
+    """Return the samples of these metrics, or of all, by time. since: Unix seconds."""
+    from leyden.cli.connecting import answer_of, store_in_words, store_to_read
+
+    async with store_to_read(url, token, wait_seconds) as store:
+        pages = [
+            await answer_of(store_in_words(url), store.query_samples(name=name, measured_from=since))
+            for name in (names or [None])
+        ]
+    return sorted((sample for page in pages for sample in page), key=lambda sample: sample.time)
+
+
+def _table(samples: Sequence[Sample], begin: float, end: float) -> Table:
+    """Return a table with a row for each series. begin, end: Unix seconds of its lines."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from leyden.runs.chart import sparkline
+    from leyden.utils.figures import figure
+
+    series: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        series.setdefault((sample.name, sample.worker_id or ""), []).append(sample)
+    table = Table(box=None, pad_edge=False)
+    for column in ("metric", "worker", "lowest", "highest", "last", f"{_span(end - begin)} ago to now"):
+        table.add_column(column, justify="right" if column in ("lowest", "highest", "last") else "left")
+    for (name, worker), each in sorted(series.items()):
+        values = [sample.value for sample in each]
+        shown = (figure(value, 3) for value in (min(values), max(values), values[-1]))
+        table.add_row(escape(name), escape(worker), *shown, sparkline(_means(each, begin, end), _WIDTH))
+    return table
+
+
+def _means(samples: Sequence[Sample], begin: float, end: float) -> list[float | None]:
+    """Return the mean of each of `_WIDTH` equal parts of the time; None for a part without a
+    sample.
+    """
+    parts: list[list[float]] = [[] for _ in range(_WIDTH)]
+    for sample in samples:
+        parts[min(_WIDTH - 1, max(0, int((sample.time - begin) / (end - begin) * _WIDTH)))].append(sample.value)
+    return [sum(part) / len(part) if part else None for part in parts]
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
