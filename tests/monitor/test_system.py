@@ -102,6 +102,7 @@ def metrics_there(nvml: Path, *visible: str | None) -> list[dict[str, float]]:
 def printed_there(nvml: Path, program: str, *arguments: str) -> bytes:
     """What a program prints that finds the library in this folder."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(nvml)}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
 
