@@ -31,7 +31,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD_TOOLS = ["hatchling", "editables"]
-SOURCE_ONLY = ("antlr4-python3-runtime", "gpustat", "wget")
+SOURCE_ONLY = ("antlr4-python3-runtime", "gpustat", "gym", "wget")
 """Packages without a wheel. They are built in isolation, because their build needs tools of its own."""
 LOG_LINES_SHOWN = 25
 
