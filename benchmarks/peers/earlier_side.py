@@ -15,6 +15,7 @@ clone's own benchmarks, so that both sides are asked in the form that they know:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import subprocess
@@ -66,7 +67,9 @@ class Commands:
         torch.set_num_threads(1)
         if self._games is None:
             self._games = asyncio.run(rl_tiny.recorded_games(n_groups=8))
-        return self._games.n_trained / asyncio.run(rl_tiny.train(self._games)).step.value * 1000
+        takes_dtype = "dtype" in inspect.signature(rl_tiny.train).parameters  # a later commit's does
+        dtype = {"dtype": "float32"} if takes_dtype else {}
+        return self._games.n_trained / asyncio.run(rl_tiny.train(self._games, **dtype)).step.value * 1000
 
     def demo(self, steps):
         with tempfile.TemporaryDirectory() as folder:
