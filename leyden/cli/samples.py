@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leyden.cli.store_options import ServerToken, ServerWait, StoreAddress
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -17,9 +19,7 @@ _WIDTH = 40
 
 
 def samples(
-    url: Annotated[
-        str, typer.Argument(help="The store: http://host:port, postgresql://..., or a file, in use or not.")
-    ],
+    url: StoreAddress,
     name: Annotated[
         list[str] | None,
         typer.Argument(help="Metrics, such as cpu_percent; all by default.", show_default=False),
@@ -28,12 +28,8 @@ def samples(
         str | None, typer.Option(help="Only those of this worker; '' for those of the store and of all workers.")
     ] = None,
     hours: Annotated[float, typer.Option(min=0.01, max=168, help="How far to look back; samples are kept a week.")] = 1,
-    token: Annotated[
-        str | None, typer.Option(envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What the server asks for.")
-    ] = None,
-    wait: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a server that does not answer.")
-    ] = 60.0,
+    token: ServerToken = None,
+    wait: ServerWait = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the samples as a JSON array, for programs.")] = False,
 ) -> None:
     """Show how CPU, memory, disk and other metrics went: a line for each, from its lowest value to
@@ -56,9 +52,9 @@ def samples(
     from leyden.cli.run_views import terminal
 
     now = time.time()
-    found = asyncio.run(_read(url, token, wait, name, now - 3600 * hours))
-    if worker is not None:
-        found = [each for each in found if (each.worker_id or "") == worker]
+    found = asyncio.run(_read(url, token, wait, name, worker or None, now - 3600 * hours))
+    if worker == "":
+        found = [each for each in found if each.worker_id is None]
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=2))
     elif found:
@@ -70,14 +66,18 @@ def samples(
 
 
 async def _read(
-    url: str, token: str | None, wait_seconds: float, names: Sequence[str] | None, since: float
+    url: str, token: str | None, wait_seconds: float, names: Sequence[str] | None, worker_id: str | None, since: float
 ) -> list[Sample]:
-    """Return the samples of these metrics, or of all, by time. since: Unix seconds."""
+    """Return the samples of these metrics and of this worker, or of all, by time. since: Unix
+    seconds.
+    """
     from leyden.cli.connecting import answer_of, store_in_words, store_to_read
 
     async with store_to_read(url, token, wait_seconds) as store:
         pages = [
-            await answer_of(store_in_words(url), store.query_samples(name=name, measured_from=since))
+            await answer_of(
+                store_in_words(url), store.query_samples(name=name, worker_id=worker_id, measured_from=since)
+            )
             for name in (names or [None])
         ]
     return sorted((sample for page in pages for sample in page), key=lambda sample: sample.time)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from leyden.cli.store_options import ServerToken
 from leyden.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ def export(
     url: Annotated[
         str, typer.Option(help="A file, also one that is in use; postgresql://...; or http://host:port of a server.")
     ] = ".leyden/store.db",
-    token: Annotated[
-        str | None, typer.Option(envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What the server asks for.")
-    ] = None,
+    token: ServerToken = None,
     status: Annotated[
         list[str] | None, typer.Option(help="Only rollouts of this status; may be given several times.")
     ] = None,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leyden.cli.store_options import ServerToken, ServerWait, StoreAddress
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -19,15 +21,9 @@ _SHOWN_SECONDS = 86_400.0
 
 
 def workers(
-    url: Annotated[
-        str, typer.Argument(help="The store: http://host:port, postgresql://..., or a file, in use or not.")
-    ],
-    token: Annotated[
-        str | None, typer.Option(envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What the server asks for.")
-    ] = None,
-    wait: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a server that does not answer.")
-    ] = 60.0,
+    url: StoreAddress,
+    token: ServerToken = None,
+    wait: ServerWait = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
 ) -> None:
     """Show the workers of a store that reported within the last day, and their health.

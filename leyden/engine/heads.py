@@ -30,8 +30,8 @@ _CHUNK_ELEMENTS: Final = 2**24
 """The number of logits of a chunk on a CPU, 64 MiB in float32: enough for fast matrix products. Two
 such tensors exist at a time."""
 _CHUNK_ELEMENTS_OF_GPU: Final = 2**27
-"""The same on an accelerator, 512 MiB: each chunk reads the head's weights and adds to their
-gradient, which takes longer than the products of a small chunk."""
+"""The number of logits of a chunk on an accelerator, 512 MiB in float32. Each chunk reads the
+head's weights and adds to their gradient, which takes longer than the products of a small chunk."""
 
 Head = Callable[[Tensor], Tensor]
 """A model's output head, from hidden states to logits."""
