@@ -22,7 +22,6 @@ from leyden.serving.assignment import CONTROL
 from leyden.serving.loop_thread import LoopThread
 from leyden.store import InMemoryLightningStore
 from leyden.store.base import LightningStore
-from leyden.store.sql.rows import text_of
 from leyden.trainer import Trainer
 from leyden.types import (
     Attempt,
@@ -32,6 +31,7 @@ from leyden.types import (
     Rollout,
     Span,
 )
+from leyden.types.checks import json_text
 
 _CANARY, _PRODUCTION = "canary", "production"
 
@@ -228,7 +228,7 @@ class BlockingAlgorithm:
         for span in new_data:
             spans.setdefault(span.rollout_id, []).append(span)
         rollouts = self._recorded.query_rollouts(rollout_id_in=list(spans))
-        tasks = list({text_of(each.input, "the input of a rollout"): each.input for each in rollouts}.values())
+        tasks = list({json_text(each.input, "the input of a rollout"): each.input for each in rollouts}.values())
         options: dict[str, Any] = {"initial_resources": self._initial(), "progress": False, **self._options}
         memory = InMemoryLightningStore()
         with BlockingStore(memory) as training:

@@ -36,7 +36,6 @@ from pydantic import BaseModel
 from leyden.errors import ConfigError, UnknownRollout
 from leyden.extras import import_optional
 from leyden.store.base import LightningStore
-from leyden.store.sql.rows import text_of
 from leyden.types import (
     Attempt,
     AttemptedRollout,
@@ -51,6 +50,7 @@ from leyden.types import (
     RunRecord,
     Span,
 )
+from leyden.types.checks import json_text
 from leyden.utils.atomic import ASIDE, commit_directory
 
 T = TypeVar("T", bound=BaseModel)
@@ -305,7 +305,7 @@ async def _write_runs(store: LightningStore, runs: _Table, metrics: _Table) -> N
 
     async for page, _ in _pages(ask, attrgetter("run_id")):
         for run in page:
-            runs.add(vars(run) | {"config": text_of(run.config, "the config of a run")})
+            runs.add(vars(run) | {"config": json_text(run.config, "the config of a run")})
             await _write_metrics(store, run.run_id, metrics)
         await runs.write_if_full()
 
@@ -328,7 +328,7 @@ async def _write_feedback(store: LightningStore, table: _Table) -> None:
         return await store.query_feedback(limit=limit, offset=offset)
 
     async for page, _ in _pages(ask, attrgetter("sequence_id")):
-        table.add_many(vars(one) | {"value": text_of(one.value, "the value of feedback")} for one in page)
+        table.add_many(vars(one) | {"value": json_text(one.value, "the value of feedback")} for one in page)
         await table.write_if_full()
 
 
@@ -428,16 +428,16 @@ def _rollout_row(record: _Record) -> ParquetRow:
     rollout = record.rollout
     return vars(rollout) | {
         "reward": record.attempts[-1].reward if record.attempts else None,
-        "input": text_of(rollout.input, "the input of a rollout"),
+        "input": json_text(rollout.input, "the input of a rollout"),
         "config": rollout.config.model_dump_json(),
-        "metadata": text_of(rollout.metadata, "the metadata of a rollout"),
+        "metadata": json_text(rollout.metadata, "the metadata of a rollout"),
     }
 
 
 def _attempt_row(attempt: Attempt) -> ParquetRow:
     return vars(attempt) | {
-        "metadata": text_of(attempt.metadata, "the metadata of an attempt"),
-        "rewards": text_of(attempt.rewards, "the rewards of an attempt"),
+        "metadata": json_text(attempt.metadata, "the metadata of an attempt"),
+        "rewards": json_text(attempt.rewards, "the rewards of an attempt"),
     }
 
 
@@ -450,32 +450,32 @@ def _span_row(span: Span) -> ParquetRow:
         | {
             "status_code": span.status.status_code,
             "status_description": span.status.description,
-            "attributes": text_of(span.attributes, "the attributes of a span"),
-            "events": text_of(span.events, "the events of a span"),
-            "resource": text_of(span.resource, "the resource of a span"),
+            "attributes": json_text(span.attributes, "the attributes of a span"),
+            "events": json_text(span.events, "the events of a span"),
+            "resource": json_text(span.resource, "the resource of a span"),
         }
     )
 
 
 def _resources_row(update: ResourcesUpdate) -> ParquetRow:
     return vars(update) | {
-        "parent": text_of(update.parent, "the parent of resources"),
-        "resources": text_of(update.resources, "resources"),
+        "parent": json_text(update.parent, "the parent of resources"),
+        "resources": json_text(update.resources, "resources"),
     }
 
 
 def _release_row(release: Release) -> ParquetRow:
     return vars(release) | {
-        "from_version": text_of(release.from_version, "a version"),
-        "canary_version": text_of(release.canary_version, "a version"),
-        "details": text_of(release.details, "the details of a release"),
+        "from_version": json_text(release.from_version, "a version"),
+        "canary_version": json_text(release.canary_version, "a version"),
+        "details": json_text(release.details, "the details of a release"),
     }
 
 
 def _audit_row(record: AuditRecord) -> ParquetRow:
     return vars(record) | {
-        "before": text_of(record.before, "a version"),
-        "after": text_of(record.after, "a version"),
+        "before": json_text(record.before, "a version"),
+        "after": json_text(record.after, "a version"),
     }
 
 

@@ -47,6 +47,7 @@ from leyden.host.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.store.base import LightningStore
 from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
+from leyden.types.checks import MAX_JSON_DEPTH
 from leyden.types.tokens import PACKED
 from leyden.utils.text import fault_reason
 
@@ -509,19 +510,25 @@ def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
     except PydanticSerializationError as error:
         try:  # a lone surrogate is no UTF-8, and still a JSON string
             return json.dumps(to_jsonable_python(value, context=context)).encode()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             place, reason = _culprit(value, name, error)
             raise ConfigError(f"{place} must be a JSON value: {reason}") from None
 
 
 def _culprit(value: Any, name: str, error: Exception) -> tuple[str, Exception]:
     """Return the innermost part of `value` that cannot be JSON, and why."""
-    for place, part in _parts(value, name):
-        try:
-            to_json(part)
-        except PydanticSerializationError as reason:
-            return _culprit(part, place, reason)
-    return name, error
+    places = [name]
+    while len(places) <= MAX_JSON_DEPTH:
+        for place, part in _parts(value, places[-1]):
+            try:
+                to_json(part)
+            except PydanticSerializationError as reason:
+                value, error = part, reason
+                places.append(place)
+                break
+        else:
+            return places[-1], error
+    return places[3], ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
 
 
 def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,8 @@ import pytest
 
 from leyden.errors import ConfigError, LeydenError, UnknownRollout
 from leyden.store import LightningStore
-from leyden.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Retention, Span
+from leyden.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Feedback, LiveRollout, Retention, Span
+from leyden.types.checks import MAX_JSON_DEPTH, MAX_JSON_DIGITS
 
 NASTY_IDS = ['it\'s "quoted"; DROP TABLE rollouts;--', "a/b?c#d%2F e", "é漢🙂", "..", "x" * 200, "%00", "null", "-1"]
 BAD_IDS = ["", "a\0b", "a\nb", "\x7f", "\ud800", "x" * 201, "x" * 10_000]
@@ -100,6 +101,50 @@ async def test_a_page_beyond_every_number_is_the_whole_or_empty(store: Lightning
     assert len((await store.poll_new_spans(limit=2**63 - 1)).spans) == 1
     assert len(await store.dequeue_many_rollouts(limit=2**63 - 1)) == 1
     assert await store.prune(Retention(max_rollouts=2**63 - 1), limit=2**63 - 1) == 0
+
+
+def nested(levels: int, *, of: str = "list") -> Any:
+    value: Any = "innermost"
+    for _ in range(levels):
+        value = [value] if of == "list" else {"a": value}
+    return value
+
+
+UNREADABLE = {
+    "a list one level too deep": nested(MAX_JSON_DEPTH + 1),
+    "a dict one level too deep": nested(MAX_JSON_DEPTH + 1, of="dict"),
+    "deeper than pydantic writes": nested(256),
+    "deeper than Python recurses": nested(20_000),
+    "too deep, with half an emoji": ["\ud83d", nested(MAX_JSON_DEPTH)],
+    "one digit too many": 10**MAX_JSON_DIGITS,
+    "one digit too many, negative and inside": {"a": [-(10**MAX_JSON_DIGITS)]},
+}
+
+
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+async def test_json_that_no_parser_reads_again_is_refused_and_changes_nothing(store: LightningStore, value: Any):
+    rollout = await store.start_rollout("task")
+    before = await everything(store)
+    live = LiveRollout(rollout_id="live", attempt_id="at", resources_id="rs", version=1, start_time=1.0)
+    for call in (
+        lambda: store.enqueue_rollout(value),
+        lambda: store.enqueue_rollout("task", metadata={"m": value}),
+        lambda: store.update_rollout(rollout.rollout_id, metadata={"m": value}),
+        lambda: store.update_attempt(rollout.rollout_id, "latest", metadata={"m": value}),
+        lambda: store.record_live_rollouts([live.model_copy(update={"input": value})]),
+        lambda: store.add_many_feedback([Feedback(rollout_id="live", source="u", kind="correction", value=value)]),
+    ):
+        with pytest.raises(ConfigError, match=r"deep|digits|JSON"):
+            await call()
+    assert await everything(store) == before
+
+
+async def test_the_deepest_json_and_the_longest_numbers_come_back_unchanged(store: LightningStore):
+    brackets = "[" * 1000 + "7" * 10_000 + '"' + "\ud83d"  # inside a string they are neither levels nor a number
+    given = [nested(MAX_JSON_DEPTH - 1), nested(MAX_JSON_DEPTH - 1, of="dict"), 10**MAX_JSON_DIGITS - 1, brackets]
+    rollout = await store.enqueue_rollout(given, metadata={"a": nested(MAX_JSON_DEPTH - 1, of="dict"), "b": brackets})
+    (found,) = await store.query_rollouts()
+    assert (found.input, found.metadata) == (given, rollout.metadata)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf])

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import from_json, to_json
 
-from leyden.errors import ConfigError
 from leyden.store.sql.transaction import Row
 from leyden.types import (
     Attempt,
@@ -38,6 +37,7 @@ from leyden.types import (
     VersionKey,
     Worker,
 )
+from leyden.types.checks import json_text
 from leyden.types.tokens import PACKED
 
 M = TypeVar("M", bound=BaseModel)
@@ -88,31 +88,6 @@ def _all_fields(model: type[BaseModel]) -> set[str]:
     add to it.
     """
     return set(model.model_fields)
-
-
-def text_of(value: Any, what: str) -> str:
-    """Return `value` as JSON. Raise ConfigError, naming `what`, if it is not a JSON value."""
-    try:
-        text = to_json(value).decode()
-    except PydanticSerializationError as error:
-        try:  # a lone surrogate is no UTF-8, and still a JSON string
-            return json.dumps(value, allow_nan=False, default=_fields_of)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{what} must be a JSON value: {error}") from None
-    # One character is found fifty times as fast as a word.
-    if ("N" in text and "NaN" in text) or ("I" in text and "Infinity" in text):  # perhaps inside a string
-        json.loads(text, parse_constant=partial(_refuse_constant, what))
-    return text
-
-
-def _fields_of(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _refuse_constant(what: str, name: str) -> NoReturn:
-    raise ConfigError(f"{what} must be a JSON value, which the number {name} is not; leave it out, or give None")
 
 
 def from_text(text: str) -> Any:
@@ -222,9 +197,9 @@ def span_values(
         of["start_time"],
         of["end_time"],
         *tokens,
-        text_of(attributes, "the attributes of a span") if attributes else "",
-        text_of(events, "the events of a span") if events else "",
-        text_of(resource, "the resource of a span") if resource else "",
+        json_text(attributes, "the attributes of a span") if attributes else "",
+        json_text(events, "the events of a span") if events else "",
+        json_text(resource, "the resource of a span") if resource else "",
     )
 
 

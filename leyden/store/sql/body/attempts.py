@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 from leyden.errors import ConfigError, IllegalTransition
-from leyden.store.sql.body.checks import check_attempt_id, check_id, check_time
 from leyden.store.sql.body.lookup import attempt_row, rollout_key, rollout_row
 from leyden.store.sql.body.outcomes import NO_OUTCOME, failure_of
 from leyden.store.sql.body.workers import follow_attempt
@@ -29,7 +28,6 @@ from leyden.store.sql.rows import (
     build,
     config_of,
     from_text,
-    text_of,
     utf8_length,
 )
 from leyden.store.sql.transaction import Row, SpanTarget, Total, Transaction
@@ -49,6 +47,7 @@ from leyden.types import (
     check_rollout_transition,
     rollout_after_attempt,
 )
+from leyden.types.checks import check_attempt_id, check_id, check_time, json_text
 from leyden.utils import ids
 
 _SORTABLE = {
@@ -214,7 +213,7 @@ def update_attempt(
         check_time("last_heartbeat_time", last_heartbeat_time)
         changes["last_heartbeat_time"] = last_heartbeat_time
     if not isinstance(metadata, Unset):
-        changes["metadata"] = before.metadata | from_text(text_of(metadata, "the metadata of an attempt"))
+        changes["metadata"] = before.metadata | from_text(json_text(metadata, "the metadata of an attempt"))
     changes = {name: value for name, value in changes.items() if value != getattr(before, name)}
     if not changes:
         return before
@@ -373,7 +372,7 @@ def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -
         worker_id=after.worker_id,
         end_time=after.end_time,
         last_heartbeat_time=after.last_heartbeat_time,
-        metadata=text_of(after.metadata, "the metadata of an attempt") if after.metadata else "",
+        metadata=json_text(after.metadata, "the metadata of an attempt") if after.metadata else "",
         failure=after.failure,
     )
     if (after.status, after.worker_id) != (before.status, before.worker_id):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyden.errors import ConfigError
-from leyden.store.sql.body.checks import check_id, check_time
 from leyden.store.sql.body.lookup import unknown_rollout
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
-from leyden.store.sql.rows import feedback_from, text_of
+from leyden.store.sql.rows import feedback_from
 from leyden.store.sql.transaction import Transaction
-from leyden.types import Feedback, FeedbackKind, PaginatedResult, SortOrder, feedback_fault
+from leyden.types import Feedback, FeedbackKind, PaginatedResult, SortOrder
+from leyden.types.checks import check_feedback
 
 _COUNTED = (
     "NOT EXISTS (SELECT 1 FROM feedback g WHERE g.rollout_id = f.rollout_id AND g.source = f.source AND g.kind = f.kind "
@@ -22,9 +22,8 @@ rollout."""
 
 def add_many_feedback(tx: Transaction, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
     tx.expect(len(feedback))
-    for one in feedback:
-        _check(one)
-    return [_add(tx, one) for one in feedback]
+    values = [check_feedback(one) for one in feedback]
+    return [_add(tx, one, value) for one, value in zip(feedback, values, strict=True)]
 
 
 def query_feedback(
@@ -64,12 +63,14 @@ def query_feedback(
     return page_of(tx, "select_feedback", feedback_from, where, page, parameters, limit, offset)
 
 
-def _add(tx: Transaction, one: Feedback) -> Feedback:
+def _add(tx: Transaction, one: Feedback, value: str) -> Feedback:
     """Store one piece of feedback with the version that its rollout ran with, and return it.
 
     Feedback with a known id is returned as stored, so that a retry is safe. Raise ConfigError if
     that id is of other feedback, UnknownRollout if neither the store nor the feedback knows the
     version.
+
+    value: the feedback's value as JSON.
     """
     row = tx.one("get_feedback", feedback_id=one.feedback_id)
     if row is not None:
@@ -90,22 +91,10 @@ def _add(tx: Transaction, one: Feedback) -> Feedback:
         "rollout_id": one.rollout_id,
         "source": one.source,
         "kind": one.kind,
-        "value": text_of(one.value, "the value of feedback"),
+        "value": value,
         "given_time": one.given_time,
         "received_time": tx.now,
         **dict(zip(("resources_id", "version", "arm"), ran_with, strict=True)),
     }
     key = tx.insert("insert_feedback", **stored)
     return feedback_from((key, *stored.values()))
-
-
-def _check(one: Feedback) -> None:
-    check_id("feedback_id", one.feedback_id)
-    check_id("rollout_id", one.rollout_id)
-    check_id("the source of feedback", one.source)
-    check_id("resources_id", one.resources_id)
-    check_id("arm", one.arm)
-    if one.given_time is not None:
-        check_time("the given_time of feedback", one.given_time)
-    if fault := feedback_fault(one.kind, one.value):
-        raise ConfigError(f"feedback about rollout {one.rollout_id!r}: {fault}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyden.errors import ConfigError, LabelMoved, VersionFrozen
-from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.resources import HIGHEST_VERSION, resolved, unknown_version
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import audit_from, utf8_text
@@ -26,6 +25,7 @@ from leyden.types import (
     Unset,
     VersionKey,
 )
+from leyden.types.checks import check_id
 
 _FROZEN = 8
 """The place of the column `frozen` in `resources_columns`."""

@@ -8,11 +8,10 @@ from typing import Any
 
 from leyden.errors import ConfigError
 from leyden.store.sql.body.attempts import new_attempt, started, update_attempt
-from leyden.store.sql.body.checks import check_attempt_id, check_time
 from leyden.store.sql.body.rollouts import insert_rollout
-from leyden.store.sql.rows import text_of
 from leyden.store.sql.transaction import Transaction
 from leyden.types import AttemptedRollout, EnqueueRolloutRequest, LiveRollout, RolloutConfig
+from leyden.types.checks import check_live_rollout, json_text
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,7 @@ def _record(tx: Transaction, live: LiveRollout) -> None:
     A status ends the attempt once; later ones are ignored. Raise ConfigError if the rollout is in
     the store without this attempt.
     """
-    check_attempt_id(live.attempt_id)
-    check_time("the start_time of a live rollout", live.start_time)
+    check_live_rollout(live)
     if tx.one("get_rollout_key", rollout_id=live.rollout_id) is None:
         present = _begin(tx, live)
     elif (found := started(tx, live.rollout_id, live.attempt_id)) is None:
@@ -57,8 +55,8 @@ def _add_request(tx: Transaction, live: LiveRollout, present: AttemptedRollout) 
         tx.run(
             "set_live_request",
             rollout_id=live.rollout_id,
-            input=text_of(input, "the input of a rollout"),
-            metadata=text_of(metadata, "the metadata of a rollout"),
+            input=json_text(input, "the input of a rollout"),
+            metadata=json_text(metadata, "the metadata of a rollout"),
         )
 
 

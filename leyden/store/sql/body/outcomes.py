@@ -18,7 +18,6 @@ from leyden.errors import ConfigError
 from leyden.options import check_number
 from leyden.store.sql.body.lookup import run_key
 from leyden.store.sql.pages import Filters
-from leyden.store.sql.rows import text_of
 from leyden.store.sql.transaction import SpanTarget, Transaction
 from leyden.types import (
     ROLLOUT_FINISHED,
@@ -35,6 +34,7 @@ from leyden.types import (
     get_reward_value,
     get_rewards_from_span,
 )
+from leyden.types.checks import json_text
 
 NO_OUTCOME = (None, "", 0, 0, None, None)
 """The outcome columns of an attempt that has just begun, in the order of `attempt_columns`."""
@@ -64,7 +64,7 @@ def add_to_outcome(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -
             changed = True
         if span.sequence_id >= target.reward_span and (reward := get_reward_value(span)) is not None:
             target.reward = reward
-            target.rewards = text_of(get_rewards_from_span(span), "the rewards of a span")
+            target.rewards = json_text(get_rewards_from_span(span), "the rewards of a span")
             target.reward_span = span.sequence_id
             changed = True
     if not changed:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from leyden.errors import ConfigError, ReleaseAdvanced, UnknownRelease
-from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.labels import move_labels, note
 from leyden.store.sql.body.resources import unknown_version
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
-from leyden.store.sql.rows import release_from, text_of
+from leyden.store.sql.rows import release_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import UNSET, LabelMove, PaginatedResult, Release, SortOrder, Unset
+from leyden.types.checks import check_id, json_text
 
 _SORTABLE = {name: f"e.{name}" for name in ("create_time", "update_time")}
 
@@ -148,4 +148,4 @@ def _check_deadline(deadline: float | None) -> None:
 
 
 def _text(details: dict[str, Any] | None) -> str:
-    return text_of(details, "the details of a release") if details else ""
+    return json_text(details, "the details of a release") if details else ""

@@ -7,9 +7,8 @@ from __future__ import annotations
 import logging
 
 from leyden.errors import ConfigError, UnknownResources
-from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.pages import Filters, order_and_limit
-from leyden.store.sql.rows import resources_from, text_of
+from leyden.store.sql.rows import resources_from
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
     GATEWAY_SCHEME,
@@ -19,6 +18,7 @@ from leyden.types import (
     ResourcesUpdate,
     SortOrder,
 )
+from leyden.types.checks import check_id, json_text
 from leyden.utils import ids
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _write(
 
 
 def _text(resources: NamedResources) -> str:
-    return text_of(resources, "resources")
+    return json_text(resources, "resources")
 
 
 def unknown_version(tx: Transaction, resources_id: str, version: int | None) -> UnknownResources:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leyden.errors import ConfigError
-from leyden.store.sql.rows import text_of, utf8_text
+from leyden.store.sql.rows import utf8_text
 from leyden.store.sql.transaction import Transaction
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
+from leyden.types.checks import json_text
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def restore(tx: Transaction, restored: Restored) -> None:
         _add_record(tx, record)
     for one in restored.feedback:
         fields = one.model_dump(exclude={"sequence_id"})
-        tx.run("insert_feedback", **{**fields, "value": text_of(one.value, "the value of feedback")})
+        tx.run("insert_feedback", **{**fields, "value": json_text(one.value, "the value of feedback")})
     for row in restored.served:
         tx.put_many("insert_served", [row])
     tx.labels = True
@@ -61,7 +62,7 @@ def _add_versions(tx: Transaction, versions: Sequence[ResourcesUpdate]) -> None:
             version=each.version,
             create_time=each.create_time,
             update_time=each.update_time,
-            resources=text_of(each.resources, "resources"),
+            resources=json_text(each.resources, "resources"),
             parent_id=parent_id,
             parent_version=parent_version,
             author=each.author,
@@ -82,7 +83,7 @@ def _add_release(tx: Transaction, release: Release) -> None:
         from_version=from_number,
         canary_id=canary_id,
         canary_version=canary_number,
-        details=text_of(release.details, "the details of a release") if release.details else "",
+        details=json_text(release.details, "the details of a release") if release.details else "",
         deadline=release.deadline,
         create_time=release.create_time,
         update_time=release.update_time,

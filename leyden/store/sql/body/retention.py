@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from heapq import merge
 from itertools import islice
 
-from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.lookup import unknown_rollout
 from leyden.store.sql.body.statistics import FINAL_STATUSES, kept_totals
 from leyden.store.sql.pages import within_reach
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import Retention
+from leyden.types.checks import check_id
 
 _STEP_ROWS = 128
 """About how many rows one step deletes, and at least one rollout's. A step takes a few

@@ -9,7 +9,6 @@ from typing import Any
 
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.attempts import move_rollout, new_attempt, started
-from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.lookup import known_version, rollout_key, rollout_row, run_key
 from leyden.store.sql.rows import (
     ATTEMPT,
@@ -26,7 +25,6 @@ from leyden.store.sql.rows import (
     config_of,
     rollout_alone,
     rollout_from,
-    text_of,
 )
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
@@ -43,6 +41,7 @@ from leyden.types import (
     check_rollout_transition,
     read_replay_from,
 )
+from leyden.types.checks import check_id, json_text
 from leyden.utils import ids
 from leyden.utils.logs import Preview
 
@@ -171,12 +170,12 @@ def update_rollout(
         tx.run(
             "set_rollout",
             seq=row[SEQ],
-            input=row[INPUT] if isinstance(input, Unset) else text_of(input, "the input of a rollout"),
+            input=row[INPUT] if isinstance(input, Unset) else json_text(input, "the input of a rollout"),
             mode=row[MODE] if isinstance(mode, Unset) else mode,
             priority=row[PRIORITY] if isinstance(priority, Unset) else priority,
             resources_id=row[RESOURCES_ID] if isinstance(resources_id, Unset) else resources_id,
             resources_version=version,
-            metadata=row[METADATA] if isinstance(metadata, Unset) else text_of(metadata, "the metadata of a rollout"),
+            metadata=row[METADATA] if isinstance(metadata, Unset) else json_text(metadata, "the metadata of a rollout"),
             **_config_columns(config_of(row) if isinstance(config, Unset) else config),
         )
     if not isinstance(metadata, Unset):
@@ -232,8 +231,8 @@ def insert_rollout(
     check_id("arm", request.arm)
     resources_id, version = resources
     rollout_id = request.rollout_id or ids.rollout_id()
-    task = text_of(request.input, "the input of a rollout")
-    metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
+    task = json_text(request.input, "the input of a rollout")
+    metadata = json_text(request.metadata, "the metadata of a rollout") if request.metadata else ""
     config = _config_columns(request.config)
     attempts = 0 if status == "queuing" else 1
     insert, start_time = (tx.insert, tx.now) if attempts else (tx.run, tx.clock)

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from leyden.errors import ConfigError, IllegalTransition
-from leyden.store.sql.body.checks import check_id, check_time
 from leyden.store.sql.body.lookup import run_key, unknown_run
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
-from leyden.store.sql.rows import metric_from, run_from, text_of, utf8_text
+from leyden.store.sql.rows import metric_from, run_from, utf8_text
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
     FINAL_RUN_STATUSES,
@@ -26,6 +25,7 @@ from leyden.types import (
     SortOrder,
     Unset,
 )
+from leyden.types.checks import check_id, check_time, json_text
 
 _NEVER_NULL = {name: f"u.{name}" for name in ("run_id", "name", "kind", "status", "start_time", "last_heartbeat_time")}
 _SORTABLE = _NEVER_NULL | {"end_time": "u.end_time"}
@@ -176,4 +176,4 @@ def _check_point(point: MetricPoint) -> None:
 
 
 def _config(config: dict[str, Any]) -> str:
-    return text_of(config, "the config of a run") if config else ""
+    return json_text(config, "the config of a run") if config else ""

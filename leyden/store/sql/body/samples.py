@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from leyden.errors import ConfigError
-from leyden.store.sql.body.checks import check_id, check_time
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import sample_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import PaginatedResult, Sample, SortOrder
+from leyden.types.checks import check_id, check_time
 
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT = 1_000_000

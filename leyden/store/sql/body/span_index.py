@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from leyden.errors import ConfigError
-from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.rows import from_text
 from leyden.store.sql.transaction import Transaction
 from leyden.types import AttributeValue, Span
+from leyden.types.checks import check_id
 
 _STEP = 2000
 """Spans that one transaction indexes while an attribute becomes searchable. It takes milliseconds,

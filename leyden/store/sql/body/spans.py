@@ -9,7 +9,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from leyden.store.sql.body.checks import check_span
 from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
 from leyden.store.sql.body.outcomes import add_to_outcome
 from leyden.store.sql.body.span_index import index_values
@@ -25,6 +24,7 @@ from leyden.types import (
     get_known_prefix,
     rollout_after_attempt,
 )
+from leyden.types.checks import check_span
 
 _ATTEMPT = 3
 """The column of `get_span_target` where the attempt begins, as in `SpanTarget`."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from leyden.errors import UnknownWorker
-from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.pages import Filters, order_and_limit
-from leyden.store.sql.rows import text_of, worker_from
+from leyden.store.sql.rows import worker_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import UNSET, Attempt, FilterLogic, PaginatedResult, SortOrder, Unset, Worker, WorkerStatus
+from leyden.types.checks import check_id, json_text
 
 _SORTABLE = {
     name: f"w.{name}"
@@ -28,7 +28,7 @@ _SORTABLE = {
 def update_worker(tx: Transaction, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
     check_id("worker_id", worker_id)
     keep = isinstance(heartbeat_stats, Unset)
-    stats = None if keep else text_of(heartbeat_stats, "the statistics of a worker")
+    stats = None if keep else json_text(heartbeat_stats, "the statistics of a worker")
     tx.run("beat_worker", worker_id=worker_id, now=tx.now, heartbeat_stats=stats, keep=int(keep))
     return get_worker_by_id(tx, worker_id)
 

@@ -1,0 +1,174 @@
+"""The checks that a record must pass before a store takes it, beyond its types.
+
+Every way in calls them where the record is given, so that a record which was accepted is not
+refused later: stores, sessions, the command line and importers. PostgreSQL takes no NUL in a text,
+and no long text in an index; SQLite takes no number above 2**63. Control characters would mislead a
+reader of messages and paths, and JSON that is nested too deeply cannot be read again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json
+
+from leyden.errors import ConfigError
+from leyden.types.feedback import Feedback, feedback_fault
+from leyden.types.live import LiveRollout
+from leyden.types.span import Span
+
+MAX_ID_LENGTH: Final = 200
+"""The most characters of an id or a name."""
+MAX_JSON_DEPTH: Final = 128
+"""The most levels of lists and objects in one JSON value.
+
+Parsers stop at 200 levels, of which a reply of the store needs some for itself.
+"""
+MAX_JSON_DIGITS: Final = 4300
+"""The most digits of a whole number, as many as Python parses."""
+_HIGHEST: Final = 2**53
+"""The highest sequence id that a caller may give. The counter continues from there, and must not
+overflow."""
+_SERIALIZABLE_DEPTH: Final = 255
+"""The most levels that `to_json` writes."""
+_STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_LONG_NUMBER: Final = re.compile(rf"(?<![0-9])[0-9]{{{MAX_JSON_DIGITS + 1}}}")
+
+
+def check_id(what: str, value: str | None) -> None:
+    """Raise ConfigError for an id that no store takes. None stands for an id that the store makes.
+
+    what: what the message calls the id, such as "worker_id".
+    """
+    if value is not None and not (value.isprintable() and 0 < len(value) <= MAX_ID_LENGTH):
+        shown = repr(value) if len(value) <= MAX_ID_LENGTH else f"{value[:20]!r}... ({len(value)} characters)"
+        raise ConfigError(f"{what} {shown} must have 1 to {MAX_ID_LENGTH} printable characters")
+
+
+def check_attempt_id(value: str | None) -> None:
+    """Raise ConfigError for an id that a new attempt cannot have, such as "latest", which stands
+    for the newest attempt.
+    """
+    check_id("attempt_id", value)
+    if value == "latest":
+        raise ConfigError("attempt_id 'latest' stands for a rollout's newest attempt; choose another")
+
+
+def check_time(what: str, seconds: float) -> None:
+    """Raise ConfigError unless the time is finite."""
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{what} {seconds!r} must be a finite number of Unix seconds")
+
+
+def json_text(value: Any, what: str) -> str:
+    """Return `value` as JSON that every store can write and read again.
+
+    what: what the message calls the value, such as "the input of a rollout".
+    Raise ConfigError for a value that is not JSON (NaN and infinity are not), for one that is
+    nested deeper than `MAX_JSON_DEPTH`, and for a number of more than `MAX_JSON_DIGITS` digits.
+    """
+    try:
+        text = to_json(value).decode()
+    except PydanticSerializationError as error:
+        try:  # a lone surrogate is no UTF-8, and still a JSON string
+            text = json.dumps(value, allow_nan=False, default=_fields_of)
+        except RecursionError:
+            raise _too_deep(what) from None
+        except (TypeError, ValueError):
+            raise ConfigError(f"{what} must be a JSON value: {error}") from None
+        if _depth(text) > MAX_JSON_DEPTH:
+            raise _too_deep(what) from None
+    else:
+        if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _is_too_deep(value):
+            raise _too_deep(what)
+    # One character is found fifty times as fast as a word.
+    if ("N" in text and "NaN" in text) or ("I" in text and "Infinity" in text):  # perhaps inside a string
+        json.loads(text, parse_constant=partial(_refuse_constant, what))
+    if len(text) > MAX_JSON_DIGITS and _LONG_NUMBER.search(text) and _LONG_NUMBER.search(_STRING.sub('""', text)):
+        raise ConfigError(f"{what} has a number of more than {MAX_JSON_DIGITS:,} digits; give it as a string")
+    return text
+
+
+def check_span(span: Span) -> None:
+    """Raise ConfigError for a span whose ids or numbers no store accepts."""
+    of = span.__dict__  # see `rows.span_values`
+    span_id, trace_id, parent_id = of["span_id"], of["trace_id"], of["parent_id"]
+    all_ids = span_id + trace_id if parent_id is None else span_id + trace_id + parent_id
+    if not (span_id and trace_id and parent_id != "" and len(all_ids) <= MAX_ID_LENGTH and all_ids.isprintable()):
+        # The check above is stricter, because it limits the ids' length together. Find the bad one,
+        # if any.
+        check_id("span_id", span_id)
+        check_id("trace_id", trace_id)
+        check_id("parent_id", parent_id)
+    if of["sequence_id"] > _HIGHEST:
+        raise ConfigError(
+            f"sequence_id {span.sequence_id} of span {span.span_id!r} is above {_HIGHEST}; give 0 for the next one"
+        )
+
+
+def check_feedback(feedback: Feedback) -> str:
+    """Return the value of feedback as JSON. Raise ConfigError for feedback that no store takes."""
+    check_id("feedback_id", feedback.feedback_id)
+    check_id("rollout_id", feedback.rollout_id)
+    check_id("the source of feedback", feedback.source)
+    check_id("resources_id", feedback.resources_id)
+    check_id("arm", feedback.arm)
+    if feedback.given_time is not None:
+        check_time("the given_time of feedback", feedback.given_time)
+    if fault := feedback_fault(feedback.kind, feedback.value):
+        raise ConfigError(f"feedback about rollout {feedback.rollout_id!r}: {fault}")
+    return json_text(feedback.value, "the value of feedback")
+
+
+def check_live_rollout(live: LiveRollout) -> None:
+    """Raise ConfigError for a report on a live rollout that no store takes."""
+    check_id("rollout_id", live.rollout_id)
+    check_attempt_id(live.attempt_id)
+    check_id("resources_id", live.resources_id)
+    check_id("arm", live.arm)
+    check_time("the start_time of a live rollout", live.start_time)
+    json_text(live.input, "the input of a rollout")
+    json_text(live.metadata, "the metadata of a rollout")
+
+
+def _fields_of(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _refuse_constant(what: str, name: str) -> NoReturn:
+    raise ConfigError(f"{what} must be a JSON value, which the number {name} is not; leave it out, or give None")
+
+
+def _too_deep(what: str) -> ConfigError:
+    return ConfigError(f"{what} is nested deeper than {MAX_JSON_DEPTH} levels; flatten it, or give a part as a string")
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Return whether a value, which `to_json` can write, has more than `MAX_JSON_DEPTH` levels.
+
+    Writing it again inside further lists is four times as fast as finding the brackets of its text
+    that are outside of strings.
+    """
+    for _ in range(_SERIALIZABLE_DEPTH - MAX_JSON_DEPTH):
+        value = [value]
+    try:
+        to_json(value)
+    except PydanticSerializationError:
+        return True
+    return False
+
+
+def _depth(text: str) -> int:
+    """Return the number of levels of lists and objects in a JSON text."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[{}\]]", _STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
