@@ -26,6 +26,7 @@ from leyden.execution.liveness import Alive, make_responder
 from leyden.execution.payload import unpack
 from leyden.host.child import ChildFailure, Parent
 from leyden.host.orphans import RUNNER_MARK, carry_mark, kill_marked
+from leyden.runner.base import torn_down
 from leyden.runner.calls import overdue_seconds
 from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
 from leyden.utils.frames import current_frames
@@ -184,14 +185,12 @@ async def work(link: Link, worker_id: int, packed: bytes) -> None:
     """
     payload = unpack(packed)
     payload.bundle.init()
-    try:
+    with torn_down(payload.bundle.teardown):
         async with payload.store as store:
             link.send("prepared")
             await link.begin.wait_async()
             if not link.stop.is_set():
                 await payload.bundle(store, worker_id, link.stop, at_most=link.at_most)
-    finally:
-        payload.bundle.teardown()
     link.send("finished")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from leyden.emitter import emit_exception
 from leyden.errors import (
     IllegalTransition,
     InvalidReturn,
-    LeydenError,
     MissingResource,
     UnknownResources,
     UnknownRollout,
@@ -112,6 +111,7 @@ class AttemptRunner:
         logger.debug("rollout %s: attempt %s begins, %s", rollout_id, attempt_id, rollout.attempt.worker_id)
         await self._call_hooks("on_rollout_start", rollout=rollout)
         spans: Sequence[Span] = ()
+        outcome: Outcome | None = None
         try:
             async with self.tracer.trace_context(
                 name=rollout_id, store=self.store, rollout_id=rollout_id, attempt_id=attempt_id
@@ -127,8 +127,10 @@ class AttemptRunner:
             for recorder in self.recorders:
                 await recorder.flush(rollout_id, attempt_id)
             outcome = await self._check_requirements(rollout, spans, outcome)
-        except LeydenError as error:
-            outcome = Outcome("failed", "recording", f"the record of the attempt is incomplete: {error}", error)
+        except QuitDebugging:
+            raise
+        except Exception as error:  # noqa: BLE001 -- a tracer of the user's own may raise anything
+            outcome = _unrecorded(outcome, error)
         await self._call_hooks("on_rollout_end", rollout=rollout, spans=spans)
         await self._report(rollout, outcome)
         if logger.isEnabledFor(logging.DEBUG):
@@ -181,7 +183,7 @@ class AttemptRunner:
                 shown = (type(error), error, users_part(error.__traceback__) or error.__traceback__)
                 logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=shown)
             warn_if_exhausted(logger, f"rollout {rollout.rollout_id}", error)
-            emit_exception(error)
+            _record_error(error)
             return _failed("exception", error)
         return SUCCEEDED
 
@@ -221,7 +223,7 @@ class AttemptRunner:
 
     async def _report(self, rollout: AttemptedRollout, outcome: Outcome) -> None:
         """Report the end of the attempt to the store. An attempt that has ended there already stays
-        as it is.
+        as it is. If the report fails, its error names the end that it was to report.
         """
         metadata = {} if outcome.reason_kind is None else {"reason_kind": outcome.reason_kind, "reason": outcome.reason}
         try:
@@ -232,6 +234,12 @@ class AttemptRunner:
             logger.info(
                 "attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error
             )
+        except Exception as error:
+            if outcome.reason:
+                error.add_note(
+                    f"the attempt {rollout.attempt.attempt_id!r} had ended as {outcome.status}: {outcome.reason}"
+                )
+            raise error from outcome.error
 
     async def _call_hooks(self, point: str, **arguments: Any) -> None:
         """Call one method of every hook. An error is logged, because it must not fail the
@@ -287,6 +295,32 @@ def _why_unanswered(calls: PaginatedResult[Span]) -> str | None:
         return None
     why = calls[0].status.description
     return f"none of the agent's {calls.total} model calls was answered; {why}"
+
+
+def _record_error(error: Exception) -> None:
+    """Record what the agent raised, if a trace is open: a tracer of the user's own may open none.
+
+    An error of the recording is logged, because it must not hide the agent's.
+    """
+    if current_trace() is None:
+        return
+    try:
+        emit_exception(error)
+    except Exception:
+        logger.exception("the error that the agent raised could not be recorded in its trace")
+
+
+def _unrecorded(outcome: Outcome | None, error: Exception) -> Outcome:
+    """Return how an attempt ended whose record is incomplete.
+
+    outcome: how the agent ended, if it did; a failure stays the reason.
+    error: what kept the record from being complete.
+    """
+    reason = f"the record of the attempt is incomplete: {describe_error(error) or type(error).__name__}"
+    if outcome is None or outcome.status == "succeeded":
+        return Outcome("failed", "recording", reason, error)
+    logger.warning("after the end of an attempt as %s (%s): %s", outcome.status, outcome.reason, reason)
+    return replace(outcome, reason=f"{outcome.reason}; {reason}")
 
 
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:

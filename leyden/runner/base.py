@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -15,6 +16,8 @@ from leyden.store.base import LightningStore
 from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
 from leyden.utils.latch import Latch
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -165,16 +168,28 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
             """Make the runner ready, and tear it down at the end of the block."""
             number = worker_id or 0
             self.init(agent, hooks=hooks or (), recorders=recorders)
-            try:
+            with torn_down(self.teardown):
                 self.init_worker(number, store)
-                try:
+                with torn_down(lambda: self.teardown_worker(number)):
                     yield self
-                finally:
-                    self.teardown_worker(number)
-            finally:
-                self.teardown()
 
         return RunContext(ready())
+
+
+@contextmanager
+def torn_down(teardown: Callable[[], None]) -> Generator[None]:
+    """Call `teardown` at the end of the block. If the block has raised, an error of `teardown` is
+    only logged, so that it does not hide the block's.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            teardown()
+        except Exception:
+            logger.exception("the teardown after an error failed too")
+        raise
+    teardown()
 
 
 class RunContext(Generic[R]):

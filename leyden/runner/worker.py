@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leyden.litagent import LitAgent
-from leyden.runner.base import AttemptRecorder, Hook, Runner
+from leyden.runner.base import AttemptRecorder, Hook, Runner, torn_down
 from leyden.store.base import LightningStore
 from leyden.utils.latch import Latch
 
@@ -49,10 +49,8 @@ class WorkerBundle:
         runner = copy.copy(self.runner)
         runner.most_at_first = at_most
         runner.init_worker(worker_id, store, worker_name=self.worker_names[worker_id])
-        try:
+        with torn_down(lambda: runner.teardown_worker(worker_id)):
             await runner.iter(event=event)
-        finally:
-            runner.teardown_worker(worker_id)
 
     def teardown(self) -> None:
         """Release the runner's tracer and agent."""

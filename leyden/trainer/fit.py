@@ -34,6 +34,7 @@ from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
 from leyden.redaction import redact
 from leyden.runner import AttemptRecorder, Hook, Runner, WorkerBundle
+from leyden.runner.base import torn_down
 from leyden.runner.calls import call_sync
 from leyden.runs import RunSummary
 from leyden.runs.beginning import begin_run, new_manifest
@@ -146,7 +147,10 @@ class Fit:
                     nothing_started = self._is_new_folder and await _nothing_started(recorder, self._store)
                     if self.directory is not None and not nothing_started:
                         error.add_note(how_to_resume(self.directory, failed=True))
-                    await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+                    try:
+                        await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+                    except Exception:
+                        logger.exception("the end of the run could not be recorded")
                     raise
                 recorder.note(f"done\n{summary}")
                 await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
@@ -217,7 +221,7 @@ class Fit:
                 type(config.adapter).__name__,
             )
             workers.init()
-            stack.callback(workers.teardown)
+            stack.enter_context(torn_down(workers.teardown))
             try:
                 await self._run_both(algorithm, proxy, workers)
             except asyncio.CancelledError:
@@ -425,11 +429,14 @@ class Fit:
     async def _release_claims(self) -> None:
         """Requeue the attempts under way, so that a resumed run claims them at once.
 
-        Errors of the store are ignored, because its failure may be what ended the run.
+        Errors are only logged: a failure of the store may be what ended the run, and must not hide
+        what did.
         """
-        with contextlib.suppress(StoreError, TimeoutError):
+        try:
             async with asyncio.timeout(_RELEASE_SECONDS):
                 await self._store.release_claims(worker_ids=self._claimants())
+        except Exception as error:  # noqa: BLE001 -- a store of the user's own may raise anything
+            logger.debug("the claims of the run were not released: %s", describe_error(error))
 
 
 def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:

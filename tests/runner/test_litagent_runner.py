@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
 
 import leyden as ly
 from leyden.algorithm import Dataset
-from leyden.errors import ConfigError, UnknownRollout
+from leyden.errors import ConfigError, StoreError, UnknownRollout
 from leyden.litagent import LitAgent
 from leyden.runner import Hook
 from leyden.store import InMemoryLightningStore
@@ -588,3 +589,89 @@ def test_wrong_options_are_refused_with_their_value(options: dict[str, Any]) -> 
     name, value = next(iter(options.items()))
     with pytest.raises(ConfigError, match=f"{name} is {value}"):
         ly.LitAgentRunner(**options)
+
+
+class OwnTracer(ly.DummyTracer):
+    """A tracer of a user's own, which opens no trace of Leyden and may fail where it is told to."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.fails_at = fails_at
+
+    def trace_context(self, *_: Any, **__: Any) -> Any:
+        return self._own()
+
+    @contextlib.asynccontextmanager
+    async def _own(self) -> AsyncGenerator[None]:
+        self._fail("entry")
+        yield
+        self._fail("exit")
+
+    def get_last_trace(self) -> Any:
+        self._fail("spans")
+        return []
+
+    def teardown_worker(self, worker_id: int) -> None:
+        self._fail("teardown")
+
+    def _fail(self, point: str) -> None:
+        if point == self.fails_at:
+            raise RuntimeError(f"the tracer failed at {point}")
+
+
+@pytest.mark.parametrize("fails_at", ["", "spans", "teardown"])
+@pytest.mark.parametrize("error", [ValueError("the agent's own"), Unprintable(), KeyError()])
+async def test_no_error_of_a_tracer_hides_the_error_of_the_agent(
+    store: InMemoryLightningStore, fails_at: str, error: Exception
+) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        raise error
+
+    runner = ly.LitAgentRunner(OwnTracer(fails_at))
+    with pytest.raises(type(error)) as caught:
+        async with runner.run_context(agent=agent, store=store):
+            await runner.step(1)
+    assert caught.value is error
+    [rollout] = await store.query_rollouts()
+    attempt = await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None and attempt.status == "failed"
+    assert attempt.metadata["reason_kind"] == "exception"
+    assert attempt.metadata["reason"].startswith(type(error).__name__)
+    assert ("the tracer failed at spans" in attempt.metadata["reason"]) == (fails_at == "spans")
+
+
+@pytest.mark.parametrize("fails_at", ["entry", "exit", "spans"])
+async def test_a_tracer_that_fails_fails_its_attempt_alone(store: InMemoryLightningStore, fails_at: str) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    attempts = await run_all(store, agent, [1, 2], tracer=OwnTracer(fails_at))
+    assert [attempt.status for attempt in attempts] == ["failed", "failed"]
+    assert all(f"the tracer failed at {fails_at}" in attempt.metadata["reason"] for attempt in attempts)
+
+
+async def test_a_reward_of_an_agent_under_a_tracer_without_traces_is_stored(store: InMemoryLightningStore) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 0.5
+
+    [attempt] = await run_all(store, agent, [1], tracer=OwnTracer())
+    assert attempt.status == "succeeded"
+    assert find_final_reward(await store.query_spans(attempt.rollout_id)) == 0.5
+
+
+async def test_a_report_that_fails_names_the_end_that_it_was_to_report() -> None:
+    class Away(InMemoryLightningStore):
+        async def update_attempt(self, *args: Any, **options: Any) -> Any:
+            raise StoreError("the store is away")
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        raise ValueError("the agent's own")
+
+    async with Away() as store, ly.LitAgentRunner(OwnTracer()).run_context(agent=agent, store=store) as runner:
+        with pytest.raises(StoreError, match="the store is away") as caught:
+            await runner.step(1)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert any("ValueError: the agent's own" in note for note in caught.value.__notes__)
