@@ -53,7 +53,7 @@ app.command("eval", short_help="Measure an agent, before and after training.")(e
 app.command(short_help="Pass model calls on, and record them.")(gateway)
 app.command(short_help="Serve released resources to applications.")(serve)
 app.command(short_help="Show the workers of a store.")(workers)
-app.command(short_help="Show how the metrics of a store's monitor went.")(samples)
+app.command(short_help="Draw the recent history of a store's metrics.")(samples)
 store_commands = typer.Typer(rich_markup_mode=None)
 store_commands.callback(invoke_without_command=True)(store)
 store_commands.command()(export)

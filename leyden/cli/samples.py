@@ -32,8 +32,8 @@ def samples(
     wait: ServerWait = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the samples as a JSON array, for programs.")] = False,
 ) -> None:
-    """Show how CPU, memory, disk and other metrics went: a line for each, from its lowest value to
-    its highest.
+    """Draw the recent history of a store's metrics, such as CPU, memory and disk: a line for each,
+    from its lowest value to its highest.
 
     A monitor writes them (`leyden store --monitor`, `Trainer(monitor=True)`), and a gateway
     its own.
