@@ -12,7 +12,6 @@ import pytest
 import leyden as ly
 from leyden.algorithm import Evaluator
 from leyden.algorithm.apo.requests import RequestTemplate, shipped_requests
-from leyden.algorithm.prompts.texts import new_prompt_of
 from leyden.testing import FakeUpstream, PromptSim
 from leyden.testing.promptsim import PromptSetting, Skill
 from leyden.testing.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES
@@ -75,7 +74,7 @@ def test_apos_own_requests_are_understood() -> None:
         for edit in shipped_requests("edit"):
             names = ("prompt", "critique", "placeholders", "max_characters")
             text = RequestTemplate(edit, names).fill(**{**fields, "critique": critique})
-            assert new_prompt_of(sim.reflect(text)) in [f"{PROMPT}\n{clause}" for clause in SECRET.clauses]
+            assert sim.reflect(text) in [f"<new_prompt>{PROMPT}\n{clause}</new_prompt>" for clause in SECRET.clauses]
 
 
 def test_a_request_for_reasons_gets_reasons_and_no_prompt() -> None:

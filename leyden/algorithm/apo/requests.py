@@ -30,6 +30,7 @@ class RequestTemplate:
             text = Path(path).read_text("utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"the request {str(path)!r} cannot be read: {error}") from error
+        self.text = text
         self._template = string.Template(text)
         if not self._template.is_valid():
             raise ConfigError(f"the request {str(path)!r} has a $ without a name; write $$ for a dollar sign")

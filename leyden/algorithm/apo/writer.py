@@ -11,15 +11,10 @@ from pathlib import Path
 
 from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
 from leyden.algorithm.evaluator import Score
+from leyden.algorithm.prompts.answers import Request, proposed_prompt, without_reasoning
 from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.reflector import Reflector
-from leyden.algorithm.prompts.texts import (
-    braced,
-    new_prompt_of,
-    placeholders_of,
-    problem_with,
-    rollouts_as_text,
-)
+from leyden.algorithm.prompts.texts import braced, placeholders_of, rollouts_as_text
 from leyden.options import check_several
 
 
@@ -67,7 +62,8 @@ class PromptWriter:
         )
 
         def check(answer: str) -> tuple[str | None, str]:
-            return answer.strip() or None, "it is empty"
+            text = without_reasoning(answer)
+            return text or None, "its reasoning has no end" if text is None else "it is empty"
 
         return await reflector.ask(
             "critique", self.gradient_model, question, check, place=_kept_at(place, "critique", parent)
@@ -92,18 +88,20 @@ class PromptWriter:
         known: the keys of candidates that are refused, because they were tried before.
         """
         prompt, tried = parent.prompts[name], frozenset(known)
-        question = self._chosen(self._edits, parent, place).fill(
+        chosen = self._chosen(self._edits, parent, place)
+        question = chosen.fill(
             prompt=prompt.template,
             critique=critique,
             placeholders=braced(placeholders_of(prompt), prompt),
             max_characters=self._max_characters,
         )
 
+        request = Request(chosen.text, question)
+
         def check(answer: str) -> tuple[Candidate | None, str]:
-            text = new_prompt_of(answer)
-            problem = problem_with(text, prompt, max_characters=self._max_characters)
-            if text is None or problem is not None:
-                return None, problem or ""
+            text, problem = proposed_prompt(answer, prompt, request, max_characters=self._max_characters)
+            if text is None:
+                return None, problem
             child = parent.edit(name, text, place=place, parent=version, reason=critique)
             return (None, "this prompt was tried before") if child.key in tried else (child, "")
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa.bridge import Bridge
 from leyden.algorithm.gepa.reflective import objective_scores, reflective_record
+from leyden.algorithm.prompts.answers import Request
 from leyden.extras import import_optional
 from leyden.types import PromptTemplate
 
@@ -42,7 +43,7 @@ class ReflectionTask:
     """The candidate."""
     name: str
     """The name of the prompt."""
-    question: str
+    request: Request
     """The request, with the examples that the model reads."""
 
 
@@ -195,7 +196,7 @@ class _Reflection:
         of the next step, which is always this object.
         """
         asked = [
-            (place, ReflectionTask(candidate, name, self._question(candidate[name], dataset[name])))
+            (place, ReflectionTask(candidate, name, self._request(candidate[name], dataset[name])))
             for place, (candidate, dataset, components) in enumerate(jobs)
             for name in components
             if dataset.get(name)
@@ -207,15 +208,16 @@ class _Reflection:
                 proposals[place].new_texts[job.name] = text
         return [(proposal, self) for proposal in proposals]
 
-    def _question(self, prompt: str, records: Sequence[Mapping[str, Any]]) -> str:
+    def _request(self, prompt: str, records: Sequence[Mapping[str, Any]]) -> Request:
         """Return the request to rewrite a prompt after reading examples, in the words of `gepa`."""
-        return self._signature.prompt_renderer(
+        question = self._signature.prompt_renderer(
             {
                 "current_instruction_doc": prompt,
                 "dataset_with_feedback": list(records),
                 "prompt_template": self._template,
             }
         )
+        return Request(self._template or self._signature.default_prompt_template, question)
 
 
 class _BySuccess:
@@ -305,9 +307,3 @@ class _Stopper:
 
     def __call__(self, state: Any) -> bool:
         return self._evolution.is_over(int(state.i) + 1)
-
-
-def output_of(answer: str) -> str:
-    """Return the text in an answer of the reflection model, as the package `gepa` reads it."""
-    wording = import_optional("gepa.strategies.instruction_proposal", extra="gepa", needed_by="GEPA")
-    return str(wording.InstructionProposalSignature.output_extractor(answer.strip())["new_instruction"])

@@ -24,6 +24,7 @@ from leyden.algorithm.gepa import adapter
 from leyden.algorithm.gepa.adapter import Item, Proposal, ReflectionTask, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
 from leyden.algorithm.gepa.race import Race, common_stages, stages
+from leyden.algorithm.prompts.answers import proposed_prompt
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
 from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
@@ -33,7 +34,7 @@ from leyden.algorithm.prompts.options import check_reward_range, check_shared_op
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 from leyden.algorithm.prompts.result import PromptResult
-from leyden.algorithm.prompts.texts import braced, placeholders_of, problem_with
+from leyden.algorithm.prompts.texts import braced, placeholders_of
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.options import check_choice, check_flag, check_number
 from leyden.types import PromptTemplate
@@ -461,14 +462,13 @@ class GEPA(PromptOptimiser):
             the answer.
         """
         parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
-        question = f"{job.question}\n\n{self._rules(prompt)}"
+        question = f"{job.request.text}\n\n{self._rules(prompt)}"
 
         def check(answer: str) -> tuple[str | None, str]:
-            text = adapter.output_of(answer)
-            problem = problem_with(text, prompt, max_characters=self.max_prompt_characters)
-            if problem is None and self._key({**job.texts, job.name: text}) in self._candidates:
-                problem = "this prompt was tried before"
-            return (text, "") if problem is None else (None, problem)
+            text, problem = proposed_prompt(answer, prompt, job.request, max_characters=self.max_prompt_characters)
+            if text is not None and self._key({**job.texts, job.name: text}) in self._candidates:
+                return None, "this prompt was tried before"
+            return text, problem
 
         kept_at = f"{self._step}/{place}/{job.name}/{parent.key}"
         text = await self._reflector.ask("reflection", self.reflection_model, question, check, place=kept_at)

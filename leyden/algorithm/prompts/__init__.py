@@ -6,7 +6,8 @@
 | `candidate.py`, `comparison.py` | candidates, and how they compare |
 | `beliefs.py` | what all rewards together say about each candidate |
 | `reflector.py`, `journal.py` | calls of reflection models, and their replay |
-| `texts.py` | what these models read, and which of their answers can be used |
+| `texts.py` | what these models read, and which prompts can take the place of others |
+| `answers.py` | the prompt in an answer |
 | `components.py` | the choice of the prompt to rewrite, of several |
 | `options.py` | checks of options |
 | `records.py`, `result.py` | what the store keeps of a run, and its result |

@@ -113,7 +113,7 @@ class PromptOptimiser(Algorithm):
 
     def _note_agent(self, version: str | None) -> None:
         """Write the agent's version to the journal. Warn if an earlier process had another one."""
-        before = self._journal.get(_AGENT)
+        before, _ = self._journal.get(_AGENT) or (None, "")
         if version is None or before == version:
             return
         if before is not None:

@@ -25,7 +25,7 @@ class Journal:
         Raise CheckpointError for another line that cannot be read.
         """
         self._path = path
-        self._answers: dict[str, str] = {}
+        self._answers: dict[str, tuple[str, str]] = {}
         self.tokens: dict[str, int] = {}
         """The tokens of the calls of earlier processes, by place."""
         if path is not None and path.is_file():
@@ -40,7 +40,7 @@ class Journal:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 entry = json.loads(line)
-                self._answers[entry["place"]] = entry["answer"]
+                self._answers[entry["place"]] = entry["answer"], entry.get("fault", "")
                 if "tokens" in entry:
                     self.tokens[entry["place"]] = int(entry["tokens"])
             except (ValueError, KeyError, TypeError) as error:
@@ -50,19 +50,20 @@ class Journal:
         if len(whole) < len(content):
             os.truncate(path, len(whole))
 
-    def get(self, place: str) -> str | None:
-        """Return the recorded answer at a place, or None."""
+    def get(self, place: str) -> tuple[str, str] | None:
+        """Return the recorded answer at a place and its fault, or None."""
         return self._answers.get(place)
 
-    def add(self, place: str, answer: str, **about: Any) -> None:
+    def add(self, place: str, answer: str, *, fault: str = "", **about: Any) -> None:
         """Record an answer at a place. It is on disk when this returns.
 
+        fault: why the answer is not whole; empty if it is.
         about: further fields for readers of the file.
         """
-        self._answers[place] = answer
+        self._answers[place] = answer, fault
         if self._path is not None:
             with self._path.open("ab") as file:
-                entry = {"place": place, **about, "answer": answer}
+                entry = {"place": place, **about, **({"fault": fault} if fault else {}), "answer": answer}
                 file.write(json.dumps(entry).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.algorithm.collector import RolloutCollector
 from leyden.algorithm.prompts.journal import Journal
+from leyden.algorithm.prompts.texts import shown_text
 from leyden.errors import BudgetExceeded, LeydenError, ReflectionFailed
 from leyden.types import LLM
 from leyden.utils.text import describe_error
@@ -33,6 +34,8 @@ Recorded = Callable[..., AbstractAsyncContextManager[LLM]]
 
 _TRIES = 2
 """How often a question is asked at most if its answers cannot be used."""
+_WHOLE = frozenset(["", "stop", "eos", "end_turn", "stop_sequence", "tool_calls", "tool_use", "function_call"])
+"""The `finish_reason` of an answer that the model has ended itself."""
 _SHOWN_CHARACTERS = 300
 """How much of an error's text a message shows."""
 _SLOW_SECONDS = 30.0
@@ -121,24 +124,27 @@ class Reflector:
         """
         messages: list[Message] = [{"role": "user", "content": question}]
         for attempt in range(_TRIES):
-            answer = await self._answer(purpose, model, messages, f"{place}/{attempt}" if place else "")
-            if answer is None:
+            found = await self._answer(purpose, model, messages, f"{place}/{attempt}" if place else "")
+            if found is None:
                 return None
-            value, problem = check(answer)
+            answer, fault = found
+            value, problem = check(answer) if not fault else (None, fault)
             if value is not None:
                 return value
             logger.info("%s %s: an answer cannot be used, because %s", purpose, place, problem)
             messages += [
-                {"role": "assistant", "content": answer or "(no text)"},
+                {"role": "assistant", "content": (shown_text(answer) if fault else answer) or "(no text)"},
                 {"role": "user", "content": f"This answer cannot be used: {problem}. Please answer again."},
             ]
             self.counts.last_problem = problem
         self.counts.refused += 1
         return None
 
-    async def _answer(self, purpose: str, model: str | None, messages: list[Message], place: str) -> str | None:
-        """Return the answer that the journal has for this place, or else that of the model; None if
-        the call failed.
+    async def _answer(
+        self, purpose: str, model: str | None, messages: list[Message], place: str
+    ) -> tuple[str, str] | None:
+        """Return the answer that the journal has for this place, or else that of the model, and its
+        fault (`_fault_of`); None if the call failed.
         """
         kept = self._journal.get(place) if place else None
         if kept is not None:
@@ -146,21 +152,21 @@ class Reflector:
             return kept
         self.counts.calls += 1
         try:
-            answer, tokens = await self._call_in_time(purpose, model, messages, place)
+            answer, fault, tokens = await self._call_in_time(purpose, model, messages, place)
         except LeydenError:
             raise
         except Exception as error:  # noqa: BLE001 -- a client of any package; the other branches go on
             self.counts.errors[f"{type(error).__name__}: {describe_error(error)[:_SHOWN_CHARACTERS]}"] += 1
             return None
         if place:
-            self._journal.add(place, answer, purpose=purpose, tokens=tokens)
-        return answer
+            self._journal.add(place, answer, fault=fault, purpose=purpose, tokens=tokens)
+        return answer, fault
 
     async def _call_in_time(
         self, purpose: str, model: str | None, messages: list[Message], place: str
-    ) -> tuple[str, int]:
-        """Return the model's text and token count, within the budget's time. Warn once if the
-        answer takes longer than `_SLOW_SECONDS`.
+    ) -> tuple[str, str, int]:
+        """Return the model's text, its fault and token count, within the budget's time. Warn once
+        if the answer takes longer than `_SLOW_SECONDS`.
 
         Raise BudgetExceeded when the budget's time is over, before the call or during it.
         """
@@ -186,23 +192,44 @@ class Reflector:
             "give a larger budget"
         )
 
-    async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, int]:
-        """Call the model, within a reservation of the budget. Return its answer, and the tokens of
-        question and answer together.
+    async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, str, int]:
+        """Call the model, within a reservation of the budget. Return its answer, the answer's
+        fault, and the tokens of question and answer together.
         """
         if self._client is None:
             async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
                 return await self._complete(llm.openai(), llm.model, messages)
         async with self._collector.reserve_attempt() as settle:
-            answer, tokens = await self._complete(self._client, model, messages)
+            answer, fault, tokens = await self._complete(self._client, model, messages)
             settle(self._collector.budget.call_of_own_client(place or purpose, tokens))
-            return answer, tokens
+            return answer, fault, tokens
 
-    async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> tuple[str, int]:
-        """Return the text of a model's answer, empty if it has none, and the tokens of the call."""
+    async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> tuple[str, str, int]:
+        """Return the text of a model's answer, empty if it has none, its fault, and the tokens of
+        the call.
+        """
         answer: Any = await client.chat.completions.create(
             model=model, messages=messages, temperature=self._temperature
         )
         choices: list[Any] = answer.choices or []
         tokens: Any = getattr(getattr(answer, "usage", None), "total_tokens", None) or 0
-        return (choices[0].message.content if choices else None) or "", int(tokens)
+        if not choices:
+            return "", "", int(tokens)
+        return choices[0].message.content or "", _fault_of(choices[0]), int(tokens)
+
+
+def _fault_of(choice: Any) -> str:
+    """Return why a choice of a chat completion is no whole text, as a sentence for the model;
+    empty if it is one.
+    """
+    reason = str(getattr(choice, "finish_reason", None) or "").lower()
+    if reason in ("length", "max_tokens", "max_output_tokens", "model_length"):
+        return f"it was cut off at the limit of its length (finish_reason {reason!r}); write a shorter one"
+    if reason not in _WHOLE:
+        return f"it is not whole (finish_reason {reason!r})"
+    if not choice.message.content:
+        if getattr(choice.message, "tool_calls", None) or getattr(choice.message, "function_call", None):
+            return "it calls a tool, and has no text"
+        if refusal := getattr(choice.message, "refusal", None):
+            return f"it is a refusal: {str(refusal)[:_SHOWN_CHARACTERS]}"
+    return ""

@@ -19,14 +19,11 @@ from leyden.utils.text import as_json
 _TASK_CHARACTERS = 2000
 _MESSAGE_CHARACTERS = 2000
 _ROLLOUT_CHARACTERS = 8000
-_OPEN, _CLOSE = "<new_prompt>", "</new_prompt>"
-_TAG = re.compile(f"{_OPEN}(.*?)({_CLOSE}|\\Z)", re.DOTALL)
-_FENCE = re.compile(r"\A```[\w-]*\n(.*)\n```\Z", re.DOTALL)
 _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 """Matches the expressions and tags that Jinja and POML replace."""
-_STRAY = re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")
+_STRAY = {"jinja": re.compile(r"\{\{|\{%|\{#"), "poml": re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")}
 """Marks that must not be left beside expressions and tags, because they change how the text
-around them is read."""
+around them is read. Jinja reads a closing mark that nothing has opened as text."""
 _SECONDS = re.compile(r"  \d+\.\d\d s(?=  |\Z)")
 """A duration in a transcript: it differs in every run and says nothing about the prompt."""
 
@@ -62,36 +59,17 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text):,} characters in all)"
 
 
-# ---- answers -------------------------------------------------------------------------------------
+# ---- prompts -------------------------------------------------------------------------------------
 
 
-def new_prompt_of(answer: str) -> str | None:
-    """Return the prompt in an answer: the text between its last tags, or the whole answer without
-    tags. Return None if the answer was cut off before the closing tag.
-
-    If tags are nested, the result contains the inner ones, and `problem_with` refuses it.
-    """
-    if tagged := list(_TAG.finditer(answer)):
-        last = tagged[-1]
-        return answer[last.start(1) : answer.rindex(_CLOSE)].strip() if last[2] else None
-    text = answer.strip()
-    fenced = _FENCE.match(text)
-    return fenced[1].strip() if fenced else text
-
-
-def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: int) -> str | None:
+def problem_with(text: str, prompt: PromptTemplate, *, max_characters: int) -> str | None:
     """Return why a text cannot replace a prompt, as a sentence for the model that wrote it; None if
     it can.
 
     The new prompt must have the same placeholders, because the agent fills in the same values.
-    text: the new prompt; None for an answer that was cut off.
     """
-    if text is None:
-        return "it has no </new_prompt>, so it seems to be cut off"
     if not text:
         return "it is empty"
-    if _OPEN in text or _CLOSE in text:
-        return f"it has {_OPEN} or {_CLOSE} inside the new prompt; write each once, around the new prompt"
     if len(text) > max_characters:
         return f"it has {len(text):,} characters, and at most {max_characters:,} are possible"
     if text == prompt.template.strip():
@@ -106,17 +84,17 @@ def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: in
     if invented := sorted(found - wanted):
         possible = braced(wanted, prompt)
         return f"it has the placeholder {braced(invented, prompt)}, which gets no value; possible: {possible}"
-    return None if prompt.engine == "f-string" else _problem_with_tags(text, prompt.template)
+    return None if prompt.engine == "f-string" else _problem_with_tags(text, prompt)
 
 
-def _problem_with_tags(text: str, template: str) -> str | None:
+def _problem_with_tags(text: str, prompt: PromptTemplate) -> str | None:
     """Return why a text cannot replace a template of Jinja or POML: it must have the same tags in
     the same order, and no new marks beside them. None if it can.
     """
-    wanted, found = _tags(template), _tags(text)
+    wanted, found = _tags(prompt.template), _tags(text)
     if found != wanted:
         return f"its tags are {' '.join(found) or 'none'}, and must be {' '.join(wanted) or 'none'}, in this order"
-    if new := sorted(_strays(text) - _strays(template)):
+    if new := sorted(_strays(text, prompt.engine) - _strays(prompt.template, prompt.engine)):
         return f"it has {new[0]} outside of a placeholder or tag"
     return None
 
@@ -126,9 +104,9 @@ def _tags(template: str) -> list[str]:
     return [each for each in _OTHER_ENGINES.findall(template) if each.startswith("{%")]
 
 
-def _strays(template: str) -> set[str]:
+def _strays(template: str, engine: str) -> set[str]:
     """Return the marks of a template that stand outside its expressions and tags."""
-    return set(_STRAY.findall(_OTHER_ENGINES.sub("", template)))
+    return set(_STRAY[engine].findall(_OTHER_ENGINES.sub("", template)))
 
 
 def placeholders_of(prompt: PromptTemplate) -> set[str]:

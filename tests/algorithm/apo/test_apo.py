@@ -421,16 +421,15 @@ def edits(answer: str | Callable[[dict[str, Any]], str]) -> Callable[[dict[str, 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("bananas", "it lacks the placeholder {ticket}"),
+        ("bananas", "it does not have the new prompt between <new_prompt> and </new_prompt>"),
         ("", "it is empty"),
         ("<new_prompt>  </new_prompt>", "it is empty"),
-        (rules.SEED, "it is the current prompt without any change"),
+        (f"<new_prompt>{rules.SEED}</new_prompt>", "it is the current prompt without any change"),
         ("<new_prompt>Be kind.</new_prompt>", "it lacks the placeholder {ticket}"),
-        ("<new_prompt>{ticket} for {customer}</new_prompt>", "it has the placeholder {customer}, which gets no value"),
-        ('<new_prompt>{ticket} as {"answer": 1}</new_prompt>', "which is no plain name such as {task}"),
-        ("<new_prompt>{ticket.__class__}</new_prompt>", "which is no plain name such as {task}"),
+        ("<new_prompt>{ticket.__class__}</new_prompt>", "it lacks the placeholder {ticket}"),
+        ("<think>Okay, {ticket} must stay. Maybe I should", "has no end"),
         ("<new_prompt>{ticket", "it seems to be cut off"),
-        ("{ticket} " + "x" * 300, "it has 309 characters, and at most 300 are possible"),
+        ("<new_prompt>{ticket} " + "x" * 300 + "</new_prompt>", "it has 309 characters, and at most 300 are possible"),
     ],
 )
 async def test_an_answer_that_cannot_be_used_costs_no_rollout_and_is_said_once(

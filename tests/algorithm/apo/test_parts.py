@@ -24,29 +24,13 @@ from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.comparison import Comparison, compare
 from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.journal import Journal
-from leyden.algorithm.prompts.texts import new_prompt_of, problem_with
+from leyden.algorithm.prompts.texts import problem_with
 from leyden.errors import CheckpointError, ConfigError
 from leyden.types import PromptTemplate
 
 
 def candidate(text: str, round_: int = 0) -> Candidate:
     return Candidate({"prompt": PromptTemplate(template=text)}, round_)
-
-
-@pytest.mark.parametrize(
-    ("answer", "prompt"),
-    [
-        ("Be kind.", "Be kind."),
-        ("Sure!\n<new_prompt>\nBe kind.\n</new_prompt>\nDone.", "Be kind."),
-        ("<new_prompt>a</new_prompt> or rather <new_prompt>b</new_prompt>", "b"),
-        ("```text\nBe kind.\n```", "Be kind."),
-        ("Use ```x``` here", "Use ```x``` here"),
-        ("<new_prompt>Be ki", None),
-        ("", ""),
-    ],
-)
-def test_the_prompt_is_found_in_an_answer(answer: str, prompt: str | None) -> None:
-    assert new_prompt_of(answer) == prompt
 
 
 @pytest.mark.parametrize("engine", ["jinja", "poml"])
@@ -57,20 +41,6 @@ def test_placeholders_of_other_engines_must_stay_as_they_are(engine: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        "<new_prompt>Write <new_prompt>{a}</new_prompt> as an example.</new_prompt>",
-        "<new_prompt>Write {a} between <new_prompt> tags.</new_prompt>",
-        "<new_prompt>Write {a} before </new_prompt> each time.</new_prompt>",
-        "Write {a} before </new_prompt>",
-    ],
-)
-def test_tags_inside_a_new_prompt_are_refused_instead_of_taking_half(answer: str) -> None:
-    problem = problem_with(new_prompt_of(answer), PromptTemplate(template="{a}"), max_characters=100)
-    assert problem is not None and "inside the new prompt; write each once" in problem
-
-
-@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("{% if x %}Yes, {{ y }}{% endif %}", None),
@@ -78,7 +48,7 @@ def test_tags_inside_a_new_prompt_are_refused_instead_of_taking_half(answer: str
         ("{% if x %}{{ y }}{% endif %}{% endif %}", "its tags are {% if x %} {% endif %} {% endif %}"),
         ("{% if x %}{{ y }}{% endif %} {# {{ y }}", "it has {# outside"),
         ("{% if x %}{{ y }}{% endif %} {{ y", "it has {{ outside"),
-        ("{% if x %}{{ y }}{% endif %} }}", "it has }} outside"),
+        ("{% if x %}{{ y }}{% endif %} }}", None),
         ("{% if x %}{{ y }}{% endif %} {%", "it has {% outside"),
     ],
 )
@@ -131,9 +101,9 @@ def test_a_journal_forgets_a_line_that_was_cut_off_and_refuses_a_damaged_one(tmp
     with path.open("ab") as file:
         file.write(b'{"place": "0/2/edit", "ans')
     again = Journal(path)
-    assert (again.get("0/1/edit"), again.get("0/2/edit")) == ("Grüße", None)
+    assert (again.get("0/1/edit"), again.get("0/2/edit")) == (("Grüße", ""), None)
     again.add("0/2/edit", "there")
-    assert Journal(path).get("0/2/edit") == "there"
+    assert Journal(path).get("0/2/edit") == ("there", "")
     path.write_text("no JSON\n")
     with pytest.raises(CheckpointError, match="line 1 is no answer"):
         Journal(path)

@@ -215,7 +215,15 @@ async def test_by_success_the_prompt_whose_rewriting_helps_is_chosen_most_often(
 
 @pytest.mark.parametrize(
     "answer",
-    ["", rules.SEED, "no placeholder", "{task.__class__} {ticket}", '{ticket} as {"answer": 1}', "{ticket} {customer}"],
+    [
+        "",
+        f"```\n{rules.SEED}\n```",
+        "```\nno placeholder\n```",
+        "```\n{ticket.__class__}\n```",
+        "```\nBe kind. {ticket}",
+        "<think>Okay, {ticket} must stay. Maybe I should",
+        "I would write: Be kind. {ticket}",
+    ],
 )
 async def test_an_answer_that_cannot_be_used_costs_no_rollout(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     def reply(body: dict[str, Any]) -> Any:
