@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from leyden.cli.app import app
 from leyden.store.openapi import openapi
@@ -15,6 +16,7 @@ from tests.docs.test_links import FENCE, PAGES
 
 PAGE = (ROOT / "docs" / "rest.md").read_text()
 COMMAND = re.compile(r"^(?:\w+=\S* )*leyden (.*)$", re.MULTILINE)
+UNIT_COMMAND = re.compile(r"^ExecStart=/opt/leyden/bin/leyden (.*)$", re.MULTILINE)
 
 
 def section(heading: str) -> list[tuple[str, str]]:
@@ -54,7 +56,18 @@ def commands() -> list[tuple[Path, str]]:
     ]
 
 
-@pytest.mark.parametrize(("page", "command"), commands(), ids=str)
+def deployed() -> list[tuple[Path, str]]:
+    """The commands by which the files of `deploy/` start servers."""
+    compose, units = Path("deploy/compose.yaml"), sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+    services = yaml.safe_load((ROOT / compose).read_text())["services"].values()
+    started = [(compose, shlex.join(service["command"])) for service in services if service["image"] == "leyden"]
+    for unit in units:
+        started += [(unit.relative_to(ROOT), command) for command in UNIT_COMMAND.findall(unit.read_text())]
+    assert [command.split()[0] for _, command in started] == ["store", "gateway", "serve", "gateway", "serve", "store"]
+    return started
+
+
+@pytest.mark.parametrize(("page", "command"), [*commands(), *deployed()], ids=str)
 def test_a_command_in_the_documentation_can_be_given(page: Path, command: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LEYDEN_STORE_TOKEN", "secret")
     words = shlex.split(command, comments=True)

@@ -13,11 +13,14 @@ Shapes: R rollouts of a step, G rollouts of one group (one task), C_r calls of r
 from leyden.maths.advantages.base import ESTIMATORS as ESTIMATORS
 from leyden.maths.advantages.base import AdvantageEstimate as AdvantageEstimate
 from leyden.maths.advantages.base import Advantages as Advantages
+from leyden.maths.advantages.base import GroupAdvantages as GroupAdvantages
 from leyden.maths.advantages.base import RegisteredEstimator as RegisteredEstimator
 from leyden.maths.advantages.base import RolloutRewards as RolloutRewards
 from leyden.maths.advantages.base import find_estimator as find_estimator
 from leyden.maths.advantages.base import make_advantages as make_advantages
+from leyden.maths.advantages.base import members as members
 from leyden.maths.advantages.base import register_estimator as register_estimator
+from leyden.maths.advantages.base import repeated as repeated
 from leyden.maths.advantages.forked import VinePPOAdvantages as VinePPOAdvantages
 from leyden.maths.advantages.forked import vineppo as vineppo
 from leyden.maths.advantages.outcome import DrGRPOAdvantages as DrGRPOAdvantages
