@@ -6,6 +6,7 @@ differences must stay within limits.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,7 +127,8 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
         if amount == "cost" or compare(at_limit, after_by_task).is_sure:  # costs have no noise, durations do
             name = "duration" if amount == "seconds" else "cost"
             faults.append(f"its mean {name} is {figure(ratio, 3)} times as large, and {limit:g} is the limit")
-    return GateReport(not faults, faults[0] if faults else gained, numbers)
+    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}  # the store takes no other
+    return GateReport(not faults, faults[0] if faults else gained, finite)
 
 
 def _gain(

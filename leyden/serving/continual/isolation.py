@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from leyden.errors import BudgetExceeded, ChildDied
+from leyden.errors import BudgetExceeded, ChildDied, ConfigError
 from leyden.host.child import (
     GUARD_MISSING,
     Child,
@@ -36,6 +36,7 @@ from leyden.host.child import (
 from leyden.options import check_number
 from leyden.utils.logs import setup_child_logging
 from leyden.utils.pickling import pack
+from leyden.utils.text import describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -123,14 +124,21 @@ async def run_isolated(
     go_on: called again and again while the job runs. It sleeps as long as it wants between two
         checks, and returns whether the job may continue.
     Raise ChildDied, with the error or the last lines of the log, if the process fails, dies or
-    exceeds a limit.
+    exceeds a limit. Raise ConfigError if this program cannot start such a process.
     """
     result, log = folder / f"{name}{_RESULT}", folder / f"{name}.log"
     if (found := _read(result)) is not None:
         return found["result"]
+    try:
+        packed = pack(job)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot go to a process of its own: {describe_error(error)}; give an algorithm, an agent and options "
+            "that can be pickled"
+        ) from error
     child = Child(
         _work,
-        (pack(job), result, log, limits, cost_left),
+        (packed, result, log, limits, cost_left),
         name=f"leyden-learning-{name}",
         start_method=known_start_method(None),
         daemon=False,

@@ -65,6 +65,7 @@ from leyden.serving.continual.watch import CONTROL, CanarySettings, reward_of, s
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, NamedResources, Release
 from leyden.types.resources import digest_of
+from leyden.utils.text import describe_error, storable
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ _DATA: Final = "data.json"
 """The file, in a cycle's folder, with the requests that the cycle learns from."""
 _RELEASE: Final = "-release"
 """The end of the id of a release, which begins with the id of its cycle."""
+_WHY_LENGTH: Final = 2000
+"""The most characters of a reason that a process of its own gave, such as its last words."""
 _NO_RANKS: Final = RankHistory()
 """`REWARD` needs no history of ranks to be scaled."""
 
@@ -208,25 +211,31 @@ class ContinualLearning:
     async def run(self) -> None:
         """Learn until cancelled, in steps of `every_seconds`. Log each change of the status.
 
-        While the store is away, no step is taken; a training under way continues.
+        While the store is away, no step is taken; a training under way continues. Any other error
+        is logged, and the step is tried again, until the deadline ends the cycle or release.
+        Raise ConfigError if no process can be started for a training or a check.
         """
         if self._lock is None:
             async with self:
                 return await self.run()
-        last, words, away = None, None, False
+        last, words, trouble = None, None, None
         while True:
             try:
                 status = await self.step()
-            except StoreClosed:
+            except (StoreClosed, _NoProcess):
                 raise
             except StoreError as error:
-                if not away:
+                if trouble is not StoreError:
                     logger.warning("%s is away; learning waits: %s", self._store.url, error)
-                away = True
+                trouble = StoreError
             except ReleaseAdvanced as error:
                 logger.info("another controller was faster: %s", error)
+            except Exception as error:
+                if trouble != (said := describe_error(error)):
+                    logger.error("%s: a step has failed and is tried again: %s", self._name, said, exc_info=error)
+                trouble = said
             else:
-                away = False
+                trouble = None
                 if status != last:
                     before, words = words, (status.release_id, status.state, re.sub(r"\d", "", status.said))
                     level = logging.DEBUG if words == before else logging.INFO  # DEBUG: only a number has changed
@@ -390,12 +399,18 @@ class ContinualLearning:
 
     async def _watch(self, release: Release) -> CycleStatus:
         """Judge the canary once with the feedback that has arrived. If a person has moved the label
-        meanwhile, stop the cycle.
+        meanwhile, stop the cycle. If it cannot be judged, its deadline still ends it.
         """
         try:
             release, verdict = await step(self._store, release.release_id, self._canary)
-        except LabelMoved as error:  # a person has intervened, who has priority
+        except (LabelMoved, VersionFrozen) as error:  # a person has intervened, who has priority
             return await self._advance(release, "stop", str(error))
+        except (StoreError, ReleaseAdvanced):
+            raise
+        except Exception as error:
+            if (ended := await self._end_if_due(release, describe_error(error))) is None:
+                raise
+            return ended
         return _status(release, "ended" if verdict is None else verdict.reason)
 
     # ---- transitions -----------------------------------------------------------------------------
@@ -404,20 +419,24 @@ class ContinualLearning:
         """Make the release the canary, or stop it if a person has moved the label or frozen the
         version.
         """
+        why = storable(why, limit=_WHY_LENGTH)
         try:
             release = await start_canary(self._store, release, self._canary, details=details, who=_WHO, why=why)
         except (LabelMoved, VersionFrozen) as error:
             return await self._advance(release, "stop", str(error))
         return _status(release, why)
 
-    async def _end_if_due(self, row: Release) -> CycleStatus | None:
+    async def _end_if_due(self, row: Release, trouble: str | None = None) -> CycleStatus | None:
         """End a cycle or release if its time is over or the kill switch is on, and return the
         status; None if it may continue.
+
+        trouble: why the last step has failed; None if it has not.
         """
         if await is_stopped(self._store):
             return await self._advance(row, "stop", "learning is stopped")
         if row.deadline is not None and time.time() >= row.deadline:
-            return await self._advance(row, "deadline", f"it was not done in time ({row.state})")
+            why = f"it was not done in time ({row.state})" + (f": {trouble}" if trouble else "")
+            return await self._advance(row, "deadline", why)
         return None
 
     async def _give_up(self, cycle: Release, why: str) -> CycleStatus:
@@ -432,8 +451,9 @@ class ContinualLearning:
         deadline: float | None = None,
     ) -> CycleStatus:
         """Write one transition of a cycle or release to the store, and return the new status. why:
-        the reason, for the audit log and the status.
+        the reason, for the audit log and the status, of any length.
         """
+        why = storable(why, limit=_WHY_LENGTH)
         row = await advance(
             self._store, row, event, details={**(details or {}), "why": why}, deadline=deadline, who=_WHO, why=why
         )
@@ -483,7 +503,10 @@ class ContinualLearning:
 
         folder = self._folder / _cycle_of(row)
         left = None if self._limits.cost is None else self._limits.cost - spent(folder)
-        return await run_isolated(job, folder, name=name, limits=self._limits, cost_left=left, go_on=go_on)
+        try:
+            return await run_isolated(job, folder, name=name, limits=self._limits, cost_left=left, go_on=go_on)
+        except ConfigError as error:
+            raise _NoProcess(str(error)) from error
 
     async def _publish(self, cycle: Release, production: NamedResources, found: Any) -> tuple[Version | None, str]:
         """Write a candidate as the next version of the resources in production, and return the
@@ -548,6 +571,10 @@ class ContinualLearning:
         """Return the version in production; None if the label is on none."""
         labels = {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
         return labels.get(PRODUCTION)
+
+
+class _NoProcess(ConfigError):
+    """Raised if this program cannot start processes at all, so that no cycle can succeed."""
 
 
 class _Rewards:

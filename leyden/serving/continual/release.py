@@ -14,10 +14,18 @@ event happens (`guard`), and knows no traffic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from leyden.errors import ConfigError, IllegalTransition, ReleaseAdvanced
+from leyden.errors import (
+    ConfigError,
+    IllegalTransition,
+    LabelMoved,
+    LeydenError,
+    ReleaseAdvanced,
+    StoreClosed,
+    StoreError,
+)
 from leyden.store.base import LightningStore
 from leyden.types import LabelMove, Release
 
@@ -189,31 +197,46 @@ async def advance(
     A release that ends without a promotion leaves a label alone that a person has moved, and does
     not freeze a candidate that a person has given another label.
     Raise IllegalTransition for an event that the state does not take, ReleaseAdvanced if another
-    process has advanced the release, LabelMoved if a label is not where the release left it.
-    Nothing is changed then. Safe to retry.
+    process has advanced the release. Raise LabelMoved if a label is not where the release left it,
+    which happens to `release` and `better` only. Nothing is changed then. Safe to retry.
     """
     state = next_state(state_of(release), event)
+    there = await _labels(store)
+    while True:
+        changes = _changes(release, state, there)
+        try:
+            return await store.advance_release(
+                release.release_id,
+                expected_state=release.state,
+                state=state,
+                details=dict(details or {}),
+                deadline=deadline,
+                labels=changes.labels,
+                freeze=changes.freeze,
+                who=who,
+                why=why,
+            )
+        except (LabelMoved, ConfigError):  # ConfigError: the candidate got a label, so it cannot be frozen
+            before, there = there, await _labels(store)
+            if there == before:
+                raise
+
+
+def _changes(release: Release, entered: State, there: Mapping[str, Version]) -> Effects:
+    """Return the changes of a transition, given the labels that are there now.
+
+    A label that a person has moved, or has put on the candidate, must not keep the release open.
+    """
     candidate = release.canary_version
-    changes = effects(state, candidate=candidate, production=release.from_version)
-    labels, freeze = changes.labels, changes.freeze
-    now = await _labels(store)
-    if state == "promoted" and release.from_version is not None:
-        labels = (*labels, LabelMove(label=PREVIOUS, to=release.from_version, expected=now.get(PREVIOUS)))
-    elif state in ("rolled_back", "refused"):  # a label that a person has moved must not keep the release open
-        labels = labels if now.get(CANARY) == candidate else ()
-        others = [label for label, version in now.items() if version == candidate and label != CANARY]
-        freeze = () if others else freeze
-    return await store.advance_release(
-        release.release_id,
-        expected_state=release.state,
-        state=state,
-        details=dict(details or {}),
-        deadline=deadline,
-        labels=labels,
-        freeze=freeze,
-        who=who,
-        why=why,
-    )
+    changes = effects(entered, candidate=candidate, production=release.from_version)
+    if entered == "promoted" and release.from_version is not None:
+        previous = LabelMove(label=PREVIOUS, to=release.from_version, expected=there.get(PREVIOUS))
+        return replace(changes, labels=(*changes.labels, previous))
+    if entered in ("rolled_back", "refused"):
+        labels = tuple(move for move in changes.labels if there.get(move.label) == candidate)
+        stay = {label for label, version in there.items() if version == candidate} - {move.label for move in labels}
+        return Effects(labels, () if stay else changes.freeze)
+    return changes
 
 
 async def open_releases(store: LightningStore) -> Sequence[Release]:
@@ -228,24 +251,47 @@ async def stop_learning(store: LightningStore, *, who: str | None = None, why: s
     """Roll back or refuse every open release, and let none begin until `allow_learning`. Return the
     releases that this call has ended.
 
-    The switch is the label `learning-stopped` on the version in production, so it is in the audit
-    log, survives restarts and holds for all processes. Safe to retry, and to call from any process.
-    Raise ConfigError if no version is in production, because there is nothing to return to.
+    The switch is the label `learning-stopped`, so it is in the audit log, survives restarts and
+    holds for all processes. It is put on the version in production; without one, on a version that
+    an open release came from or is of. Safe to retry, and to call from any process.
+    Raise ConfigError if there is neither a version in production nor an open release. Raise
+    StoreError, after trying all of them, if releases could not be ended.
     """
-    labels = await _labels(store)
-    if PRODUCTION not in labels:
-        raise ConfigError(f"no version in {store.url} has the label {PRODUCTION!r}; set it before continual learning")
+    labels, opened = await _labels(store), await open_releases(store)
     if LEARNING_STOPPED not in labels:
-        await store.set_label(LEARNING_STOPPED, *labels[PRODUCTION], who=who, why=why)
+        of_releases = [version for row in opened for version in (row.from_version, row.canary_version) if version]
+        if not (versions := [labels[PRODUCTION]] if PRODUCTION in labels else of_releases):
+            raise ConfigError(
+                f"no version in {store.url} has the label {PRODUCTION!r}; set it before continual learning"
+            )
+        await store.set_label(LEARNING_STOPPED, *versions[0], who=who, why=why)
     ended: list[Release] = []
-    for release in await open_releases(store):
+    failed: list[str] = []
+    for row in await open_releases(store):
         try:
-            ended.append(await advance(store, release, "stop", who=who, why=why))
-        except ReleaseAdvanced:  # the release's own process was faster, and its new state may be open, too
-            latest = await store.get_release(release.release_id)
-            if latest.state in OPEN_STATES:
-                ended.append(await advance(store, latest, "stop", who=who, why=why))
+            if (last := await _stop(store, row, who=who, why=why)) is not None:
+                ended.append(last)
+        except StoreClosed:
+            raise
+        except LeydenError as error:
+            failed.append(f"{row.release_id!r} ({error})")
+    if failed:
+        done = ", ".join(repr(row.release_id) for row in ended) or "none"
+        raise StoreError(
+            f"learning is stopped, but these releases are still open: {', '.join(failed)}; stop learning again "
+            f"(ended now: {done})"
+        )
     return ended
+
+
+async def _stop(store: LightningStore, row: Release, *, who: str | None, why: str | None) -> Release | None:
+    """Stop an open release, and return it; None if another process has ended it."""
+    while row.state in OPEN_STATES:
+        try:
+            return await advance(store, row, "stop", who=who, why=why)
+        except ReleaseAdvanced:  # the release's own process was faster, and its new state may be open, too
+            row = await store.get_release(row.release_id)
+    return None
 
 
 async def allow_learning(store: LightningStore, *, who: str | None = None, why: str | None = None) -> None:

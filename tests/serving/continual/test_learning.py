@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from leyden.serving.continual import (
     stop_learning,
 )
 from leyden.store import InMemoryLightningStore, LightningStore
+from leyden.types import Feedback, Rollout
 from tests.serving.continual import world
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # each training and each check is a process
@@ -83,6 +86,13 @@ async def until(cycle: ContinualLearning, *states: str) -> CycleStatus:
     while (status := await cycle.step()).state not in states:
         assert time.monotonic() < deadline, status
     return status
+
+
+async def until_it_is(store: LightningStore, state: str) -> None:
+    """Wait until the first cycle's release is in a state."""
+    after: str | None = None
+    while (await states_of(store)).get("learning-000001-release") != state:
+        after = (await store.get_news(after=after, labels=True, timeout_seconds=10)).after
 
 
 async def eventually(met: Callable[[], bool]) -> None:
@@ -228,6 +238,60 @@ async def test_what_a_person_has_moved_ends_the_release_and_stays(store: Lightni
     assert (await store.get_release(release.release_id)).state == "rolled_back", "a moved label keeps nothing open"
     there = await labels_of(store)
     assert there["production"] == there["canary"] == ("hotfix", 1)
+
+
+@pytest.mark.parametrize("label", ["canary", "shadow", "mine"])
+async def test_a_label_given_by_hand_to_a_candidate_that_is_refused_does_not_end_learning(
+    store: LightningStore, tmp_path: Path, label: str
+) -> None:
+    await world.release_first(store, "plain")
+    await world.serve(store, 60, wants="plain")
+    cycle = learning(store, tmp_path, world.rude, trigger=NOW)
+    await until(cycle, "gating")
+    candidate = (await store.get_release("learning-000001-release")).canary_version
+    await store.set_label(label, *candidate, who="ann")
+    await until(cycle, "refused")
+    assert (await labels_of(store))[label] == candidate
+    assert (await cycle.step()).state == "idle", "learning goes on"
+
+
+async def test_a_canary_that_cannot_be_judged_is_rolled_back_at_its_deadline_and_learning_goes_on(
+    store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def judged(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, float]:
+        raise ZeroDivisionError("no feedback yet")
+
+    await world.release_first(store, "plain")
+    await world.serve(store, 60, wants="kind")
+    broken = replace(CANARY, values=judged, deadline_seconds=4.0)
+    cycle = learning(store, tmp_path, trigger=NOW, canary=broken, pause_seconds=3600)
+    running = asyncio.create_task(cycle.run())
+    try:
+        await until_it_is(store, "canary")
+        await world.serve(store, 10, wants="kind")
+        await until_it_is(store, "rolled_back")
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert "canary" not in await labels_of(store)
+    (record,) = [
+        each for each in await store.query_audit(release_id="learning-000001-release") if each.state == "rolled_back"
+    ]
+    assert record.why == "it was not done in time (canary): no feedback yet"
+    assert [each.message for each in caplog.records].count(
+        "learning: a step has failed and is tried again: no feedback yet"
+    ) == 1
+
+
+async def test_a_program_that_cannot_start_a_training_ends_with_the_reason(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    await world.release_first(store, "plain")
+    await world.serve(store, 60, wants="kind")
+    cycle = learning(store, tmp_path, trigger=NOW, trainer={"callbacks": [threading.Lock()]})
+    with pytest.raises(ConfigError, match="train cannot go to a process of its own"):
+        await cycle.run()
 
 
 async def test_too_few_requests_are_not_learned_from(store: LightningStore, tmp_path: Path) -> None:

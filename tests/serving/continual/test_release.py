@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from leyden.errors import IllegalTransition, LabelMoved, ReleaseAdvanced, VersionFrozen
+from leyden.errors import ConfigError, IllegalTransition, LabelMoved, ReleaseAdvanced, StoreError, VersionFrozen
 from leyden.serving.continual import (
     OPEN_STATES,
     TRANSITIONS,
@@ -25,8 +26,9 @@ from leyden.serving.continual import (
     open_releases,
     stop_learning,
 )
+from leyden.serving.continual.release import Event
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
-from leyden.types import PromptTemplate
+from leyden.types import Label, PromptTemplate, Release
 
 Version = tuple[str, int]
 
@@ -135,6 +137,124 @@ async def test_the_kill_switch_ends_open_releases_and_lets_none_begin(store: Lig
     await allow_learning(store, who="ann")
     third = await begin(store, "r3", candidate=await new_version(store, "third {task}"), production=old)
     assert third.state == "gating"
+
+
+HAND_GIVEN = ("canary", "shadow", "production", "previous", "mine")
+ENDINGS: list[tuple[list[Event], Event]] = [
+    ([], "refuse"),
+    ([], "deadline"),
+    ([], "stop"),
+    (["observe"], "refuse"),
+    (["observe"], "deadline"),
+    (["observe"], "stop"),
+    (["release"], "worse"),
+    (["release"], "deadline"),
+    (["release"], "stop"),
+]
+
+
+@pytest.mark.parametrize("label", HAND_GIVEN)
+@pytest.mark.parametrize(("path", "event"), ENDINGS)
+async def test_a_label_that_a_person_gave_the_candidate_stays_and_keeps_no_release_open(
+    store: LightningStore, label: str, path: list[Event], event: Event
+) -> None:
+    old, new = await in_production(store), await new_version(store, "new {task}")
+    release = await begin(store, "r1", candidate=new, production=old)
+    for each in path:
+        release = await advance(store, release, each)
+    own = label == "canary" and release.state == "canary"
+    await store.set_label(label, *new, who="ann")
+    ended = await advance(store, release, event)
+    assert ended.state not in OPEN_STATES
+    assert (await labels_of(store)).get(label) == (None if own else new)
+    assert (await store.get_resources_by_id(*new[:1], version=new[1])).frozen == own
+
+
+@pytest.mark.parametrize("label", HAND_GIVEN)
+@pytest.mark.parametrize("path", [[], ["observe"], ["release"]])
+async def test_a_label_that_a_person_takes_away_or_puts_elsewhere_keeps_no_release_open(
+    store: LightningStore, label: str, path: list[Event]
+) -> None:
+    old, new = await in_production(store), await new_version(store, "new {task}")
+    for number, move in enumerate(("away", "elsewhere")):
+        candidate = await new_version(store, f"{number} {{task}}")
+        release = await begin(store, f"r{number}", candidate=candidate, production=old)
+        for each in path:
+            release = await advance(store, release, each)
+        if move == "away":
+            await store.set_label(label, *candidate)
+            await store.remove_label(label)
+        else:
+            await store.set_label(label, *new)
+        (ended,) = await stop_learning(store)
+        assert ended.state in ("refused", "rolled_back")
+        assert (await store.get_resources_by_id(candidate[0], version=candidate[1])).frozen
+        await allow_learning(store)
+        if "production" not in await labels_of(store):
+            await store.set_label("production", *old)
+
+
+class MeddledStore(InMemoryLightningStore):
+    """A store in which a person puts a label on a version just after the labels were read."""
+
+    meddle: Callable[[], Awaitable[None]] | None = None
+
+    async def get_labels(self) -> Sequence[Label]:
+        labels = await super().get_labels()
+        if (meddle := self.meddle) is not None:
+            self.meddle = None
+            await meddle()
+        return labels
+
+
+@pytest.mark.parametrize("label", HAND_GIVEN)
+async def test_a_label_given_while_a_release_ends_changes_nothing_about_its_end(label: str) -> None:
+    async with MeddledStore() as store:
+        old, new = await in_production(store), await new_version(store, "new {task}")
+        refused = await begin(store, "r1", candidate=new, production=old)
+        store.meddle = lambda: store.set_label(label, *new, who="ann")
+        assert (await advance(store, refused, "refuse")).state == "refused"
+        assert (await labels_of(store))[label] == new
+
+
+async def test_a_promotion_outlives_a_move_of_the_previous_label_meanwhile() -> None:
+    async with MeddledStore() as store:
+        old, new = await in_production(store), await new_version(store, "new {task}")
+        release = await advance(store, await begin(store, "r1", candidate=new, production=old), "release")
+        store.meddle = lambda: store.set_label("previous", *new, who="ann")
+        assert (await advance(store, release, "better")).state == "promoted"
+        assert await labels_of(store) == {"production": new, "previous": old}
+
+
+async def test_the_kill_switch_works_without_a_version_in_production(store: LightningStore) -> None:
+    with pytest.raises(ConfigError, match="'production'"):
+        await stop_learning(store)
+    old, new = await in_production(store), await new_version(store, "new {task}")
+    first = await begin(store, "first", candidate=new, production=None)
+    await begin(store, "second", candidate=await new_version(store, "newer {task}"), production=old)
+    await advance(store, first, "release")
+    await store.remove_label("production", who="ann")
+    assert [each.state for each in await stop_learning(store)] == ["rolled_back", "refused"]
+    assert await is_stopped(store) and not await open_releases(store)
+
+
+class FailingStore(InMemoryLightningStore):
+    """A store that fails on the row of one release."""
+
+    async def advance_release(self, release_id: str, **given: Any) -> Release:
+        if release_id == "r1":
+            raise StoreError("the row is damaged")
+        return await super().advance_release(release_id, **given)
+
+
+async def test_the_kill_switch_ends_the_other_releases_and_names_the_one_that_it_cannot_end() -> None:
+    async with FailingStore() as store:
+        old = await in_production(store)
+        for name in ("r1", "r2", "r3"):
+            await begin(store, name, candidate=await new_version(store, f"{name} {{task}}"), production=old)
+        with pytest.raises(StoreError, match=r"'r1' \(the row is damaged\).*ended now: 'r2', 'r3'"):
+            await stop_learning(store)
+        assert [each.release_id for each in await open_releases(store)] == ["r1"]
 
 
 # ---- processes that are really killed --------------------------------------------------------------------------------
