@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 from leyden import semconv
 from leyden.emitter.emit import emit_span, with_user_attributes
 from leyden.errors import InvalidEmission
 from leyden.types import Attributes, Span, SpanEvent, reward_attributes
+from leyden.utils.numbers import finite_number
 
 
 def emit_reward(
@@ -26,7 +25,8 @@ def emit_reward(
     The span holds the reward in Leyden's attributes, and in one `gen_ai.evaluation.result` event
     for each name, which other OpenTelemetry backends read.
 
-    reward: a finite number, or finite numbers by name.
+    reward: a finite number (a bool, a NumPy scalar, an array or tensor of one element, too), or
+        finite numbers by name.
     primary_key: the name of the primary reward; needed if there are several names.
     attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
@@ -68,17 +68,10 @@ def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Map
 
 
 def _finite(name: object, value: object) -> float:
-    """Return a reward as a float. Raise InvalidEmission for another type, NaN or infinity."""
+    """Return a reward as a float. Raise InvalidEmission for another value, NaN or infinity."""
     if not isinstance(name, str):
         raise InvalidEmission(f"the reward name {name!r} is a {type(name).__name__}; names are strings")
-    if not isinstance(value, Real):
-        raise InvalidEmission(
-            f"reward {name!r} is {value!r:.200}, a {type(value).__name__}; a reward is a number (of a tensor, take .item())"
-        )
     try:
-        number = float(value)
-    except OverflowError:  # an integer beyond the largest float
-        number = math.inf
-    if not math.isfinite(number):
-        raise InvalidEmission(f"reward {name!r} is {number!r}; a reward is a finite number")
-    return number
+        return finite_number(value)
+    except ValueError as error:
+        raise InvalidEmission(f"reward {name!r} {error}") from error

@@ -8,12 +8,21 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from leyden.types import ResourcesUpdate
 from leyden.utils.frames import users_stacklevel
+from leyden.utils.numbers import as_number
+
+
+def _number(value: object) -> object:
+    return value if value is None or isinstance(value, str) else as_number(value)
+
+
+Reward: TypeAlias = Annotated[float | None, BeforeValidator(_number)]
+"""A number of any library, or its text, as the protocol's wheels take it."""
 
 
 class Task(BaseModel):
@@ -51,7 +60,7 @@ class TripletLegacy(BaseModel):
     """Usually `{"token_ids": [...]}`."""
     response: Any
     """Usually `{"token_ids": [...]}`."""
-    reward: float | None = None
+    reward: Reward = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
@@ -62,7 +71,7 @@ class RolloutLegacy(BaseModel):
 
     rollout_id: str
     task: Task | None = None
-    final_reward: float | None = None
+    final_reward: Reward = None
     triplets: list[TripletLegacy] | None = None
     trace: list[dict[str, Any]] | None = None
     """Spans, in the form of `json.loads(readable_span.to_json())` of the OpenTelemetry SDK."""

@@ -3,7 +3,7 @@
 | returned | recorded |
 |---|---|
 | None | nothing more |
-| a finite number, a bool | the final reward |
+| a finite number, a bool, an array or tensor of one element | the final reward |
 | a dict of finite numbers by name | the final rewards; `primary`, or the only one, comes first |
 | a Span or a list, of this attempt or made with `propagate=False` | those spans, once each |
 | an ended OpenTelemetry span, or a list | those spans, unless they were collected before |
@@ -15,9 +15,7 @@ another kind of value, add a case to `result_spans`.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -27,6 +25,7 @@ from leyden.errors import InvalidReturn
 from leyden.store.base import LightningStore
 from leyden.tracer import LOCAL, Trace, current_trace, from_readable_span
 from leyden.types import AttemptedRollout, Span, reward_attributes
+from leyden.utils.numbers import as_number, finite_number
 from leyden.utils.text import shown
 
 _POSSIBLE = "possible: None, a finite number, a dict of finite numbers by name, a Span, a list of Spans"
@@ -54,8 +53,6 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
     """Return the spans that record an agent's result. Raise InvalidReturn for other values."""
     if result is None:
         return []
-    if isinstance(result, Real):
-        return [_reward_span({semconv.PRIMARY_REWARD: result}, rollout)]
     if isinstance(result, Mapping):
         return [_reward_span(_primary_first(cast(Mapping[Any, Any], result)), rollout)]
     if isinstance(result, Span | ReadableSpan):
@@ -66,30 +63,30 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
     if inspect.iscoroutine(result):
         result.close()
         raise InvalidReturn("the agent returned a coroutine that was never awaited; define the agent with `async def`")
-    raise InvalidReturn(f"the agent returned {shown(result)}; {_POSSIBLE}")
+    try:
+        as_number(result)
+    except ValueError as error:
+        raise InvalidReturn(f"what the agent returned {error}; {_POSSIBLE}") from error
+    return [_reward_span({semconv.PRIMARY_REWARD: result}, rollout)]
 
 
 def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
     """Return the span that records returned rewards, the primary one first. Raise InvalidReturn for
     a name that is no string, and for a value that is no finite number.
     """
+    numbers: dict[str, float] = {}
     for name, value in rewards.items():
         if not isinstance(name, str):
             raise InvalidReturn(f"the agent returned rewards with the name {shown(name)}; names are strings")
-        if not isinstance(value, Real) or not _is_finite(value):
-            raise InvalidReturn(f"the agent returned {shown(value)} as reward {name!r}; a reward is a finite number")
-    attributes = reward_attributes({name: float(value) for name, value in rewards.items()})
+        try:
+            numbers[name] = finite_number(value)
+        except ValueError as error:
+            raise InvalidReturn(f"reward {name!r} of the agent {error}") from error
+    attributes = reward_attributes(numbers)
     trace = Trace(semconv.REWARD, rollout.rollout_id, rollout.attempt.attempt_id, None)
     span = trace.create_span(semconv.REWARD, attributes)
     span.sequence_id = 0  # the store assigns the next number of the attempt
     return span
-
-
-def _is_finite(value: Real) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest float
-        return False
 
 
 def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:

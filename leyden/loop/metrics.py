@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Final, Literal, TypeAlias, cast
 
 from leyden.errors import ConfigError, InvalidMetrics
+from leyden.utils.numbers import as_number
 
 logger = logging.getLogger(__name__)
 
@@ -285,18 +285,11 @@ def _plain(value: Any, name: str) -> MetricValue:
     """
     if isinstance(value, str):
         return value
-    if hasattr(value, "item") and getattr(value, "size", 1) != 0:
-        try:
-            value = value.item()
-        except (RuntimeError, ValueError) as error:  # more than one element
-            raise InvalidMetrics(f"{name} has more than one element; return its mean or another number") from error
-    if isinstance(value, int):
-        if abs(value) > sys.float_info.max:
-            raise InvalidMetrics(f"{name} is a whole number of {value.bit_length():,} bits, more than a float can hold")
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    raise InvalidMetrics(f"{name} is {value!r} ({type(value).__name__}); a metric is a number or a string")
+    try:
+        number = as_number(value)
+        return int(number) if number is True or number is False else number
+    except ValueError as error:
+        raise InvalidMetrics(f"{name} {error}; a metric is a number or a string") from error
 
 
 def number(value: Any, name: str) -> float:
@@ -307,12 +300,12 @@ def number(value: Any, name: str) -> float:
     """
     if type(value) is float or type(value) is int:  # nearly always
         return float(value)
-    if getattr(value, "ndim", 0) != 0:
-        raise InvalidMetrics(f"metric {name!r} has shape {tuple(value.shape)}; log its mean, or use add_array")
-    plain = _plain(value, f"metric {name!r}")
-    if isinstance(plain, str):
-        raise InvalidMetrics(f"metric {name!r} is the string {plain!r}; add_scalar takes numbers, add_string strings")
-    return float(plain)
+    try:
+        return float(as_number(value))
+    except ValueError as error:
+        raise InvalidMetrics(
+            f"metric {name!r} {error}; add_scalar takes numbers, add_string strings, add_array arrays"
+        ) from error
 
 
 class LogCollector:
@@ -403,10 +396,15 @@ class MetricsAggregator:
                 level, value = cast("tuple[int, Any]", value)
                 if level < self.loglevel:
                     continue
-            if type(value) is not float:
-                if not _is_number(value):
-                    continue
+            if isinstance(value, int | float):
                 value = number(value, name)
+            elif getattr(value, "ndim", 0) != 0:
+                continue
+            else:
+                try:
+                    value = float(as_number(value))
+                except ValueError:
+                    continue
             self._values.setdefault(name, []).append(value)
 
     def counts(self) -> dict[str, int]:
@@ -420,9 +418,3 @@ class MetricsAggregator:
     def clear(self) -> None:
         """Drop all values."""
         self._values.clear()
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, (int, float)):
-        return True
-    return hasattr(value, "item") and getattr(value, "ndim", 0) == 0 and isinstance(value.item(), (int, float))

@@ -30,6 +30,7 @@ from leyden.instrumentation.route import CallRoute, traceparent
 from leyden.tracer.delivery import SpanOutbox
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus, get_reward_value
 from leyden.utils import ids
+from leyden.utils.numbers import as_number, finite_number
 from leyden.utils.text import describe_error, storable
 
 logger = logging.getLogger(__name__)
@@ -332,20 +333,28 @@ def _checked_value(key: str, value: object) -> Any:
     """Return an attribute's value as the store keeps it. Raise InvalidEmission for another type and
     for a number that is not finite.
     """
-    numbers = cast(Sequence[Any], value) if isinstance(value, list | tuple) else (value,)
-    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+    elements = cast(Sequence[Any], value) if isinstance(value, list | tuple) else None
+    if any(
+        isinstance(number, float) and not math.isfinite(number)
+        for number in cast("Sequence[object]", elements or (value,))
+    ):
         raise InvalidEmission(f"attribute {key!r} is {value!r:.200}, a number that JSON does not have; leave it out")
-    if isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, list | tuple):
-        elements = cast(Sequence[Any], value)
+    if isinstance(value, str) or type(cast(object, value)) in (bool, int, float):
+        return cast(Any, value)
+    if elements is not None:
         for kind in (str, bool, int, float):
             if all(isinstance(element, kind) for element in elements):
                 return list(elements)
         if all(isinstance(element, int | float) and not isinstance(element, bool) for element in elements):
             return [float(element) for element in elements]
-    kind = type(cast(object, value)).__name__
-    raise InvalidEmission(
-        f"attribute {key!r} is {value!r:.200}, a {kind}; possible: str, bool, int, float, or a list of one of these. "
-        "Record anything else with emit_object"
-    )
+    try:
+        if elements is not None:  # of numbers of other libraries, perhaps
+            return [finite_number(element) for element in elements]
+        number = as_number(cast(object, value))
+        finite_number(number)
+        return number
+    except ValueError as error:
+        raise InvalidEmission(
+            f"attribute {key!r} {error}; possible: str, bool, int, float, or a list of one of these. "
+            "Record anything else with emit_object"
+        ) from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leyden.utils import ids
+from leyden.utils.numbers import finite_number
 
 FeedbackKind: TypeAlias = Literal["reward", "label", "correction"]
 """`reward`: a finite number. `label`: a short text, such as `thumbs_up`. `correction`: the right
@@ -49,15 +49,18 @@ class Feedback(BaseModel):
     def _fits_its_kind(self) -> Feedback:
         if fault := feedback_fault(self.kind, self.value):
             raise ValueError(fault)
+        if self.kind == "reward":
+            self.value = finite_number(self.value)
         return self
 
 
 def feedback_fault(kind: FeedbackKind, value: Any) -> str | None:
     """Return why `value` is no feedback of this kind, or None if it is."""
     if kind == "reward":
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value)):
-            return f"the value of a reward must be a finite number, got {value!r:.200}"
+        try:
+            finite_number(value)
+        except ValueError as error:
+            return f"the value of a reward {error}"
     elif kind == "label" and not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= _LABEL_LENGTH):
         return f"the value of a label must be 1 to {_LABEL_LENGTH} printable characters, got {value!r:.200}"
     return None

@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from leyden import semconv
 from leyden.types.tokens import TokenRecord
+from leyden.utils.numbers import finite_number
 
 
 class _TextFirst:
@@ -95,10 +96,12 @@ def reward_attributes(rewards: Mapping[str, float]) -> Attributes:
         raise ValueError("a reward needs at least one dimension")
     attributes: Attributes = {}
     for index, (name, value) in enumerate(rewards.items()):
-        if not math.isfinite(value):
-            raise ValueError(f"reward {name!r} is {value!r}; a reward must be a finite number")
+        try:
+            number = finite_number(value)
+        except ValueError as error:
+            raise ValueError(f"reward {name!r} {error}") from error
         attributes[f"{semconv.REWARD_PREFIX}.{index}.name"] = name
-        attributes[f"{semconv.REWARD_PREFIX}.{index}.value"] = float(value)
+        attributes[f"{semconv.REWARD_PREFIX}.{index}.value"] = number
     return attributes
 
 

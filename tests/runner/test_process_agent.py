@@ -285,7 +285,7 @@ async def test_rewards_are_posted_with_curl(store: InMemoryLightningStore) -> No
         curl -sS -d '{"reward": 0.1}' "$LEYDEN_REWARD_URL"
         curl -sS -d 0.5 "$LEYDEN_REWARD_URL"
         curl -sS -d '{"rewards": {"speed": 3, "primary": 0.75}}' "$LEYDEN_REWARD_URL"
-        for bad in nonsense '{"reward": "x"}' '{"rewards": {"a": 1, "b": 2}}' NaN '[1]' '{"rewards": {}}' true; do
+        for bad in nonsense '{"reward": "x"}' '{"rewards": {"a": 1, "b": 2}}' NaN '[1]' '{"rewards": {}}' null; do
             curl -sS -o /dev/null -w '%{http_code} ' -d "$bad" "$LEYDEN_REWARD_URL"
         done
         curl -sS -o /dev/null -w '%{http_code} ' "$LEYDEN_REWARD_URL"
@@ -365,7 +365,7 @@ async def test_an_address_answers_only_while_its_attempt_runs(store: InMemoryLig
         (python("import sys; sys.exit('wrong')"), {"reward": "event"}, "exited with code 1; its stderr ends: wrong"),
         (sh("echo 1; echo done"), {"reward": "last_line"}, "ended with the line 'done'"),
         (sh("echo 1; echo '{}'"), {"reward": "last_line"}, "ended with the line '{}'"),
-        (sh("echo nan"), {"reward": "last_line"}, "a reward is a finite number"),
+        (sh("echo nan"), {"reward": "last_line"}, "is nan, which is no finite number"),
         (["true"], {"reward": "last_line"}, "wrote nothing to its standard output"),
         (["true"], {"reward": "event"}, "ended without a reward: with reward='event' it posts one"),
     ],

@@ -81,7 +81,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         """Step all rows, write their results, and return infos with the statistics of ended
         episodes.
 
-        If the simulator raises, or a reward is NaN, the episodes of all rows fail.
+        If the simulator raises, or a reward is no finite number, the episodes of all rows fail.
         mask: (num_envs,), which must be the rows with a running episode.
         """
         if not np.array_equal(mask, self.alive):
@@ -91,8 +91,9 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
             obs, rewards, terminated, truncated = self._simulator.step(actions)
             obs = self._layout.conform(obs, self.num_envs)
             self._layout.check(obs, mask)
-            if np.isnan(np.dot(rewards, mask)):  # one call that finds a NaN among these rows, and rarely another
-                raise ValueError(f"the reward of row {int(np.flatnonzero(np.isnan(rewards) & mask)[0])} is NaN")
+            if not np.isfinite(np.dot(rewards, mask)):  # one quick call; other rows may make it NaN too
+                for row in np.flatnonzero(~np.isfinite(rewards) & mask)[:1]:
+                    raise ValueError(f"the reward of row {row} is {rewards[row]}, which is no finite number")
         except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
             envs = np.flatnonzero(mask)
             return {}, [self._failure(int(env), int(self._lengths[env]), "stepped", error) for env in envs]

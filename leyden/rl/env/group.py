@@ -27,6 +27,7 @@ from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
 from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conformer
+from leyden.utils.numbers import finite_number
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 EnvFactory: TypeAlias = Callable[[], AnyEnv]
@@ -342,7 +343,8 @@ class _GymSlot(_Slot):
         """Make a step. Return observation, reward, terminated, truncated, and an info or None.
 
         Observations are checked strictly until the first one that does not fit its space. From then
-        on each is cast by the lenient check, which is slower. Raise ValueError for a NaN reward.
+        on each is cast by the lenient check, which is slower. Raise ValueError for a reward that is
+        no finite number.
         """
         obs, reward, terminated, truncated, given = self.env.step(action)
         if self._conforms:
@@ -354,9 +356,10 @@ class _GymSlot(_Slot):
                 self._conforms = True
                 obs = self._conformer(obs)
         self.length += 1
-        reward = float(reward)
-        if reward != reward:
-            raise ValueError(f"the reward of step {self.length} is NaN")
+        try:
+            reward = finite_number(reward)
+        except ValueError as error:
+            raise ValueError(f"the reward of step {self.length} {error}") from error
         self._reward += reward
         info = self._info(given) if given else None
         if self._wants_steps:

@@ -31,6 +31,7 @@ from leyden.rl.parts import (
     StateType,
 )
 from leyden.rl.seed import NO_ITEM
+from leyden.utils.numbers import finite_number
 
 _NEVER_TRUNCATED: Final = cast(Any, Simulator).truncated
 """The base class's method, which need not be called if a simulator does not override it."""
@@ -219,11 +220,10 @@ class EnvWrapper(
             if (reward_fn := self.reward_fn) is None:
                 reward = 0.0
             else:
-                reward = float(reward_fn(state))
-                if reward != reward:  # NaN
-                    raise ValueError(
-                        f"{type(reward_fn).__name__} is NaN at step {status['cur_step']}; a reward is a number"
-                    )
+                try:
+                    reward = finite_number(reward_fn(state))
+                except ValueError as error:
+                    raise ValueError(f"{type(reward_fn).__name__} at step {status['cur_step']} {error}") from error
             status["reward_history"].append(reward)
             if self.aux_info_collector is not None:
                 self.aux_info = self.aux_info_collector(state)

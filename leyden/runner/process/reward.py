@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from leyden import semconv
+from leyden.utils.numbers import as_number
 
 FORMS = 'a number, {"reward": number} or {"rewards": {name: number, ...}}'
 """The possible forms of a reward, for messages."""
 
 Reward = Any
-"""A number, or values by name. `emit_reward` checks that the values are finite numbers."""
+"""A number, or values by name. `emit_reward` checks that they are finite numbers."""
 
 
 def read_reward(text: str | bytes) -> Reward:
@@ -37,9 +38,7 @@ def read_reward(text: str | bytes) -> Reward:
             raise ValueError(f"{name} is {value!r:.100}")
         if name == "rewards":
             return _named(cast(Mapping[str, Any], value))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r:.100}")
-    return value
+    return as_number(value)
 
 
 def _named(rewards: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -162,7 +162,7 @@ def test_a_reward_that_is_no_number_is_refused() -> None:
 
     env = EnvWrapper(Walk, Sight(), Push(), reward_fn=Nothing())
     env.reset()
-    with pytest.raises(ValueError, match="Nothing is NaN at step 1"):
+    with pytest.raises(ValueError, match="Nothing at step 1 is nan, which is no finite number"):
         env.step(ACT)
 
 
