@@ -10,6 +10,7 @@ Shapes: N tokens, E width of a hidden state, V vocabulary, C tokens of a chunk.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
@@ -22,6 +23,8 @@ from leyden.engine.forward.base import ModelForward
 from leyden.engine.forward.products import linear
 from leyden.engine.forward.recompute import recomputed
 from leyden.errors import ConfigError
+
+logger = logging.getLogger("leyden.engine")
 
 SMALLEST_CHUNKED_VOCABULARY: Final = 4096
 """The smallest vocabulary that is processed in chunks. Below it the logits of a micro-batch are
@@ -52,8 +55,16 @@ class TokenReader:
     def __init__(self, forward: ModelForward, *, n_vocabulary: int, value_head: torch.nn.Linear | None = None) -> None:
         self._forward = forward
         self._value_head = value_head
-        self.in_chunks = forward.head is not None and n_vocabulary >= SMALLEST_CHUNKED_VOCABULARY
+        large = n_vocabulary >= SMALLEST_CHUNKED_VOCABULARY
+        self.in_chunks = forward.head is not None and large
         """Whether logits are computed in chunks of tokens."""
+        if large and not self.in_chunks:
+            logger.warning(
+                "the logits of a micro-batch are computed whole, %s for each token, because %s; if memory is short, lower "
+                "max_tokens_per_microbatch",
+                f"{n_vocabulary:,}",
+                forward.headless,
+            )
 
     def read(
         self,
@@ -97,8 +108,8 @@ def make_value_head(forward: ModelForward, device: torch.device) -> torch.nn.Lin
     """
     if forward.head is None:
         raise ConfigError(
-            "value_head=True needs a model whose logits are its output head's; the logits of this one are scaled or "
-            "capped after its head. Leave value_head out, or take another model as the critic"
+            f"value_head=True needs a model whose logits are its output head's, and {forward.headless}. "
+            "Leave value_head out, or take another model as the critic"
         )
     with torch.no_grad():
         width = forward.hidden_at([[0, 0]], [[1]]).shape[-1]

@@ -128,3 +128,43 @@ def test_peak_memory_is_that_of_a_chunk_and_not_of_all_logits():
     # All logits are 391 MiB in float32, and the direct path holds several such tensors; two chunks are 128 MiB.
     assert peak_mib(chunked=True) < 250
     assert peak_mib(chunked=False) > 700
+
+
+def test_loud_logits_are_computed_in_chunks_and_only_where_they_are_wanted():
+    model = tiny.model("gemma3_text", head_dim=32, vocab_size=6_000)
+    norm, sizes = model.model.norm.weight, list[int]()
+    with torch.no_grad():
+        largest = model(torch.tensor([[0, 1, 2], [2, 1, 0]]), use_cache=False).logits.abs().max()
+        norm.copy_((1 + norm) * 40 / largest - 1)
+
+    def rounded(module: Any, given: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Round by the number of rows as kernels do: those of Gemma 3 270M differ by 3.3e-5."""
+        sizes.append(logits.numel() // logits.shape[-1])
+        return logits + 3.3e-5 * (sizes[-1] % 2)
+
+    model.lm_head.register_forward_hook(rounded)
+    forward = UncachedForward(model, max_rows=4, max_length=64)
+    sizes.clear()
+    logits = forward.logits_at([[5, 6, 7, 8], [9, 10]], [[1, 3], [0]])
+    assert 30 < logits.abs().max() < 50
+    assert sizes == [3]
+    assert TokenReader(forward, n_vocabulary=6_000).in_chunks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cap_or_a_scale_that_small_logits_do_not_show_is_found(dtype: torch.dtype):
+    for options in ({"final_logit_softcapping": 500.0, "kind": "gemma2"}, {"logits_scaling": 1.02, "kind": "granite"}):
+        options = {"initializer_range": 1e-3, "head_dim": 32, **options}
+        forward = UncachedForward(tiny.model(**options).to(dtype), max_rows=4, max_length=64)
+        assert forward.head is None
+        assert "scales or caps" in forward.headless
+
+
+def test_whole_logits_of_a_large_vocabulary_are_logged_with_the_reason(caplog: pytest.LogCaptureFixture):
+    capped = UncachedForward(tiny.model("gemma2", head_dim=32), max_rows=4, max_length=64)
+    TokenReader(capped, n_vocabulary=4_095)
+    assert not caplog.records
+    TokenReader(capped, n_vocabulary=262_144)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "262,144 for each token, because the logits of this model are not its output head's" in record.message

@@ -9,10 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+
+_ROUNDING: Final = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""The largest difference between two ways to compute a tensor, relative to its largest number, by
+dtype."""
+_COARSE_ROUNDING: Final = 0.1
+"""The same in half precision: in bfloat16, two orders of summation differ that much."""
+
+
+def rounding(wanted: Tensor) -> float:
+    """Return the largest difference from a tensor that counts as rounding. It is relative to the
+    tensor's largest number, because logits of 40 differ by more than those of 1.
+    """
+    return _ROUNDING.get(wanted.dtype, _COARSE_ROUNDING) * max(1.0, float(wanted.abs().max()))
 
 
 class ModelForward(Protocol):
@@ -27,8 +40,10 @@ class ModelForward(Protocol):
     shares_prefixes: bool
     """Whether `hidden_at` computes a token that several sequences begin with only once."""
     head: Callable[[Tensor], Tensor] | None
-    """The module that turns hidden states (N, E) into logits (N, V). None if the model changes the
-    head's output (scales or caps it); then do not call `hidden_at`."""
+    """The module that turns hidden states (N, E) into logits (N, V). None if the model's logits are
+    not this module's output; then do not call `hidden_at`."""
+    headless: str
+    """Why `head` is None, as a clause for messages; empty if it is not."""
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         """Return logits (B, V) after the last token of each sequence.

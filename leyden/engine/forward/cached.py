@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from leyden.engine.forward.base import KeyValueStore
+from leyden.engine.forward.base import KeyValueStore, rounding
 from leyden.engine.forward.recompute import recompute_layers
 
 
@@ -41,7 +41,8 @@ class UncachedForward:
         parameters = inspect.signature(_innermost(model).forward).parameters
         self._selects = "logits_to_keep" in parameters and self._selection_works()
         """Whether the model computes logits only for the positions that the caller wants."""
-        self.head: Callable[[Tensor], Tensor] | None = self._head_if_exact()
+        self.headless = self._why_headless()
+        self.head: Callable[[Tensor], Tensor] | None = None if self.headless else self.model.get_output_embeddings()
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         return self.logits_at(sequences, [[len(sequence) - 1] for sequence in sequences])
@@ -75,32 +76,58 @@ class UncachedForward:
         inputs = {"input_ids": ids_BS, "attention_mask": attention_mask, "use_cache": False}
         return inputs, chosen_BS.to(self.device)
 
-    def _head_if_exact(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the output head if its output is the model's logits; None if the model changes it,
-        for example by a cap or a scale.
+    def _why_headless(self) -> str:
+        """Return why the output head's output is not the model's logits; empty if it is.
+
+        The head's output is replaced by numbers that a cap or a scale would change by far, and that
+        the model must return as they are: no rounding can hide a difference, or look like one.
         """
         head = self.model.get_output_embeddings()
-        batch = [[0, 1, 2], [2, 1, 0]], [[0, 2], [1]]
-        return head if _agree(lambda: (head(self.hidden_at(*batch)), self.logits_at(*batch))) else None
+        if not isinstance(head, torch.nn.Module):
+            return "this model names no output head"
+        given: list[Tensor] = []
+
+        def replace(module: Any, arguments: Any, output: Tensor) -> Tensor:
+            """Return large numbers of the shape of the head's output. torch calls it after the
+            head.
+            """
+            numbers = torch.arange(output.numel(), device=output.device) % 2003 - 1001
+            given.append(numbers.to(output.dtype).view(output.shape))
+            return given[-1]
+
+        hook = head.register_forward_hook(replace)
+        try:
+            logits = self._probe_logits()
+        except _REFUSALS as error:
+            return f"the output head of this model cannot be read: {type(error).__name__}: {error}"
+        finally:
+            hook.remove()
+        if len(given) != 1 or given[0].shape != logits.shape or not torch.equal(given[0].float(), logits.float()):
+            return (
+                "the logits of this model are not its output head's: it scales or caps them, or changes them otherwise"
+            )
+        return ""
 
     def _selection_works(self) -> bool:
         """Return whether the model's option `logits_to_keep` takes a boolean mask of positions,
         with which its head runs only on the chosen tokens.
         """
-        ids = torch.zeros(2, 3, dtype=torch.long, device=self.device)
         mask = torch.tensor([[True, False, True], [False, True, False]], device=self.device)
-        inputs = {"input_ids": ids, "use_cache": False}
-        return _agree(lambda: (self.model(**inputs, logits_to_keep=mask).logits, self.model(**inputs).logits[mask]))
+        try:
+            chosen, wanted = self._probe_logits(logits_to_keep=mask), self._probe_logits()[mask]
+        except _REFUSALS:
+            return False
+        return chosen.shape == wanted.shape and float((chosen - wanted).abs().max()) <= rounding(wanted)
+
+    @torch.no_grad()
+    def _probe_logits(self, **options: Any) -> Tensor:
+        """Return the model's logits of two sequences of three different tokens."""
+        ids = torch.tensor([[0, 1, 2], [2, 1, 0]], device=self.device)
+        return self.model(input_ids=ids, use_cache=False, **options).logits
 
 
-def _agree(compute: Callable[[], tuple[Tensor, Tensor]]) -> bool:
-    """Return whether two ways to compute a tensor give the same; False if one of them raises."""
-    try:
-        with torch.no_grad():
-            one, other = compute()
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        return False
-    return one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
+_REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+"""Errors by which a model refuses a way to call it."""
 
 
 class CachedForward(UncachedForward):
@@ -109,13 +136,14 @@ class CachedForward(UncachedForward):
     name = "the model's own forward"
 
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
-        super().__init__(model, max_rows=max_rows, max_length=max_length)
         inner = _innermost(model)
+        config = inner.config.get_text_config()
+        super().__init__(model, max_rows=max_rows, max_length=max_length)
         self._takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
         """Whether the model takes positions; otherwise it finds them by the attention mask."""
         self._store = KeyValueStore(max_rows, max_length)
         self._plan = _Plan(self._store)
-        n_layers: int = inner.config.get_text_config().num_hidden_layers
+        n_layers: int = config.num_hidden_layers
         self._cache = Cache(layers=[_RowLayer(self._plan, index) for index in range(n_layers)])
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:

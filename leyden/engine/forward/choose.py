@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from leyden.engine.forward.base import ModelForward
+from leyden.engine.forward.base import ModelForward, rounding
 from leyden.engine.forward.cached import CachedForward, UncachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.errors import EngineError
@@ -26,11 +26,6 @@ CANDIDATES: list[Callable[..., ModelForward]] = [LayoutForward, CachedForward, U
 """Implementations of the forward pass, in order of preference."""
 
 _PROBE_ROWS = 4
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""The largest difference between two logits, relative to the largest logit, by dtype."""
-_COARSE_TOLERANCE = 0.1
-"""The largest difference between two logits in half precision, relative to the largest logit: in
-bfloat16, two orders of summation differ that much."""
 
 
 class Mismatch(Exception):
@@ -120,6 +115,6 @@ def _compare(got: Tensor, wanted: Tensor, what: str) -> None:
     if got.shape != wanted.shape:
         raise Mismatch(f"{what}: logits have shape {tuple(got.shape)}, the model's have {tuple(wanted.shape)}")
     difference = float((got.float() - wanted.float()).abs().max())
-    tolerance = _TOLERANCE.get(wanted.dtype, _COARSE_TOLERANCE) * max(1.0, float(wanted.abs().max()))
+    tolerance = rounding(wanted)
     if not difference <= tolerance:  # also if the difference is NaN
         raise Mismatch(f"{what}: logits differ by {difference:.2g} (at most {tolerance:.2g} is rounding)")

@@ -53,6 +53,7 @@ class LayoutForward:
         self.max_length = max_length
         self._embed, self._final_norm, self._head = inner.model.embed_tokens, inner.model.norm, inner.lm_head
         self.head: Callable[[Tensor], Tensor] | None = inner.lm_head
+        self.headless = ""
         self._layers = [_Layer(layer) for layer in inner.model.layers]
         self._run: Callable[..., Tensor] = cast(Any, operator.call)
         """Runs one layer of a forward pass for a gradient, and keeps its activations; `recomputed`
