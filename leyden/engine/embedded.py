@@ -111,7 +111,8 @@ class EmbeddedBackend(PolicyBackend):
             object's own type. The optimizer's weights are float32.
         max_batch_rows: how many requests are decoded at once; others wait.
         max_length: the longest sequence; None: the model's context, at most 4,096. The cache's
-            memory grows only as far as it is used.
+            memory grows only as far as it is used. The context ends where a rotary embedding
+            changes the angles of a whole sequence with its length (LongRoPE, dynamic NTK).
         max_tokens_per_microbatch: the most tokens that a gradient, or the prompts that join a
             decode step, may hold in memory at once. Padding counts; a prefix that sequences share
             counts once. A gradient that runs out of memory halves it.
@@ -333,9 +334,7 @@ class EmbeddedBackend(PolicyBackend):
         policy, threads = self._load()
         max_length = self._max_length or min(policy.context, 4096)
         if max_length > policy.context:
-            raise ConfigError(
-                f"max_length is {max_length}, but the model has a context of {policy.context} tokens; give at most that"
-            )
+            raise ConfigError(f"max_length is {max_length}, but {policy.context_reason}; give at most {policy.context}")
         slots = Decoder.n_slots(self._max_batch_rows, self._deterministic)
         use_faster_products(policy.model)
         forward = choose_forward(policy.model, max_rows=slots, max_length=max_length)

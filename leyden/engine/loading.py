@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from leyden.engine.base import SharedWeights
+from leyden.engine.context import context_of
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
 
@@ -40,7 +41,10 @@ class LoadedPolicy:
     eos_ids: frozenset[int]
     """The tokens that end a turn."""
     context: int
-    """The most tokens of a sequence that the model is made for."""
+    """The most tokens of a sequence that the model is made for, and whose log-probabilities do not
+    depend on the tokens after them."""
+    context_reason: str
+    """What limits the context, as a clause for messages."""
     n_vocabulary: int
     """The number of rows of the model's embeddings."""
 
@@ -76,13 +80,13 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
             f"the tokenizer has {n_tokens:,} tokens and the model knows {n_vocabulary:,}, so it belongs to another model; "
             "give the tokenizer that came with the model, or leave tokenizer= out"
         )
-    # The second name is GPT-2's. A model that has neither (a state-space model) has no fixed limit.
-    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
+    context, context_reason = context_of(config.to_dict())
     return LoadedPolicy(
         model=loaded,
         text=None if tokenizer is None else Text(tokenizer),
         eos_ids=_eos_ids(loaded, tokenizer),
-        context=int(context),
+        context=context,
+        context_reason=context_reason,
         n_vocabulary=n_vocabulary,
     )
 

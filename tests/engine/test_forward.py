@@ -20,6 +20,18 @@ from tests.engine import tiny
 
 torch.set_num_threads(1)
 
+LLAMA4: dict[str, Any] = {
+    "kind": "llama4_text",
+    "attention_chunk_size": 30,
+    "floor_scale": 30,
+    "attn_scale": 0.5,
+    "no_rope_layers": [1, 0],
+    "moe_layers": [],
+    "num_local_experts": 2,
+    "intermediate_size_mlp": 64,
+    "head_dim": 32,
+}
+"""Rotary layers attend within chunks; the others scale attention by the position, from 30 tokens on."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "qwen2": {"kind": "qwen2"},
     "grouped heads": {"kind": "qwen2", "heads": 6, "kv_heads": 2, "hidden": 96},
@@ -47,6 +59,30 @@ FOREIGN: dict[str, dict[str, Any]] = {
     "sliding window": {"kind": "mistral", "sliding_window": 5},
     "mixed sliding and full, soft caps": {"kind": "gemma2", "sliding_window": 6, "head_dim": 32},
     "scaled embeddings": {"kind": "granite", "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "chunked attention": {**LLAMA4, "attn_temperature_tuning": False},
+    "attention scaled by the position": {
+        "kind": "ministral3",
+        "head_dim": 32,
+        "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 17.0,
+            "original_max_position_embeddings": 30,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "rotary angles that change beyond the context": {
+        "kind": "phi3",
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "short_factor": [1.0] * 16,
+            "long_factor": [4.0] * 16,
+            "original_max_position_embeddings": 90,
+        },
+    },
     "mixture of experts": {
         "kind": "qwen2_moe",
         "num_experts": 4,
@@ -111,6 +147,14 @@ def test_any_other_model_runs_through_its_own_forward(name: str):
     forward = choose_forward(model, max_rows=8, max_length=100)
     assert type(forward) is CachedForward
     check_any_schedule(model, forward, seed=2)
+
+
+def test_a_model_that_takes_columns_for_positions_runs_without_a_cache():
+    model = tiny.model(**LLAMA4, attn_temperature_tuning=True)
+    forward = choose_forward(model, max_rows=8, max_length=90)
+    assert type(forward) is UncachedForward
+    check_any_schedule(model, forward, seed=1)
+    assert type(choose_forward(model, max_rows=8, max_length=29)) is CachedForward
 
 
 def test_a_model_with_a_recurrent_state_runs_without_a_cache():

@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from leyden.engine import EmbeddedBackend, SamplingParams
 from leyden.engine.loading import load_policy
 from leyden.errors import ConfigError
+from leyden.types import TrainingSequence
 from tests.engine import tiny
 
 LOAD = """
@@ -54,3 +58,42 @@ def test_a_tokenizer_of_another_model_is_refused() -> None:
     ):
         load_policy(tiny.model(), larger, device="cpu", dtype=None)
     assert load_policy(tiny.model(), tiny.tokenizer(), device="cpu", dtype=None).n_vocabulary == 260
+
+
+def _longrope(*, switch: int) -> dict[str, Any]:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    return {**rope, "factor": 4.0, "original_max_position_embeddings": switch}
+
+
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "length"),
+    [
+        ("phi3", _longrope(switch=32), 32),
+        ("phi3", _longrope(switch=4096), 96),
+        ("llama", _DYNAMIC, 96),
+        ("llama", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, 96),
+        ("gemma3_text", {"full_attention": _longrope(switch=64), "sliding_attention": {"rope_type": "default"}}, 64),
+    ],
+)
+async def test_no_sequence_is_longer_than_the_rotary_embedding_has_one_set_of_angles(
+    kind: str, rope: dict[str, Any], length: int
+) -> None:
+    more = {"original_max_position_embeddings": rope.get("original_max_position_embeddings"), "head_dim": 32}
+    model = tiny.model(kind, rope_parameters=rope, max_position_embeddings=96, **more)
+    with pytest.raises(ConfigError, match=f"give at most {length}$"):
+        await EmbeddedBackend(model, max_length=length + 1).start()
+    async with EmbeddedBackend(model) as backend:
+        (response,) = await backend.sample([[1, 50, 60]], SamplingParams(max_tokens=600, temperature=0.7, seed=3))
+        ids = [1, 50, 60, *response.token_ids]
+        assert len(ids) == length or response.finish_reason == "stop"
+        sampled = response.logprobs
+        sequence = TrainingSequence(ids, [0.0] * 3 + [1.0] * len(sampled))
+        trained = (await backend.forward([sequence], temperature=0.7)).logprobs[0][3:]
+    assert trained == pytest.approx(sampled, abs=1e-4)
+    with torch.no_grad():
+        for at in range(3, len(ids), 7):
+            alone = model(input_ids=torch.tensor([ids[:at]]), use_cache=False).logits[0, -1] / 0.7
+            assert float(alone.log_softmax(-1)[ids[at]]) == pytest.approx(sampled[at - 3], abs=1e-4)

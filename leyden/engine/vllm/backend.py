@@ -30,6 +30,7 @@ from leyden.engine.base import (
     SamplingParams,
     started,
 )
+from leyden.engine.context import context_of
 from leyden.engine.control import Method
 from leyden.engine.embedded import EmbeddedBackend
 from leyden.engine.isolated import IsolatedBackend, reachable
@@ -247,7 +248,7 @@ class VLLMBackend(PolicyBackend):
             undo.push_async_callback(asyncio.to_thread, shutil.rmtree, exchange, ignore_errors=True)
             initial = exchange / _INITIAL
             await self._write(initial)
-            max_length = self._max_length or min(_context(initial), 4096)
+            max_length = self._max_length or min(context_of(text_config(read_config(initial)))[0], 4096)
             transfers = self._uses_transfer(await self._learner.device())
             server = await self._new_server(initial, max_length, transfers=transfers)
             undo.push_async_callback(asyncio.to_thread, server.close)
@@ -548,12 +549,6 @@ def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
     if OUTPUT_HEAD in stale:
         return f"{names}The output head is tied to the embeddings: leave untie at True, or train with lora=LoRA()"
     return f"{names}Use another version of vLLM, or train with lora=LoRA()"
-
-
-def _context(folder: Path) -> int:
-    """Return the model's context in tokens; 2048 if its configuration does not say."""
-    config = text_config(read_config(folder))
-    return int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
 
 
 def _stop_ids(folder: Path) -> list[int]:
