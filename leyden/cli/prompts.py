@@ -168,14 +168,15 @@ def export(
 @prompts_commands.command(name="apply")
 def apply_(
     run: _Run,
-    file: Annotated[Path, typer.Argument(help="The file that has the first prompts: .py, .json or any text.")],
+    file: Annotated[Path, typer.Argument(help="The file that has the first prompts: .py, .json, .txt or .md.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")] = False,
     run_id: _RunId = None,
 ) -> None:
     """Put the best prompts of a run into a file, in place of the prompts with which the run began.
 
-    The file must hold the first text of each changed prompt exactly once: in Python source and in
-    JSON as one string, in other files as plain text. The changes are printed line by line.
+    The file is Python source or JSON that holds the first text of each changed prompt exactly once,
+    as one string, or a text file that is the prompt. Any other file stays as it is, and the string
+    to paste is printed. The changes are printed line by line.
 
     \b
     Examples:
@@ -191,12 +192,12 @@ def apply_(
     first = _prompts(_resources(opened, _history(opened)[0].resources_id))
     pairs = {name: (first[name].template, each.template) for name, each in _prompts(_best(opened)).items()}
     try:
-        with file.open(encoding="utf-8", newline="") as opened_file:
-            before = opened_file.read()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+        before = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     after = with_prompts(before, file.suffix, pairs, path=str(file))
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(file), str(file), lineterm="")
+    old_lines, new_lines = (each.decode("utf-8-sig", "replace").splitlines() for each in (before, after))
+    lines = difflib.unified_diff(old_lines, new_lines, str(file), str(file), lineterm="")
     typer.echo("\n".join(lines) or f"{file} stays as it is: the first prompts are the best")
     if not dry_run and after != before:
         write_whole(file, after)
