@@ -39,6 +39,7 @@ from leyden.host.http import (
     header,
     is_secret,
     on_disconnect,
+    parsed,
     read_body,
     send_reply,
 )
@@ -116,14 +117,16 @@ class Endpoint:
             return await send_reply(send, b'{"status": "ok"}')
         if path in self._handlers and scope["method"] == "POST":
             _check_key(scope, self._options.control_key)
-            body = await read_body(headers, receive, max_bytes=_CONTROL_BYTES)
+            # The caller is the program that started this one, and its batches hold many numbers.
+            body = await read_body(headers, receive, max_bytes=_CONTROL_BYTES, is_json=False)
             reply = await self._handlers[path](body, headers)
             return await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
         _check_key(scope, self._options.api_key)
         if path in _COMPLETIONS:
             check_method(scope, "POST")
             body = await read_body(headers, receive, max_bytes=MAX_BODY_BYTES)
-            await self._complete(parse_request(body, _COMPLETIONS[path]), receive, send)
+            request = await parsed(body, lambda body: parse_request(body, _COMPLETIONS[path]))
+            await self._complete(request, receive, send)
         elif path == "/v1/models":
             model = {"id": self._options.model_name, "object": "model", "created": 0, "owned_by": "leyden"}
             await send_reply(send, json.dumps({"object": "list", "data": [model]}).encode())

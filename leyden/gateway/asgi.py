@@ -148,14 +148,17 @@ def _text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-async def read_request(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def read_request(scope: Scope, receive: Receive, max_bytes: int, *, is_json: bool = True) -> bytes:
     """Return the body of the request as the client sent it, compressed or not.
 
-    Raise Refusal (413) for a body above `max_bytes`, ClientGone if the client leaves before its
-    end.
+    is_json: refuse a body that takes too much work to parse; False if it is only passed on.
+    Raise Refusal (413) for a body above `max_bytes` or of too much work, ClientGone if the client
+    leaves before its end.
     """
     option = "max_body_bytes (--max-body-mb)"
-    return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes, option=option, unpack=False)
+    return await read_body(
+        dict(scope["headers"]), receive, max_bytes=max_bytes, option=option, unpack=False, is_json=is_json
+    )
 
 
 async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:

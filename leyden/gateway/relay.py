@@ -41,7 +41,7 @@ from leyden.gateway.retries import Retries
 from leyden.gateway.transport import ServerGone, Transport, UpstreamResponse
 from leyden.gateway.upstream import UpstreamModel
 from leyden.gateway.upstream_metrics import UpstreamFailure, UpstreamMetrics
-from leyden.host.http import Refusal, send_reply
+from leyden.host.http import Refusal, parsed, send_reply
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Relay:
         Refusal if the call cannot be served.
         """
         call = exchange.call
-        call.request = exchange.request = _parse_request(exchange.raw)
+        call.request = exchange.request = await parsed(exchange.raw, _parse_request)
         try:
             check_types(exchange.request, exchange.dialect.field_types)
         except WrongType as error:

@@ -294,7 +294,7 @@ class _Dispatch:
         """Send a control request to every worker. Reply with their joint state, or with the first
         refusal.
         """
-        body = await read_request(scope, receive, self._max_body_bytes)
+        body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
         try:
             asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
             replies = [(reply.status, await reply.read()) for reply in await asyncio.gather(*asked)]
@@ -313,7 +313,7 @@ class _Dispatch:
 
         If the client leaves, the connection to that worker is closed, too.
         """
-        body = await read_request(scope, receive, self._max_body_bytes)
+        body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
         task = cast("asyncio.Task[None]", asyncio.current_task())
         with on_disconnect(receive, task.cancel) as watcher:
             try:

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from leyden.host.listening import is_loopback
 from leyden.redaction import redact
+from leyden.utils.json import PIECE_BYTES, JsonMeter, TooMuchJson, check_json_work
+from leyden.utils.per_loop import PerLoop
+
+T = TypeVar("T")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -36,11 +39,8 @@ JSON: Final = (b"content-type", b"application/json")
 
 MAX_BODY_BYTES: Final = 64 * 2**20
 """The default limit of one request's body, as sent and unpacked."""
-MAX_JSON_PARTS: Final = 500_000
-"""The most objects and lists in one JSON body.
-
-Each takes two bytes to send and some 500 bytes of memory once it is parsed.
-"""
+LARGE_BYTES: Final = 64 * 2**10
+"""Bytes of a body from which it is unpacked, checked and parsed in another thread."""
 _DRAIN: Final = 8
 """A refused body is drained up to this many times the limit, so that the client reads the reply."""
 _GZIP_MEMBERS: Final = 2000
@@ -50,11 +50,6 @@ An empty member takes 20 bytes to send and costs as much as 64 KiB.
 """
 _OWN_PAGE: Final = (b"same-origin", b"none")
 """Values of Sec-Fetch-Site for a page of this server, and for an address that the user typed."""
-_JSON_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""A string of JSON, or the beginning of one that never ends.
-
-It never backtracks, so it reads each byte once.
-"""
 
 
 class Refusal(Exception):
@@ -123,6 +118,13 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if field == name:
             return value
     return None
+
+
+def content_type(headers: RequestHeaders) -> bytes:
+    """Return the type of a request's body in lower case, without parameters; empty if none is
+    given.
+    """
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
 def raw_path(scope: Scope) -> str:
@@ -268,15 +270,22 @@ def _host_name(host: bytes) -> tuple[str, bool]:
 
 
 async def read_body(
-    headers: RequestHeaders, receive: Receive, *, max_bytes: int, option: str | None = None, unpack: bool = True
+    headers: RequestHeaders,
+    receive: Receive,
+    *,
+    max_bytes: int,
+    option: str | None = None,
+    unpack: bool = True,
+    is_json: bool = True,
 ) -> bytes:
     """Return the body of a request, holding at most the limit in memory.
 
     max_bytes: the limit of the body, as sent and unpacked.
     option: the option that raises this limit, for the message.
     unpack: decompress gzip; False returns the body as it came.
-    Raise Refusal (413 for a body that is too large, 400 and 415 for one that cannot be unpacked)
-    and ClientGone.
+    is_json: refuse a body that takes too much work to parse as JSON (`JsonMeter`).
+    Raise Refusal (413 for a body that is too large or too much work, 400 and 415 for one that
+    cannot be unpacked) and ClientGone.
     """
     encoding = headers.get(b"content-encoding", b"identity").lower() if unpack else b"identity"
     if encoding not in (b"identity", b"gzip"):
@@ -289,43 +298,79 @@ async def read_body(
         if headers.get(b"expect", b"").lower() != b"100-continue":  # a client that waits for it has sent nothing yet
             await _drain(body, _DRAIN * max_bytes)
         raise _too_large(max_bytes, option)
-    if encoding == b"gzip":
-        return await _read_gzip(body, max_bytes, option)
-    parts: list[bytes] = []
-    size = 0
-    async for part in body:
-        size += len(part)
-        if size > max_bytes:
-            parts.clear()
-            await _drain(body, _DRAIN * max_bytes)
-            raise _too_large(max_bytes, option)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    try:
+        if encoding == b"gzip":
+            return await _read_gzip(body, max_bytes, option, JsonMeter() if is_json else None)
+        parts: list[bytes] = []
+        size = 0
+        async for part in body:
+            size += len(part)
+            if size > max_bytes:
+                parts.clear()
+                await _drain(body, _DRAIN * max_bytes)
+                raise _too_large(max_bytes, option)
+            parts.append(part)
+        whole = parts[0] if len(parts) == 1 else b"".join(parts)
+        if is_json:
+            await parsed(whole, check_json_work)
+    except TooMuchJson as error:
+        raise Refusal(
+            413, "body_too_large", f"the body is too much work to parse: {error}; send less at a time"
+        ) from None
+    return whole
 
 
-async def _read_gzip(body: AsyncIterator[bytes], max_bytes: int, option: str | None) -> bytes:
+async def parsed(body: bytes, parse: Callable[[bytes], T]) -> T:
+    """Return `parse(body)`, from another thread if the body is large.
+
+    Large bodies are parsed one at a time, so that many of them at once take no more memory, and
+    the thread that serves the other requests has one competitor for the interpreter.
+    """
+    if len(body) < LARGE_BYTES:
+        return parse(body)
+    async with _parsing.get_now():
+        return await asyncio.to_thread(parse, body)
+
+
+_parsing: Final = PerLoop[asyncio.Lock](lambda: nullcontext(asyncio.Lock()))
+
+
+async def _read_gzip(body: AsyncIterator[bytes], max_bytes: int, option: str | None, meter: JsonMeter | None) -> bytes:
     """Return a request's body unpacked. Raise Refusal (413) before more than `max_bytes` are in
-    memory.
+    memory, and TooMuchJson at the first piece beyond the limits.
 
     option: the setting that raises the limit, for the message.
     """
     unpacker, parts, size, members = zlib.decompressobj(zlib.MAX_WBITS | 16), list[bytes](), 0, 1
+
+    def unpack(packed: bytes) -> bytes:
+        """Unpack up to `PIECE_BYTES`, and return the packed bytes that are left."""
+        nonlocal unpacker, size, members
+        if unpacker.eof:  # gzip files may be concatenated
+            unpacker, members = zlib.decompressobj(zlib.MAX_WBITS | 16), members + 1
+            if members > _GZIP_MEMBERS:
+                raise Refusal(
+                    413,
+                    "body_too_large",
+                    f"the body has more than {_GZIP_MEMBERS:,} gzip members; compress it as one",
+                )
+        piece = unpacker.decompress(packed, min(max_bytes - size + 1, PIECE_BYTES))
+        size += len(piece)
+        if size > max_bytes:
+            raise _too_large(max_bytes, option)
+        if meter is not None:
+            meter.add(piece)
+        parts.append(piece)
+        return unpacker.unconsumed_tail or unpacker.unused_data
+
+    def unpack_all(packed: bytes) -> None:
+        while packed:
+            packed = unpack(packed)
+
     try:
         async for part in body:
-            while part:
-                if unpacker.eof:  # gzip files may be concatenated
-                    unpacker, members = zlib.decompressobj(zlib.MAX_WBITS | 16), members + 1
-                    if members > _GZIP_MEMBERS:
-                        raise Refusal(
-                            413,
-                            "body_too_large",
-                            f"the body has more than {_GZIP_MEMBERS:,} gzip members; compress it as one",
-                        )
-                parts.append(unpacker.decompress(part, max_bytes - size + 1))
-                size += len(parts[-1])
-                if size > max_bytes:
-                    raise _too_large(max_bytes, option)
-                part = unpacker.unconsumed_tail or unpacker.unused_data
+            if part and (rest := unpack(part)):
+                await asyncio.to_thread(unpack_all, rest)
     except zlib.error as error:
         raise Refusal(400, "bad_encoding", f"the body is not gzip: {error}") from None
     if not unpacker.eof:
@@ -361,13 +406,3 @@ def _too_large(max_bytes: int, option: str | None) -> Refusal:
         "body_too_large",
         f"the body is larger than the {max_bytes:,} bytes that this server accepts in one request; send less at a time{larger}",
     )
-
-
-def has_too_many_parts(body: bytes) -> bool:
-    """Return whether a JSON body has more than `MAX_JSON_PARTS` objects and lists, counted before
-    anything is parsed.
-    """
-    if len(body) <= MAX_JSON_PARTS or body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS:
-        return False
-    outside = _JSON_STRING.sub(b"", body)  # a string may hold any number of brackets
-    return outside.count(b"{") + outside.count(b"[") > MAX_JSON_PARTS

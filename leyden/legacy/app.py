@@ -21,7 +21,7 @@ from leyden.host.http import (
     Send,
     SiteGuard,
     check_method,
-    has_too_many_parts,
+    parsed,
     raw_path,
     read_body,
     send_reply,
@@ -84,7 +84,8 @@ class LegacyApp:
             return await self._resources(unquote(path[len(_RESOURCES) :]))
         if path == "/rollout":
             check_method(scope, "POST")
-            report = _report(await read_body(dict(scope["headers"]), receive, max_bytes=self._max_body_bytes))
+            body = await read_body(dict(scope["headers"]), receive, max_bytes=self._max_body_bytes)
+            report = await parsed(body, _report)
             await self._tasks.report(report)
             message = f"Rollout {report.rollout_id} received and stored."
             return GenericResponse(status="ok", message=message).model_dump_json().encode()
@@ -101,8 +102,6 @@ class LegacyApp:
 
 def _report(body: bytes) -> RolloutLegacy:
     """Return the report in a request's body. Raise _Invalid, with each fault and its place."""
-    if has_too_many_parts(body):
-        raise Refusal(413, "", "the report has too many objects and lists; send a smaller one")
     try:
         return RolloutLegacy.model_validate_json(body)
     except ValidationError as error:

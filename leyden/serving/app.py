@@ -27,6 +27,7 @@ from leyden.host.http import (
     check_method,
     header,
     is_secret,
+    parsed,
     raw_path,
     read_body,
     send_reply,
@@ -138,7 +139,7 @@ class ServingApp:
             )
         check_method(scope, "POST")
         body = await read_body(dict(scope["headers"]), receive, max_bytes=self._max_body_bytes)
-        return to_json(post(body))
+        return to_json(await parsed(body, post))
 
     def _begin(self, body: bytes) -> dict[str, Any]:
         """Begin a rollout for a user's request. Return its id, its claim for the gateway, the

@@ -35,13 +35,16 @@ from leyden.host.http import (
     SiteGuard,
     bearer_token,
     check_method,
+    content_type,
     disconnected,
     is_secret,
+    parsed,
     read_body,
     send_reply,
 )
 from leyden.store.base import LightningStore
 from leyden.store.openapi import openapi_json
+from leyden.store.otlp import PROTOBUF, TRACES
 from leyden.store.request_metrics import RequestMetrics
 from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of, verbs_at
 from leyden.types import AttemptedRollout, current_run_id
@@ -205,7 +208,10 @@ class StoreApp:
         handler = self._handlers.get(path)
         if handler is not None and verb == "POST":
             scope["asked"] = path
-            return await handler(await self._read(headers, receive), headers)
+            if path != TRACES:
+                _check_content_type(headers)
+            is_json = content_type(headers) != PROTOBUF.encode()
+            return await handler(await self._read(headers, receive, is_json=is_json), headers)
         view = self._views.get(path)
         if view is not None and verb == "GET":
             scope["asked"] = path
@@ -219,7 +225,7 @@ class StoreApp:
         body = await self._read(headers, receive)
         if body and verb == "POST":
             _check_content_type(headers)
-        arguments = self.read_arguments(route, in_path, scope["query_string"], body)
+        arguments = await parsed(body, lambda body: self.read_arguments(route, in_path, scope["query_string"], body))
         scope["waits"] = route.waits is not None and _may_wait(route.waits, arguments)
         packed = headers.get(b"accept") == _PACKED
         if self._in_json is not None and route.method in self._in_json.json_methods:
@@ -369,8 +375,10 @@ class StoreApp:
             check_method(scope, *verbs)
         return Refusal(404, "no_such_path", f"there is nothing at {path}; /openapi.json lists what there is")
 
-    async def _read(self, headers: RequestHeaders, receive: Receive) -> bytes:
-        return await read_body(headers, receive, max_bytes=self._max_body_bytes, option="max_body_bytes")
+    async def _read(self, headers: RequestHeaders, receive: Receive, *, is_json: bool = True) -> bytes:
+        return await read_body(
+            headers, receive, max_bytes=self._max_body_bytes, option="max_body_bytes", is_json=is_json
+        )
 
 
 async def _fitting(route: Route, result: Awaitable[T]) -> T:
@@ -393,11 +401,9 @@ def _check_content_type(headers: RequestHeaders) -> None:
     """Raise Refusal (415) for anything but JSON: a page of another site can send other types
     without a preflight request.
     """
-    given = headers.get(b"content-type", b"")
-    if given.partition(b";")[0].strip().lower() != b"application/json":
-        raise Refusal(
-            415, "wrong_content_type", f"content-type must be application/json, got {given.decode('latin-1')!r}"
-        )
+    if content_type(headers) != b"application/json":
+        given = headers.get(b"content-type", b"").decode("latin-1")
+        raise Refusal(415, "wrong_content_type", f"content-type must be application/json, got {given!r}")
 
 
 def _cached(headers: RequestHeaders, payload: bytes) -> HttpReply:

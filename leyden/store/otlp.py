@@ -12,7 +12,6 @@ To accept another name for an attempt's ids, add it to `_PLACE`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from base64 import b64encode
 from collections import deque
@@ -36,7 +35,7 @@ from pydantic import ValidationError
 
 from leyden import semconv
 from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
-from leyden.host.http import MAX_JSON_PARTS, has_too_many_parts
+from leyden.host.http import LARGE_BYTES, parsed
 from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus
 from leyden.utils.otel import attribute_value, links_text, seconds
 from leyden.utils.text import fault_reason, storable
@@ -57,8 +56,6 @@ resource's."""
 _BATCH = 1000
 """Spans of one transaction: enough that its commit costs nothing, few enough to delay no other call
 for long."""
-_LARGE_BYTES = 64 * 2**10
-"""A larger body is read in a thread of its own, so that the event loop is not blocked."""
 _MOST_SPANS = 100_000
 """The most spans of one request, which bounds its memory and time."""
 _MOST_PARTS = 200_000
@@ -127,10 +124,7 @@ async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpReply:
     if encoding not in (PROTOBUF, JSON):
         return _failure(415, JSON, f"the content type is {content_type[:100]!r}; possible: {PROTOBUF}, {JSON}")
     try:
-        if len(body) > _LARGE_BYTES:
-            received = await asyncio.to_thread(read_spans, body, encoding)
-        else:
-            received = read_spans(body, encoding)
+        received = await parsed(body, lambda body: read_spans(body, encoding))
     except ValueError as error:
         return _failure(400, encoding, str(error))
     refused = received.refused + await _add(store, received.spans)
@@ -211,8 +205,6 @@ def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
     Raise ValueError, which says where, for a body that is malformed or has more than 100,000 spans
     or 200,000 parts. A span without an attempt is not an error: it is listed as refused.
     """
-    if encoding == JSON and has_too_many_parts(body):
-        raise ValueError(f"the body has more than {MAX_JSON_PARTS:,} objects and lists; send fewer spans at a time")
     spans: list[tuple[int, Span]] = []
     refused: list[str] = []
     for resource, proto in _each_span(body, encoding):
@@ -282,7 +274,7 @@ def _protobuf_spans(group: memoryview, left: _Left) -> Iterator[trace_pb2.Span]:
         for span in _parts(scope, trace_pb2.ScopeSpans.SPANS_FIELD_NUMBER, left):
             if len(span) > _SPAN_BYTES:
                 raise ValueError(f"a span has {len(span):,} bytes, and {_SPAN_BYTES:,} is the most that one may have")
-            if len(span) > _LARGE_BYTES:
+            if len(span) > LARGE_BYTES:
                 deque(_parts(span, trace_pb2.Span.ATTRIBUTES_FIELD_NUMBER, left), maxlen=0)  # counts them
             yield trace_pb2.Span.FromString(bytes(span))
 

@@ -43,7 +43,6 @@ from leyden.errors import (
     UnknownWorker,
     VersionFrozen,
 )
-from leyden.host.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.store.base import LightningStore
 from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
@@ -184,10 +183,6 @@ class Route:
         """Return the method's arguments by name. Raise ConfigError, which names the fault and its
         place.
         """
-        if has_too_many_parts(body):
-            raise ConfigError(
-                f"{self}: the body has more than {MAX_JSON_PARTS:,} objects and lists; send less at a time"
-            )
         # `in` for one letter is faster than for a word, and most bodies contain neither letter.
         if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
             _refuse_constants(body)

@@ -38,11 +38,13 @@ from leyden.host.http import (
     Scope,
     Send,
     check_method,
+    content_type,
+    parsed,
     read_body,
     send_reply,
 )
 from leyden.host.listening import listen, netloc
-from leyden.store.otlp import TRACES, receive
+from leyden.store.otlp import PROTOBUF, TRACES, receive
 from leyden.tracer.trace import SPANS, Trace
 from leyden.types import Span
 from leyden.utils.text import storable
@@ -106,7 +108,7 @@ class Receiver:
         span of another attempt.
         """
         try:
-            await self.add_many_spans(_SPANS.validate_json(body))
+            await self.add_many_spans(await parsed(body, _SPANS.validate_json))
         except ValidationError as error:
             raise Refusal(
                 400, "bad_spans", f"the body is no list of spans: {storable(str(error), limit=500)}"
@@ -176,4 +178,5 @@ class _ReceiverServer:
             raise Refusal(404, "no_such_path", f"there is nothing at this path of the attempt; possible: {possible}")
         check_method(scope, "POST")
         headers = dict(scope["headers"])
-        return await handler(await read_body(headers, read, max_bytes=_BODY_BYTES), headers)
+        is_json = slash + rest != TRACES or content_type(headers) != PROTOBUF.encode()
+        return await handler(await read_body(headers, read, max_bytes=_BODY_BYTES, is_json=is_json), headers)

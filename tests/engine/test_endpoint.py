@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 from collections.abc import AsyncIterator
@@ -41,7 +42,7 @@ async def client(backend: EmbeddedBackend) -> AsyncIterator[openai.AsyncOpenAI]:
 async def post(backend: EmbeddedBackend, body: Any, path: str = "/chat/completions", **headers: str) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     url = backend.endpoint().endpoint + path
-    async with aiohttp.ClientSession() as session, session.post(url, data=data, headers=headers) as answer:
+    async with aiohttp.ClientSession() as session, session.post(url, data=io.BytesIO(data), headers=headers) as answer:
         return answer.status, await answer.json()
 
 
@@ -341,3 +342,12 @@ async def test_what_cannot_be_loaded_says_why(tmp_path: Path, folder: Path):
         await EmbeddedBackend(folder, dtype="float99").start()
     with pytest.raises(ConfigError, match="context of 512"):
         await EmbeddedBackend(folder, max_length=1000).start()
+
+
+@pytest.mark.parametrize("values", [b"[],", b"1,0,", b'"",', b"[" * 300])
+async def test_a_request_of_too_much_work_is_refused_before_it_is_parsed(backend: EmbeddedBackend, values: bytes):
+    body = b'{"model": "policy", "prompt": [' + values * (2**23 // len(values)) + b"1]}"
+    for path in ("/completions", "/chat/completions"):
+        status, told = await post(backend, body, path)
+        assert status == 413
+        assert "too much work" in told["error"]["message"]

@@ -172,7 +172,7 @@ async def test_an_unknown_model_is_404_names_the_models_and_is_recorded(caller: 
     assert "gpt-0" in str(span.attributes[semconv.TOKENS_REFUSED])
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 150])
 async def test_a_body_that_is_no_json_object_is_400_and_recorded(caller: Caller, body: bytes) -> None:
     async with (
         aiohttp.ClientSession() as session,
@@ -251,6 +251,20 @@ async def test_a_body_that_is_too_large_is_refused_in_the_clients_form_and_never
         answer = await caller.client.chat.completions.create(model="fake", messages=say("x" * (size - 2000)))
         assert answer.choices
         await caller.client.close()
+
+
+@pytest.mark.parametrize("values", [b"[],", b"1,", b'"",'])
+async def test_a_body_of_too_much_work_is_refused_in_the_clients_form_before_it_is_parsed(
+    upstream: FakeUpstream, caller: Caller, values: bytes
+) -> None:
+    body = b'{"model": "fake", "messages": [' + values * 4_100_000 + b"1]}"
+    async with aiohttp.ClientSession(headers={"anthropic-version": "2023-06-01"}) as session:
+        for path in ("chat/completions", "embeddings", "messages", "responses"):
+            async with session.post(f"{caller.llm.endpoint}/{path}", data=io.BytesIO(body)) as response:
+                told = await response.json()
+            assert response.status == 413
+            assert "too much work" in told["error"]["message"]
+    assert not upstream.requests
 
 
 @pytest.mark.faults

@@ -230,3 +230,12 @@ async def test_a_page_of_another_site_is_refused():
             await asyncio.to_thread(urllib.request.urlopen, foreign, timeout=10)
         assert refused.value.code == 403
         refused.value.close()
+
+
+@pytest.mark.parametrize("values", [b"[],", b"1,0,", b'"",', b"[" * 300])
+async def test_a_report_of_too_much_work_is_refused_before_it_is_parsed(values: bytes):
+    body = b'{"rollout_id": "x", "metadata": {"a": [' + values * (2**23 // len(values)) + b"1]}}"
+    async with server() as running:
+        status, reply = request(f"{running.endpoint}/rollout", body)
+    assert status == 413
+    assert "too much work" in reply["detail"]

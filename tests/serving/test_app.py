@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -90,6 +91,14 @@ async def _use(url: str, store: SqliteLightningStore) -> None:
             status, refused = await post(what, body)
             assert status == 400
             assert named in refused["error"]
+        for what, field in (("begin", "input"), ("feedback", "value"), ("end", "reason")):
+            for values in ("{},", '"",', "[" * 300):
+                bomb = gzip.compress(f'{{"user": "ada", "{field}": [{values * (2**23 // len(values))}1]}}'.encode(), 1)
+                async with http.post(
+                    f"{url}/v1/serving/{what}", data=bomb, headers={"Content-Encoding": "gzip"}
+                ) as response:
+                    assert response.status == 413
+                    assert "too much work" in (await response.json())["error"]
         async with http.get(f"{url}/v1/serving/status", headers={"Authorization": "Bearer wrong"}) as response:
             assert response.status == 401
         async with http.get(f"{url}/v1/serving/status") as response:

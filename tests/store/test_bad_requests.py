@@ -16,6 +16,7 @@ import pytest
 from yarl import URL
 
 from leyden.store import LightningStore, SqliteLightningStore
+from leyden.store.ending import END
 from leyden.store.otlp import JSON, PROTOBUF
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM
@@ -150,9 +151,9 @@ BODIES = [
     (ENQUEUE, b"\x00", "JSON"),
     (ENQUEUE, b"\xef\xbb\xbf{}", "JSON"),
     (ENQUEUE, '{"input": 1}'.encode("utf-16"), "JSON"),
-    (ENQUEUE, "[" * 100_000, "recursion"),
-    (ENQUEUE, '{"input": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
-    (ENQUEUE, '{"a":' * 100_000, "recursion"),
+    (ENQUEUE, "[" * 100_000, "200 deep"),
+    (ENQUEUE, '{"input": ' + "[" * 100_000 + "]" * 100_000 + "}", "200 deep"),
+    (ENQUEUE, '{"a":' * 100_000, "200 deep"),
     # not what is asked for
     (ENQUEUE, "5", "object"),
     (ENQUEUE, "null", "object"),
@@ -404,6 +405,26 @@ async def test_a_gzip_bomb_is_refused_before_it_is_unpacked(server: LightningSto
         assert status == 413, answer
         assert "larger than" in check_error(status, answer)
     assert grown(resident) < 180  # 64 MiB, which may be unpacked, and what the allocator has not given back
+    assert await everything(store) == before
+    await still_serves(server)
+
+
+@pytest.mark.parametrize("values", [b'{"input":1},', b"[],", b"1,"])
+async def test_a_body_of_too_much_work_is_refused_before_it_is_parsed(
+    server: LightningStoreServer, store: LightningStore, values: bytes
+):
+    before = await everything(store)
+    for start, end, path in (
+        (b"[", b"1]", ENQUEUE),
+        (b'{"input":[', b"1]}", ENQUEUE),
+        (b"[", b"1]", f"{AGL}/spans"),
+        (b'{"watcher":[', b"1]}", END),
+        (b'{"resourceSpans":[', b"1]}", "/v1/traces"),
+    ):
+        bomb = gzip.compress(start + values * 4_100_000 + end, 1)
+        for content_type in (JSON, PROTOBUF):
+            status, answer = await asked(server, "POST", path, bomb, content_type=content_type, content_encoding="gzip")
+            assert status in ((413,) if content_type == JSON else (400, 413, 415)), answer
     assert await everything(store) == before
     await still_serves(server)
 

@@ -561,9 +561,8 @@ def test_a_resource_of_any_size_is_not_parsed():
 
 
 def test_json_groups_without_spans_count_too():
-    for count, most in ((200_001, "200,000 parts"), (500_001, "500,000 objects and lists")):
-        with pytest.raises(ValueError, match=f"more than {most}"):
-            read_spans(f'{{"resourceSpans":[{",".join(["{}"] * count)}]}}'.encode(), JSON)
+    with pytest.raises(ValueError, match="more than 200,000 parts"):
+        read_spans(f'{{"resourceSpans":[{",".join(["{}"] * 200_001)}]}}'.encode(), JSON)
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe\xff", b'{"resourceSpans": "\xff"}', b"\x00"])
