@@ -139,5 +139,7 @@ KNOWN_PREFIX: Final = "leyden.tokens.known_prefix"
 """How many of the prompt's ids are the first ids of that call; 0 if no earlier call begins alike.
 """
 
+# What of a model's response the record could not read, with the field's name
+UNREAD: Final = "leyden.unread"
 # Why a model call cannot be trained on, when it cannot
 TOKENS_REFUSED: Final = "leyden.tokens.refused"

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from leyden.dialects.encoding import Json, dump
+from leyden.dialects.fields import without
+from leyden.dialects.reading import ChatReader, merged_fields
 
-_MOST_CALLS = 1024
-"""The most tool calls in one answer. A higher index comes from a broken server, and must not
-allocate memory."""
 _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")
 """Fields of a choice that come with token ids, and are hidden with them."""
 
@@ -105,9 +104,11 @@ def visible(answer: Json, hidden: Hidden) -> Json | None:
     if hidden.token_ids:
         shown.pop("prompt_token_ids", None)
     choices: Any = answer.get("choices")
-    usage = shown.pop("usage", None) if hidden.usage else None
-    if usage and not choices:
-        return None
+    usage: Any = answer.get("usage")
+    if hidden.usage and "usage" in answer and (usage is None or isinstance(usage, dict)):
+        del shown["usage"]
+        if usage and not choices:
+            return None
     if isinstance(choices, list) and (hidden.token_ids or hidden.logprobs):
         shown["choices"] = [_visible_choice(choice, hidden) for choice in cast(list[Any], choices)]
     return shown
@@ -166,10 +167,12 @@ class StreamAssembler:
     """Assembles the chunks of one stream into the answer that would have come without streaming."""
 
     def __init__(self) -> None:
+        self.reader = ChatReader()
+        """Reads the chunks, and knows what of the last one could not be read."""
         self._head: Json = {}
         """The fields beside the choices."""
         self._choices: dict[int, Json] = {}
-        """The choices so far, by index."""
+        """The choices so far, by index. Their tool calls are with the reader."""
         self.error: str | None = None
         """The upstream's error, as JSON, if the stream contained one."""
 
@@ -178,31 +181,36 @@ class StreamAssembler:
         """Whether every choice that began has its finish reason."""
         return bool(self._choices) and all(choice.get("finish_reason") for choice in self._choices.values())
 
-    def feed(self, chunk: Json) -> None:
-        """Add one chunk. Raise ValueError, TypeError, KeyError or AttributeError for a body that is
-        no chunk.
+    def feed(self, chunk: Any) -> Json:
+        """Add one chunk, and return it in OpenAI's form. What cannot be read is left out;
+        `reader.problems` says what.
         """
-        if chunk.get("error"):
-            self.error = json.dumps(chunk["error"], ensure_ascii=False)
-            return
-        for name, value in chunk.items():
+        read = self.reader.chunk(chunk)
+        if read.get("error"):
+            self.error = json.dumps(read["error"], ensure_ascii=False)
+            return read
+        for name, value in read.items():
             if name != "choices" and value is not None:
                 self._head.setdefault(name, value)
-        if chunk.get("usage") is not None:
+        if read.get("usage") is not None:
             # With `continuous_usage_stats` every chunk has a usage; the last one counts.
-            self._head["usage"] = chunk["usage"]
-        for part in chunk.get("choices") or ():
+            self._head["usage"] = read["usage"]
+        for part in read.get("choices") or ():
             self._feed_choice(part)
+        return read
 
     def _feed_choice(self, part: Json) -> None:
         """Merge one choice of a chunk into the assembled choice with its index: texts, token ids
         and log-probabilities are appended.
         """
-        choice = self._choices.setdefault(int(part.get("index", 0)), {"finish_reason": None})
+        choice = self._choices.setdefault(part["index"], {"finish_reason": None})
         if part.get("finish_reason"):
             choice["finish_reason"] = part["finish_reason"]
-        if part.get("delta") is not None:
-            _merge_delta(choice.setdefault("message", {}), part["delta"])
+        if (delta := part.get("delta")) is not None:
+            message = choice.setdefault("message", {})
+            choice["message"] = merged_fields(
+                message, without(delta, ("tool_calls",)) if "tool_calls" in delta else delta
+            )
         if part.get("text") is not None:
             choice["text"] = choice.get("text", "") + part["text"]
         for name in ("token_ids", "policy_versions"):
@@ -218,40 +226,13 @@ class StreamAssembler:
 
     def answer(self) -> Json:
         """Return the answer as far as the stream has gone, in the form of an unstreamed answer."""
-        choices = [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
+        choices: list[Json] = []
+        for index, choice in sorted(self._choices.items()):
+            calls = sorted(self.reader.calls(index), key=lambda call: (call.index, call.number))
+            made: Json = {"tool_calls": [call.as_json() for call in calls if not call.legacy]}
+            made |= {"function_call": call.as_json() for call in calls if call.legacy}  # noqa: B035 -- there is one
+            if not made["tool_calls"]:
+                del made["tool_calls"]
+            message = {"message": {**choice["message"], **made}} if made else {}
+            choices.append({"index": index, **choice, **message})
         return {**self._head, "choices": choices}
-
-
-def _merge_delta(message: Json, delta: Json) -> None:
-    """Merge a delta into the assembled message: texts and lists are appended, anything else is
-    replaced.
-    """
-    for name, value in delta.items():
-        if name == "tool_calls":
-            for part in value or ():
-                _merge_tool_call(message.setdefault("tool_calls", []), part)
-        elif isinstance(value, str) and name != "role":
-            message[name] = (message.get(name) or "") + value
-        elif isinstance(value, list) and isinstance(message.get(name), list):
-            message[name] = [*message[name], *cast(list[Any], value)]
-        elif value is not None or name not in message:
-            message[name] = value
-
-
-def _merge_tool_call(calls: list[Json], part: Json) -> None:
-    """Merge one piece of a tool call into `calls`, at the piece's index. Raise ValueError for an
-    index beyond `_MOST_CALLS`, because a faulty stream could fill the memory.
-    """
-    index = int(part.get("index", len(calls)))
-    if not 0 <= index < _MOST_CALLS:
-        raise ValueError(f"an answer has no tool call {index}")
-    while len(calls) <= index:
-        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
-    call = calls[index]
-    for name, value in part.items():
-        if value and name not in ("index", "function"):
-            call[name] = value
-    function: Json = part.get("function") or {}
-    if function.get("name"):
-        call["function"]["name"] = function["name"]
-    call["function"]["arguments"] += function.get("arguments") or ""

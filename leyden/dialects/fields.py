@@ -77,6 +77,30 @@ def reasoning_of(message: Json) -> str:
     return next((text for name in REASONING if isinstance(text := message.get(name), str) and text), "")
 
 
+def function_calls(answer: Json, choice: Json) -> list[tuple[str, str | None, str]]:
+    """Return the tool calls of a chat answer, each as its id, name and arguments. A call without an
+    id gets one, because the other APIs' clients repeat it with the call's result.
+
+    A call without arguments has none, unless the answer was cut off before them.
+    """
+    message = an_object(choice.get("message"), "choices[0].message")
+    where = "choices[0].message.tool_calls"
+    calls = [an_object(call, where) for call in a_list(message.get("tool_calls"), where)]
+    if message.get("function_call"):
+        calls.append({"function": message["function_call"]})
+    found: list[tuple[str, str | None, str]] = []
+    for number, call in enumerate(calls):
+        function = an_object(call.get("function"), where)
+        arguments = function.get("arguments") or ("" if choice.get("finish_reason") == "length" else "{}")
+        found.append((call.get("id") or made_call_id(answer, number), function.get("name"), arguments))
+    return found
+
+
+def made_call_id(answer: Json, number: int) -> str:
+    """Return the id of a tool call to which the server gave none."""
+    return f"call_{answer.get('id')}_{number}"
+
+
 def single_text(parts: list[Json]) -> str | list[Json]:
     """Return the parts as a chat message's content: a string if they are one plain text or none,
     else the list.

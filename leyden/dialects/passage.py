@@ -8,17 +8,23 @@ also translated to chat for the record. No I/O.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from leyden.dialects.base import Dialect
 from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, echoes, prepare, visible
 from leyden.dialects.checks import check_types
+from leyden.dialects.dialect import ChunksToEvents
 from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
+from leyden.dialects.fields import shown
+from leyden.dialects.ordering import InOrder
+from leyden.dialects.reading import ChatReader, Unread
 from leyden.errors import Untranslatable
 from leyden.utils.json import is_object
 
-_MISREAD = (AttributeError, KeyError, TypeError, ValueError)
+T = TypeVar("T")
+
+_MISREAD = (AttributeError, LookupError, TypeError, ValueError)
 """Errors that a translation raises for a body that breaks its API's rules, where no check names the
 field."""
 
@@ -70,22 +76,39 @@ class Passage:
         """The seed that was added to the request; None if none was."""
         self.body, self.hidden = prepare(raw, request, model=model, logprobs=logprobs, seed=self.seed)
 
-    def answer(self, raw: bytes) -> tuple[Json, bytes]:
+    def answer(self, raw: bytes) -> tuple[Json | None, bytes, str | None]:
         """Return an answer that is no stream in two forms: in chat, for the record, and as bytes
-        for the agent.
+        for the agent. The third value says what the record lacks because it could not be read; None
+        if it is complete.
 
-        Raise ValueError for a body that is no JSON object, and Untranslatable (a ValueError, too)
-        for an answer that the agent's dialect cannot express.
+        A body that needs no translation passes whatever it is; its record is None if it is no JSON
+        object. Raise Untranslatable for an answer that the agent's dialect cannot express.
         """
-        answer: object = parse(raw)
+        reader, unread = ChatReader(), Unread()
+        try:
+            answer: object = parse(raw)
+        except (ValueError, RecursionError) as error:
+            if not self.verbatim:
+                raise Untranslatable("the body", f"is no JSON ({error})") from error
+            return None, raw, None
         if not is_object(answer):
-            raise ValueError(f"a JSON {type(answer).__name__} is no answer")
+            if not self.verbatim:
+                raise Untranslatable("the body", f"must be an object, got {shown(answer)}")
+            return None, raw, None
         if self.verbatim:
-            chat = _in_chat_if_possible(self.upstream.answer_to_chat, answer)
-            return chat, dump(visible(answer, self.hidden)) if self.hidden else raw
-        chat = _translated(self.upstream.answer_to_chat, answer)
-        shown = visible(chat, self.hidden) or chat
-        return chat, dump(_translated(lambda chat: self.client.answer_from_chat(chat, self.request), shown))
+            passed = dump(visible(answer, self.hidden)) if self.hidden else raw
+            try:
+                chat = reader.answer(self.upstream.answer_to_chat(answer))
+                unread.add(reader.problems)
+            except Exception as error:  # noqa: BLE001 -- what the record cannot express must not stop the answer
+                chat = answer
+                unread.add([error])
+            return chat, passed, unread.text
+        chat = reader.answer(_translated(self.upstream.answer_to_chat, answer))
+        if reader.problems:
+            raise reader.problems[0]
+        seen = visible(chat, self.hidden) or chat
+        return chat, dump(_translated(lambda chat: self.client.answer_from_chat(chat, self.request), seen)), None
 
     def stream(self) -> PassageStream:
         """Return a translator for a response that is a stream."""
@@ -112,6 +135,9 @@ class Passage:
         """
         try:
             answer: Any = parse(raw)
+            reader = ChatReader()
+            read = reader.answer(answer)
+            answer = answer if reader.problems else read
             options: Any = self.request.get("stream_options") or {}
             # Other dialects always have a usage, and the record wants the hidden one.
             wanted = not self.verbatim or self.hidden.usage or bool(options.get("include_usage"))
@@ -127,17 +153,20 @@ class Passage:
 
 
 class PassageStream:
-    """Translates a streamed answer event by event, and assembles it for the record."""
+    """Translates a streamed answer event by event, and assembles it for the record.
+
+    Without a translation every event passes, also one that the record cannot read.
+    """
 
     def __init__(self, client: Dialect, upstream: Dialect, hidden: Hidden, request: Json) -> None:
         self._client = client
-        self._verbatim = client is upstream
+        self.verbatim = client is upstream
         self._hidden = hidden
         self._chunks = upstream.events_to_chat()
-        self._events = None if self._verbatim else client.events_from_chat(request)
         self._assembler = StreamAssembler()
-        self._translatable = True
-        """Whether all events so far could be translated to chat."""
+        self._in_order = InOrder(self._assembler.reader)
+        self._events = None if self.verbatim else client.events_from_chat(request)
+        self._unread = Unread()
         self.ended = False
         """Whether the upstream has sent its last event. The record is written then, before the
         agent sees that event."""
@@ -145,14 +174,24 @@ class PassageStream:
         """Whether the agent has received an error event, after which no other event may follow."""
 
     @property
+    def unchanged(self) -> bool:
+        """Whether every byte passes as it comes: nothing is translated, and nothing is hidden."""
+        return self.verbatim and not self._hidden
+
+    @property
     def finished(self) -> bool:
         """Whether the answer is complete."""
-        return self.ended if not self._translatable else self._assembler.finished
+        return self._assembler.finished or (self.verbatim and self.ended)
 
     @property
     def error(self) -> str | None:
         """The upstream's error message, if the stream contained one."""
         return self._assembler.error
+
+    @property
+    def unread(self) -> str | None:
+        """How many events the record could not read, and why; None if it has read all."""
+        return self._unread.text
 
     def answer(self) -> Json:
         """Return the answer so far, in chat form."""
@@ -163,28 +202,26 @@ class PassageStream:
         hidden fields.
 
         event, data: the event's bytes and its data, as `split_events` yields them.
-        Raise ValueError, TypeError, KeyError or AttributeError for a body that is no event of the
-        upstream's dialect.
+        Raise Untranslatable for an event that cannot be translated; without a translation every
+        event passes.
         """
         if data == DONE:
             self.ended = True
-            return event if self._events is None else self._end(self._events.end())
+            return event if self._events is None else self._end(self._events)
         if not data:
             return event if self._events is None else b""
-        found: Any = parse(data)
         if self._events is None:
-            return self._as_it_came(event, found)
+            return self._as_it_came(event, data)
         shown: list[bytes] = []
-        for chunk in self._chunks.feed(found):
-            self._assembler.feed(chunk)
-            if chunk.get("error"):
+        for read in self._read(data):
+            if read.get("error"):
                 self._error_sent = True
-                shown.append(self._client.error_event(500, str(chunk["error"].get("message") or self.error)))
-            else:
-                shown += self._events.feed(chunk)
+                shown.append(self._client.error_event(500, error_message(dump(read))))
+            elif not self._error_sent:
+                shown += self._translate(self._events, self._in_order.feed(read))
         if self._chunks.ended:
             self.ended = True
-            shown.append(self._end(self._events.end()))
+            shown.append(self._end(self._events))
         return b"".join(shown)
 
     def close(self, rest: bytes) -> bytes:
@@ -197,26 +234,46 @@ class PassageStream:
         if self._events is None or self.ended:
             return rest if self._events is None else b""
         self.ended = True
-        return self._end(self._events.end())
+        return self._end(self._events)
 
-    def _end(self, events: list[bytes]) -> bytes:
+    def _read(self, data: bytes) -> Iterator[Json]:
+        """Yield the chunks of an event as the record reads them. Raise Untranslatable, which names
+        the field, for an event that breaks the rules of its API.
+        """
+        try:
+            found: Any = parse(data)
+        except (ValueError, RecursionError) as error:
+            raise Untranslatable("the event", f"is no JSON ({error})") from error
+        for chunk in _translated(self._chunks.feed, found):
+            read = self._assembler.feed(chunk)
+            if self._assembler.reader.problems:
+                raise self._assembler.reader.problems[0]
+            yield read
+
+    def _translate(self, events: ChunksToEvents, chunks: Iterable[Json]) -> list[bytes]:
+        """Return the agent's events for chunks in order."""
+        return [event for chunk in chunks for event in _translated(events.feed, chunk)]
+
+    def _end(self, events: ChunksToEvents) -> bytes:
         """Return the last events as bytes; nothing after an error."""
-        return b"" if self._error_sent else b"".join(events)
+        if self._error_sent:
+            return b""
+        return b"".join([*self._translate(events, self._in_order.end()), *_translated(lambda _: events.end(), {})])
 
-    def _as_it_came(self, event: bytes, found: Any) -> bytes:
+    def _as_it_came(self, event: bytes, data: bytes) -> bytes:
         """Return an event that needs no translation, without the hidden fields; b"" if nothing is
         left. Add the event to the record's answer.
         """
+        found: Any = None
         try:
+            found = parse(data)
             for chunk in self._chunks.feed(found):
                 self._assembler.feed(chunk)
-        except Untranslatable:  # the agent gets the event all the same; the record goes without it
-            self._translatable = False
-        except _MISREAD:
-            if self._translatable:
-                raise
-        self.ended = self._chunks.ended
-        if not self._hidden:
+                self._unread.add(self._assembler.reader.problems)
+        except Exception as error:  # noqa: BLE001 -- the record goes without an event that it cannot read
+            self._unread.add([error])
+        self.ended = self.ended or self._chunks.ended
+        if not self._hidden or not is_object(found):
             return event
         shown = visible(found, self._hidden)
         if shown is None:
@@ -224,14 +281,16 @@ class PassageStream:
         return event if shown == found else sse_event(dump(shown), like=event)
 
 
-def _translated(translate: Callable[[Json], Json], body: Json) -> Json:
+def _translated(translate: Callable[[Json], T], body: Json) -> T:
     """Return the translated body. Raise Untranslatable for any error of the translation."""
     try:
         return translate(body)
     except Untranslatable:
         raise
     except _MISREAD as error:
-        raise Untranslatable("the body", f"breaks the rules of its API ({type(error).__name__}: {error})") from error
+        kind = body.get("type") or body.get("object") if is_object(body) else None
+        what = "body" if kind is None else f"body of type {shown(kind)}"
+        raise Untranslatable(f"the {what}", f"breaks the rules of its API: {shown(body)}") from error
 
 
 def _in_chat_if_possible(translate: Callable[[Json], Json], body: Json) -> Json:

@@ -16,6 +16,7 @@ from leyden.gateway.limits import Spent
 from leyden.gateway.record import ModelCall
 from leyden.gateway.replay import CallReplay
 from leyden.gateway.retries import Try
+from leyden.gateway.upstream_metrics import UpstreamFailure
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Exchange:
     """The model whose server was called; None before a server was called."""
     status: int | None = None
     """The HTTP status of the upstream's response."""
+    fault: UpstreamFailure | None = None
+    """Why a response that passes as it came is faulty; None if it is not."""
     answered: bool = False
     """Whether the response is complete, or an error takes its place."""
     recorded: bool = False

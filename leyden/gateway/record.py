@@ -62,6 +62,8 @@ class ModelCall:
     """The upstream's response in chat form, also of a stream; None if there was none."""
     error: str | None = None
     """Why the call failed; None if it did not."""
+    unread: str | None = None
+    """What of the response could not be read; None if it was read whole."""
     cost: float | None = None
     """The cost in the unit of `UpstreamModel.price_per_million`; None without a price."""
     policy_version: int | None = None
@@ -97,6 +99,8 @@ def span_of(call: ModelCall) -> Span:
         attributes[semconv.REQUEST_FIELDS] = _text(call.fields)
     if call.response is not None:
         _describe_response(call.response, attributes)
+    if call.unread is not None:
+        attributes[semconv.UNREAD] = _encodable(call.unread)
     if call.policy_version is not None:
         attributes[semconv.POLICY_VERSION] = call.policy_version
     if call.policy_version_at_end not in (None, call.policy_version):
@@ -115,9 +119,11 @@ def span_of(call: ModelCall) -> Span:
         try:
             tokens = token_record(call)
         except Unproven as refused:
-            attributes[semconv.TOKENS_REFUSED] = str(refused)
+            attributes[semconv.TOKENS_REFUSED] = _encodable(str(refused))
     status = (
-        SpanStatus(status_code="OK") if call.error is None else SpanStatus(status_code="ERROR", description=call.error)
+        SpanStatus(status_code="OK")
+        if call.error is None
+        else SpanStatus(status_code="ERROR", description=_encodable(call.error))
     )
     return Span(
         rollout_id=call.rollout_id,
@@ -235,7 +241,7 @@ def _logprobs(value: Any, n_response: int) -> list[float] | None:
 def _describe_request(request: Json, attributes: Attributes) -> None:
     """Add the request's model, sampling parameters, messages and tools to a span's attributes."""
     if isinstance(model := request.get("model"), str):
-        attributes[semconv.GEN_AI_REQUEST_MODEL] = model
+        attributes[semconv.GEN_AI_REQUEST_MODEL] = _encodable(model)
     for name in _REQUEST_SETTINGS:
         if isinstance(value := request.get(name), int | float):
             attributes[f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"] = value
@@ -264,7 +270,7 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
     """
     for name, key in (("id", semconv.GEN_AI_RESPONSE_ID), ("model", semconv.GEN_AI_RESPONSE_MODEL)):
         if isinstance(value := response.get(name), str):
-            attributes[key] = value
+            attributes[key] = _encodable(value)
     if isinstance(usage := response.get("usage"), dict):
         counted = cast(Json, usage)
         for name, key in (
@@ -279,7 +285,7 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
     choices = response.get("choices")
     if isinstance(choices, list):
         found = [cast(Json, choice) for choice in cast(list[Any], choices) if isinstance(choice, dict)]
-        attributes[semconv.GEN_AI_FINISH_REASONS] = [str(choice.get("finish_reason")) for choice in found]
+        attributes[semconv.GEN_AI_FINISH_REASONS] = [_encodable(str(choice.get("finish_reason"))) for choice in found]
         attributes[semconv.GEN_AI_OUTPUT_MESSAGES] = _text([_message(choice) for choice in found])
 
 
@@ -288,6 +294,13 @@ def _message(choice: Json) -> Any:
     if "message" in choice:
         return choice["message"]
     return {"role": "assistant", "content": choice.get("text")}
+
+
+def _encodable(text: str) -> str:
+    """Return a text with a replacement character for each half of a surrogate pair, which JSON can
+    escape and no store can keep.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _text(value: object) -> str:

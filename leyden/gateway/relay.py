@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from leyden.dialects import (
     Passage,
-    PassageStream,
     WrongType,
     check_types,
     dump,
@@ -249,7 +248,7 @@ class Relay:
 
     async def _try(self, exchange: Exchange, model: UpstreamModel, retry: _RetryOptions) -> None:
         """Try one server and record its health. Raise _Retry if the call may be sent once more."""
-        exchange.status = healthy = failure = None
+        exchange.status = exchange.fault = healthy = failure = None
         exchange.price_per_million = model.price_per_million
         exchange.model_name = model.model_name
         exchange.call.policy_version = self._policy_version(model.model_name)
@@ -257,8 +256,8 @@ class Relay:
         began = self.upstream_metrics.begin(model)
         try:
             await self._ask(exchange, model, retry)
-            healthy = _is_healthy(exchange)
-            if healthy is False:
+            healthy, failure = _is_healthy(exchange), exchange.fault
+            if healthy is False and failure is None:
                 failure = UpstreamFailure("failed", exchange.call.error or f"it answered {exchange.status}")
         except _Retry as again:
             if again.status != HTTPStatus.TOO_MANY_REQUESTS:
@@ -380,10 +379,18 @@ class Relay:
     async def _relay(
         self, exchange: Exchange, model: UpstreamModel, passage: Passage, answer: UpstreamResponse
     ) -> None:
-        """Send an upstream's response to the client, as a stream or whole."""
-        if answer.status != 200 or answer.content_type != "text/event-stream":
+        """Send an upstream's response to the client, as a stream or whole.
+
+        A response that needs no translation passes as it comes, also one of a form that was not
+        requested.
+        """
+        is_stream = answer.content_type == "text/event-stream"
+        unchanged = passage.verbatim and not passage.hidden
+        # Some servers send their stream as another type.
+        is_stream |= unchanged and passage.streams and answer.content_type != "application/json"
+        if answer.status != 200 or not is_stream:
             return await self._relay_whole(exchange, passage, answer)
-        if not passage.streams:
+        if not passage.streams and not passage.verbatim:
             raise Refusal(
                 502,
                 "upstream_garbage",
@@ -407,7 +414,13 @@ class Relay:
             call.error = f"the upstream answered {answer.status}: {_excerpt(raw)}"
             body = passage.error(answer.status, raw)
         else:
-            call.response, body = _read_answer(passage, raw)
+            call.response, body, call.unread = _read_answer(passage, raw)
+            if call.response is None:
+                _fault(
+                    exchange,
+                    "garbage",
+                    f"the upstream answered {answer.status} without a JSON object (is the model's endpoint right?): {_excerpt(raw)}",
+                )
             self._keep(exchange, passage)
         await self._record(exchange)
         headers = answer.headers
@@ -422,11 +435,11 @@ class Relay:
     async def _relay_stream(
         self, exchange: Exchange, headers: Headers, passage: Passage, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Relay a streamed response event by event, and record the whole of it before the client
-        sees its end.
+        """Relay a streamed response, and record the whole of it before the client sees its end. A
+        stream that needs no change passes piece by piece, any other event by event.
 
         pieces: bytes as they arrive, split anywhere.
-        Raise Refusal if the stream ends before the response does.
+        Raise Refusal if a stream to translate cannot be read, or ends before the response does.
         """
         call = exchange.call
         stream = passage.stream()
@@ -437,31 +450,45 @@ class Relay:
             async for piece in pieces:
                 buffer += piece
                 shown: list[bytes] = []
+                unreadable: Untranslatable | None = None
                 for event, data in split_events(buffer):
-                    shown.append(_shown_event(stream, event, data))
+                    try:
+                        shown.append(stream.feed(event, data))
+                    except Untranslatable as error:
+                        unreadable = error
+                        break
                     if stream.error is not None and call.error is None:
                         call.error = f"the upstream answered in the stream: {stream.error[:_ERROR_TEXT_LIMIT]}"
                     if stream.ended and not exchange.recorded:
-                        call.response = stream.answer()
+                        call.response, call.unread = stream.answer(), stream.unread
                         if stream.finished:
                             self._keep(exchange, passage)
                         await self._record(exchange)
                 if stream.finished:
                     exchange.answered = True
-                if part := b"".join(shown):
+                if part := piece if stream.unchanged else b"".join(shown):
                     if exchange.tried is not None:
                         sent.append(part)
                     await exchange.say(part)
+                if unreadable is not None:
+                    raise Refusal(
+                        502, "upstream_garbage", f"the upstream's stream cannot be read: {unreadable}"
+                    ) from unreadable
         finally:
             if call.response is None:
-                call.response = stream.answer()
+                call.response, call.unread = stream.answer(), stream.unread
         if not stream.finished and call.error is None:
-            raise Refusal(502, "upstream_incomplete", "the upstream ended its stream before the answer was finished")
-        last = stream.close(bytes(buffer))
+            problem = "the upstream ended its stream before the answer was finished"
+            if not passage.verbatim:
+                raise Refusal(502, "upstream_incomplete", problem)
+            _fault(exchange, "incomplete", f"{problem}: {_excerpt(buffer)}" if buffer else problem)
+        last = b"" if stream.unchanged else stream.close(bytes(buffer))
         self._keep(exchange, passage)
         await self._record(exchange)
         if exchange.tried is not None and call.error is None:
             self.retries.answered(exchange.tried, headers, b"".join(sent) + last)
+        elif exchange.tried is not None:
+            exchange.tried.state = "failed"
         await exchange.say(last, more=False)
 
     def _keep(self, exchange: Exchange, passage: Passage) -> None:
@@ -473,7 +500,10 @@ class Relay:
         conversations = passage.client.conversations
         if request is None or conversations is None or call.error is not None or call.response is None:
             return
-        response = passage.client.answer_from_chat(call.response, passage.request)
+        try:
+            response = passage.client.answer_from_chat(call.response, passage.request)
+        except Untranslatable:  # a stream without a message: the client has had all that came
+            return
         n_bytes = len(passage.body) + len(dump(response["output"]))
         self.kept.keep(exchange.key, request, response, conversations, n_bytes=n_bytes)
 
@@ -543,12 +573,12 @@ def _failure(refusal: Refusal) -> UpstreamFailure:
 
 
 def _is_healthy(exchange: Exchange) -> bool | None:
-    """Return whether a response shows a healthy server: a status below 500. None without a status,
-    or if the server only limits the rate of calls (429).
+    """Return whether a response shows a healthy server: a status below 500 and a whole answer. None
+    without a status, or if the server only limits the rate of calls (429).
     """
     if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
         return None
-    return exchange.status < 500
+    return exchange.status < 500 and exchange.fault is None
 
 
 async def _one(piece: bytes) -> AsyncIterator[bytes]:
@@ -573,18 +603,6 @@ def _unreachable(model: UpstreamModel, gone: ServerGone) -> Refusal:
     return Refusal(502, "upstream_unreachable", f"cannot reach {model.address} for model {model.model_name!r} ({gone})")
 
 
-def _shown_event(stream: PassageStream, event: bytes, data: bytes) -> bytes:
-    """Return the event as the agent sees it. Raise Refusal (502) if it cannot be read."""
-    try:
-        return stream.feed(event, data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Refusal(
-            502,
-            "upstream_garbage",
-            f"the upstream's stream cannot be read ({type(error).__name__}: {error}): {_excerpt(data)}",
-        ) from error
-
-
 def _parse_request(raw: bytes) -> dict[str, Any]:
     """Return the request's JSON object. Raise Refusal if the body is none."""
     try:
@@ -598,9 +616,9 @@ def _wrong_type(error: WrongType) -> Refusal:
     return Refusal(400, "invalid_type", str(error), param=error.field)
 
 
-def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return a model server's response in chat form for the record, and the body for the client.
-    Raise Refusal (502) if it is not a JSON object or cannot be translated.
+def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any] | None, bytes, str | None]:
+    """Return a model server's response in chat form for the record, the body for the client, and
+    what the record lacks. Raise Refusal (502) if it cannot be translated.
     """
     try:
         return passage.answer(raw)
@@ -608,16 +626,18 @@ def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
         raise Refusal(
             502,
             "upstream_untranslatable",
-            f"the model's answer cannot be expressed in {passage.client.path}: {error}",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise Refusal(
-            502,
-            "upstream_garbage",
-            f"the upstream answered 200 without a JSON object (is the model's endpoint right?): {_excerpt(raw)}",
+            f"the model's answer cannot be expressed in {passage.client.path}: {error}: {_excerpt(raw)}",
         ) from error
 
 
-def _excerpt(raw: bytes) -> str:
+def _fault(exchange: Exchange, reason: str, message: str) -> None:
+    """Note that a response which passes as it came is faulty, in the call's record and in the
+    server's health.
+    """
+    exchange.call.error = message
+    exchange.fault = UpstreamFailure(reason, message)
+
+
+def _excerpt(raw: bytes | bytearray) -> str:
     """Return the beginning of a body, for an error message."""
     return raw[:_ERROR_TEXT_LIMIT].decode("utf-8", "replace")

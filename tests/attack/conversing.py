@@ -37,7 +37,7 @@ REASONS = {
     "429": r"set to fail with status 429",
     "500": r"set to fail with status 500",
     "503": r"set to fail with status 503",
-    "garbage": r"a JSON object|cannot be read|was not requested|before the answer was finished|text/html",
+    "garbage": r"a JSON object|the body (is no JSON|must be)|cannot be read|was not requested|before the answer was finished|text/html",
     "cut": r"broke off|before the answer was finished|a JSON object|cannot reach|cannot be read",
     "left": r"disconnected",
 }
@@ -88,7 +88,10 @@ class Persistent:
             patience = self._chance.random() * 0.05 if self._chance.random() < self._leaves else None
             try:
                 async with asyncio.timeout(patience):
-                    return await agent.ask()
+                    answer = await agent.ask()
+                if answer.response_id:
+                    return answer
+                self.failed["garbage"] += 1
             except TimeoutError:
                 self.left += 1
             except Exception as error:
@@ -99,9 +102,12 @@ class Persistent:
 
 
 def is_failed_call(error: BaseException) -> bool:
-    """Whether a client reports a failed call with this error; some of an HTTP library pass through the clients as they are."""
+    """Whether a client reports a failed call with this error: one of its own, one of its HTTP library, or the error
+    with which it stumbles over garbage, which passes to it as it came.
+    """
     module = type(error).__module__.partition(".")[0]
-    return module.startswith(("openai", "anthropic", "httpx", "httpcore"))
+    stumbled = isinstance(error, AttributeError | LookupError | TypeError | ValueError)
+    return stumbled or module.startswith(("openai", "anthropic", "httpx", "httpcore"))
 
 
 async def hold_conversations(

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.dialects import DONE, Hidden, StreamAssembler, dump, parse, prepare, split_events, sse_event, visible
+from leyden.dialects import (
+    DIALECTS,
+    DONE,
+    Hidden,
+    PassageStream,
+    StreamAssembler,
+    dump,
+    parse,
+    prepare,
+    split_events,
+    sse_event,
+    visible,
+)
 
 LOGPROBS_OF_CHAT, LOGPROBS_OF_COMPLETIONS = True, 0
 
@@ -204,8 +216,171 @@ def test_a_stream_with_several_choices_is_finished_when_all_are() -> None:
     assert [choice["text"] for choice in assembler.answer()["choices"]] == ["xy", "xx"]
 
 
-@pytest.mark.parametrize("index", [-1, 10**9])
-def test_a_tool_call_of_an_absurd_number_is_no_chunk(index: int) -> None:
+@pytest.mark.parametrize("index", [-1, 10**9, 1024])
+def test_a_tool_call_of_an_absurd_number_is_named_and_left_out(index: int) -> None:
     call = {"index": index, "id": "a", "function": {"name": "look", "arguments": "{}"}}
-    with pytest.raises(ValueError, match=str(index)):
-        StreamAssembler().feed({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+    assembler = StreamAssembler()
+    assembler.feed({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+    assert [problem.field for problem in assembler.reader.problems] == ["choices[0].delta.tool_calls[0].index"]
+    assert "tool_calls" not in assembler.answer()["choices"][0]["message"]
+
+
+def piece(index: Any = None, call_id: Any = None, name: Any = None, arguments: Any = None) -> dict[str, Any]:
+    """A piece of a tool call; what is None is left out."""
+    given = {"name": name, "arguments": arguments}
+    function = {key: value for key, value in given.items() if value is not None}
+    head = {"index": index, "id": call_id}
+    return {"function": function, **{key: value for key, value in head.items() if value is not None}}
+
+
+WEATHER, TIME = ("get_w", {"city": "Oslo"}), ("get_t", {"tz": "UTC"})
+OSLO, UTC = '{"city":"Oslo"}', '{"tz":"UTC"}'
+TOOL_CALL_STREAMS: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {
+    "interleaved": (
+        [piece(0, "x1", "get_w", ""), piece(1, "x2", "get_t", ""), piece(0, arguments=OSLO), piece(1, arguments=UTC)],
+        [WEATHER, TIME],
+    ),
+    "interleaved in halves": (
+        [
+            *(piece(0, "x1", "get_w", OSLO[:5]), piece(1, "x2", "get_t", UTC[:5])),
+            *(piece(0, arguments=OSLO[5:]), piece(1, arguments=UTC[5:])),
+        ],
+        [WEATHER, TIME],
+    ),
+    "the second first": ([piece(1, "x2", "get_t", UTC), piece(0, "x1", "get_w", OSLO)], [WEATHER, TIME]),
+    "counted from one": ([piece(1, "x1", "get_w", OSLO), piece(2, "x2", "get_t", UTC)], [WEATHER, TIME]),
+    "one index, two ids": ([piece(0, "x1", "get_w", OSLO), piece(0, "x2", "get_t", UTC)], [WEATHER, TIME]),
+    "one index, two ids, one name": (
+        [piece(0, "x1", "get_w", OSLO), piece(0, "x2", "get_w", OSLO)],
+        [WEATHER, WEATHER],
+    ),
+    "one index, two ids, interleaved": (
+        [
+            *(piece(0, "x1", "get_w", ""), piece(0, "x2", "get_t", "")),
+            *(piece(0, "x1", arguments=OSLO), piece(0, "x2", arguments=UTC)),
+        ],
+        [WEATHER, TIME],
+    ),
+    "one index and one id for two calls": (
+        [piece(0, "x", "get_w", OSLO), piece(0, "x", "get_t", UTC)],
+        [WEATHER, TIME],
+    ),
+    "one index, no id": ([piece(0, None, "get_w", OSLO), piece(0, None, "get_t", UTC)], [WEATHER, TIME]),
+    "no index, in pieces": ([piece(None, "x1", "get_w", OSLO[:8]), piece(arguments=OSLO[8:])], [WEATHER]),
+    "no index, whole calls": ([piece(None, "x1", "get_w", OSLO), piece(None, "x2", "get_t", UTC)], [WEATHER, TIME]),
+    "no index, no id, whole calls": (
+        [piece(name="get_w", arguments=OSLO), piece(name="get_t", arguments=UTC)],
+        [WEATHER, TIME],
+    ),
+    "no index, interleaved by id": (
+        [
+            *(piece(None, "x1", "get_w", OSLO[:5]), piece(None, "x2", "get_t", UTC[:5])),
+            *(piece(None, "x1", arguments=OSLO[5:]), piece(None, "x2", arguments=UTC[5:])),
+        ],
+        [WEATHER, TIME],
+    ),
+    "index null": ([{**piece(None, "x1", "get_w", OSLO), "index": None}], [WEATHER]),
+    "index as text": ([piece("0", "x1", "get_w", OSLO[:5]), piece("0", arguments=OSLO[5:])], [WEATHER]),
+    "the name in pieces": ([piece(0, "x1", "get", ""), piece(0, name="_w"), piece(0, arguments=OSLO)], [WEATHER]),
+    "the name repeated": ([piece(0, "x1", "get_w", OSLO[:5]), piece(0, "x1", "get_w", OSLO[5:])], [WEATHER]),
+    "a new id and the name with each piece": (
+        [piece(0, "x1", "get_w", OSLO[:5]), piece(0, "x2", "get_w", OSLO[5:])],
+        [WEATHER],
+    ),
+    "a new id with each piece": ([piece(0, "x1", "get_w", OSLO[:5]), piece(0, "x2", "", OSLO[5:])], [WEATHER]),
+    "the name repeated at the end": ([piece(0, "x1", "get_w", OSLO), piece(0, "x1", "get_w", "")], [WEATHER]),
+    "the id late": ([piece(0, None, "get_w", ""), piece(0, "x1", arguments=OSLO)], [WEATHER]),
+    "no id at all": ([piece(0, None, "get_w", ""), piece(0, arguments=OSLO)], [WEATHER]),
+    "without arguments": ([piece(0, "x1", "now"), piece(1, "x2", "get_t", UTC)], [("now", {}), TIME]),
+    "arguments as an object": (
+        [piece(0, "x1", "get_w", {"city": "Oslo"}), piece(1, "x2", "get_t", UTC)],
+        [WEATHER, TIME],
+    ),
+    "calls as an object": ([piece(0, "x1", "get_w", OSLO)], [WEATHER]),
+}
+
+
+@pytest.mark.parametrize("form", TOOL_CALL_STREAMS)
+def test_tool_calls_of_a_stream_are_the_same_in_the_record_and_for_every_client(form: str) -> None:
+    pieces, right = TOOL_CALL_STREAMS[form]
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, *({"tool_calls": [each]} for each in pieces)]
+    if form == "calls as an object":
+        deltas[-1] = {"tool_calls": pieces[-1]}
+    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    for name in ("chat", "messages", "responses"):
+        stream, raw = stream_of(name, chunks)
+        message = stream.answer()["choices"][0]["message"]
+        assert called(call["function"] for call in message["tool_calls"]) == right
+        assert stream.unread is None
+        if name == "messages":
+            assert [(block["name"], block["input"]) for block in blocks_of(raw)] == right
+        if name == "responses":
+            output = events_in(raw)[-1]["response"]["output"]
+            assert called(output) == right
+            assert all(item["call_id"] for item in output)
+
+
+def test_a_legacy_function_call_is_a_tool_call_for_other_clients_and_stays_itself_in_the_record() -> None:
+    deltas = [{"function_call": {"name": "get_w", "arguments": OSLO[:4]}}, {"function_call": {"arguments": OSLO[4:]}}]
+    chunks: list[Any] = [{"id": "c", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks.append({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "function_call"}]})
+    stream, raw = stream_of("messages", chunks)
+    assert [(block["name"], block["input"]) for block in blocks_of(raw)] == [WEATHER]
+    assert stream.answer()["choices"][0]["message"] == {"function_call": {"name": "get_w", "arguments": OSLO}}
+
+
+def test_text_after_an_incomplete_call_waits_until_the_call_is_whole() -> None:
+    deltas = [
+        {"tool_calls": [piece(0, "x1", "get_w", OSLO[:4])]},
+        {"content": "so"},
+        {"tool_calls": [piece(0, arguments=OSLO[4:])]},
+    ]
+    chunks: list[Any] = [{"id": "c", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    _, raw = stream_of("messages", [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}])
+    assert [(block["type"], block.get("input", block.get("text"))) for block in blocks_of(raw)] == [
+        ("tool_use", WEATHER[1]),
+        ("text", "so"),
+    ]
+
+
+def stream_of(client: str, chunks: list[Any]) -> tuple[PassageStream, bytes]:
+    """The chunks of a chat server as a client gets them, who must have every event."""
+    stream = PassageStream(DIALECTS[client], DIALECTS["chat"], Hidden(), {})
+    raw = b"".join(stream.feed(sse_event(dump(chunk)), dump(chunk)) for chunk in chunks)
+    return stream, raw + stream.feed(sse_event(DONE), DONE)
+
+
+def events_in(raw: bytes) -> list[Any]:
+    return [json.loads(data) for _, data in split_events(bytearray(raw))]
+
+
+def blocks_of(raw: bytes) -> list[Any]:
+    """The content blocks of an Anthropic stream, put together; one is open at a time."""
+    blocks: list[Any] = []
+    open_block: int | None = None
+    for event in events_in(raw):
+        match event["type"]:
+            case "content_block_start":
+                assert open_block is None
+                open_block = event["index"]
+                blocks.append({**event["content_block"], "json": ""})
+            case "content_block_delta":
+                assert event["index"] == open_block
+                delta = event["delta"]
+                blocks[-1]["json"] += delta.get("partial_json", "")
+                blocks[-1]["text"] = blocks[-1].get("text", "") + delta.get("text", "")
+            case "content_block_stop":
+                assert event["index"] == open_block
+                open_block = None
+            case _:
+                assert open_block is None
+    return [
+        {**block, "input": json.loads(block["json"] or "{}")} if block["type"] == "tool_use" else block
+        for block in blocks
+    ]
+
+
+def called(functions: Any) -> list[tuple[str, Any]]:
+    return [(function["name"], json.loads(function["arguments"] or "{}")) for function in functions]

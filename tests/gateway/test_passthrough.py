@@ -8,11 +8,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from openai import OpenAI
 
 from leyden import semconv
+from leyden.gateway import LLMProxy, UpstreamModel
+from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
-from tests.gateway.caller import Caller, say
+from tests.gateway.caller import Caller, new_caller, say
 
 OURS = ("prompt_token_ids", "token_ids", "policy_versions")
 
@@ -177,3 +181,101 @@ async def test_a_large_prompt_passes(caller: Caller, upstream: FakeUpstream) -> 
     span = await caller.span()
     assert span.tokens is not None
     assert span.tokens.prompt_ids == upstream.calls[0].prompt_ids
+
+
+CHUNK = '{"id": "c", "object": "chat.completion.chunk", "choices": [%s]}'
+DELTA = CHUNK % '{"index": 0, "delta": %s, "finish_reason": null}'
+ODD = {
+    "chat/completions": [
+        DELTA % '{"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}',
+        DELTA % '{"content": 1}',
+        DELTA % '{"content": {"text": "h"}}',
+        DELTA % '{"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": {"a": 1}}}]}',
+        DELTA % '{"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}',
+        DELTA % '{"tool_calls": {"index": null, "id": "y", "function": null}}',
+        DELTA % '{"tool_calls": [{"index": 1000000000, "id": "z", "function": {"name": "f"}}]}',
+        DELTA % '"h"',
+        CHUNK % "null",
+        CHUNK % '{"index": null, "delta": {"content": "h"}}',
+        CHUNK % '{"index": 5, "delta": {"content": "h"}}',
+        CHUNK % '{"index": 0, "delta": {}, "finish_reason": {"type": "stop"}}',
+        *('{"choices": null}', '{"id": 1, "usage": [1], "choices": 5}', '{"type": "ping"}', "[1, 2]", "{oops", "null"),
+        DELTA % '{"audio": {"data": "AA"}, "annotations": [{"a": 1}]}',
+        DELTA % '{"audio": "BB", "annotations": {"b": 1}, "content": "!"}',
+    ],
+    "messages": [
+        '{"type": "content_block_delta", "index": 3, "delta": {"type": "text_delta", "text": "h"}}',
+        '{"type": "content_block_start", "index": 0, "content_block": {"type": "server_tool_use", "id": "s"}}',
+        '{"type": "content_block_start", "index": "1", "content_block": {"type": "text", "text": ["h"]}}',
+        *('{"type": "message_start"}', '{"type": "news"}', '{"type": 5}', "[1]", "{oops"),
+        '{"type": "message_delta", "delta": {"stop_reason": {"a": 1}}, "usage": [1]}',
+    ],
+    "responses": [
+        '{"type": "response.output_item.added", "output_index": 0, "item": {"type": "web_search_call"}}',
+        '{"type": "response.output_text.delta", "delta": {"text": "h"}}',
+        '{"type": "response.function_call_arguments.delta", "output_index": 7, "delta": "{}"}',
+        *('{"type": "response.created", "response": null}', '{"type": "vendor.news"}', "[1]", "{oops"),
+    ],
+}
+
+
+@pytest.mark.parametrize("pieces", ["at once", "each event", "split anywhere"])
+@pytest.mark.parametrize(
+    ("route", "with_tokens"),
+    [("chat/completions", True), ("chat/completions", False), ("messages", False), ("responses", False)],
+)
+async def test_every_event_passes_whatever_it_holds_and_the_record_names_what_it_could_not_read(
+    store: InMemoryLightningStore, route: str, with_tokens: bool, pieces: str
+) -> None:
+    events = [f"data: {data}\n\n".encode() for data in ODD[route]]
+    raw = b"".join([b": hello\n\n", *events, b"data: [DONE]\n\n"])
+    parts = {"at once": [raw], "each event": events, "split anywhere": [raw[i : i + 7] for i in range(0, len(raw), 7)]}
+
+    async def odd(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for part in parts[pieces]:
+            await response.write(part)
+        return response
+
+    server = web.Application()
+    server.router.add_post(f"/v1/{route}", odd)
+    async with TestServer(server) as upstream:
+        address = str(upstream.make_url("/v1"))
+        model = UpstreamModel("fake", address, dialects=("chat", "messages", "responses"), record_tokens=with_tokens)
+        async with LLMProxy(model_list=[model], store=store) as proxy:
+            caller = await new_caller(proxy, store)
+            asked = {"model": "fake", "messages": say("hi"), "input": "hi", "stream": True}
+            _, _, got = await post(f"{caller.llm.endpoint}/{route}", asked)
+            span = await caller.span()
+    assert got == b"".join(parts[pieces])
+    unread = str(span.attributes[semconv.UNREAD])
+    assert "events: " in unread
+    assert "TypeError" not in unread
+
+
+async def test_a_stream_in_another_framing_passes_as_it_arrives(store: InMemoryLightningStore) -> None:
+    """Lines of JSON without blank lines between them, of which each is read before the next one is sent."""
+    read = asyncio.Event()
+
+    async def lines(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        await response.prepare(request)
+        for number in range(3):
+            await response.write(b'{"message": %d}\n' % number)
+            await read.wait()
+            read.clear()
+        return response
+
+    server = web.Application()
+    server.router.add_post("/v1/chat/completions", lines)
+    async with TestServer(server) as upstream:
+        model = UpstreamModel("fake", str(upstream.make_url("/v1")), record_tokens=False)
+        async with LLMProxy(model_list=[model], store=store) as proxy, aiohttp.ClientSession() as session:
+            caller = await new_caller(proxy, store)
+            asked = {"model": "fake", "messages": say("hi"), "stream": True}
+            async with session.post(f"{caller.llm.endpoint}/chat/completions", json=asked) as response:
+                for number in range(3):
+                    assert await response.content.readline() == b'{"message": %d}\n' % number
+                    read.set()
+            assert "before the answer was finished" in str((await caller.span()).status.description)

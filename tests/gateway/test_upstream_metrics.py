@@ -41,14 +41,17 @@ async def test_requests_failures_and_latency_are_counted_for_each_server(
             await ask(caller)
             upstream.misbehave(
                 Misbehaviour(status=500),
-                Misbehaviour(body=b"<html>", content_type="text/html"),
                 Misbehaviour(close_after_chunks=0),
                 Misbehaviour(status=400),
+                Misbehaviour(body=b"<html>", content_type="text/html"),
             )
-            for _ in range(4):
+            for _ in range(3):
                 await ask_in_vain(caller)
+            await ask(caller)  # garbage passes as it came
+            assert not proxy.upstreams()[0].healthy
+            await ask(caller)
             [status] = proxy.upstreams()
-            assert (status.model_name, status.address, status.requests) == ("fake", upstream.endpoint, 5)
+            assert (status.model_name, status.address, status.requests) == ("fake", upstream.endpoint, 6)
             assert status.errors == {"failed": 1, "garbage": 1, "incomplete": 1}, "400 is the client's fault"
             assert status.healthy, "the last answer was none of a server that is ill"
             assert status.latency_p50_seconds is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from leyden.dialects.encoding import Json
-from leyden.dialects.fields import a_list, a_text, an_object, shown, the_choice, without
+from leyden.dialects.fields import a_list, a_text, an_object, function_calls, shown, the_choice, without
 from leyden.dialects.messages.request import arguments_of, input_of, thinking_blocks, with_thinking
 from leyden.errors import Untranslatable
 
@@ -41,17 +41,10 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
     text = message.get("content") or message.get("refusal")
     if text:
         content.append({"type": "text", "text": a_text(text, "choices[0].message.content")})
-    for call in a_list(message.get("tool_calls"), "choices[0].message.tool_calls"):
-        function = an_object(call.get("function"), "choices[0].message.tool_calls")
-        content.append(
-            {
-                "type": "tool_use",
-                "id": call.get("id"),
-                "name": function.get("name"),
-                "input": input_of(function.get("arguments")),
-            }
-        )
-    stop_reason, stop_sequence = stop_of(choice, calls=bool(message.get("tool_calls")))
+    calls = function_calls(answer, choice)
+    for call_id, name, arguments in calls:
+        content.append({"type": "tool_use", "id": call_id, "name": name, "input": input_of(arguments)})
+    stop_reason, stop_sequence = stop_of(choice, calls=bool(calls))
     return {
         **without(answer, ("id", "object", "created", "model", "choices", "usage")),
         **without(choice, ("index", "message", "finish_reason", "stop_reason", "logprobs")),

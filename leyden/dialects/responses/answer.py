@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from leyden.dialects.encoding import Json
-from leyden.dialects.fields import a_list, an_object, shown, the_choice, without
+from leyden.dialects.fields import a_list, an_object, function_calls, shown, the_choice, without
 from leyden.dialects.responses.request import reasoning_items, with_reasoning
 from leyden.errors import Untranslatable
 
@@ -72,10 +72,9 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
         if refusal:
             item["content"].append({"type": "refusal", "refusal": refusal})
         output.append({**item, "status": "completed"})
-    for index, call in enumerate(a_list(message.get("tool_calls"), "choices[0].message.tool_calls")):
-        function = an_object(call.get("function"), "choices[0].message.tool_calls")
-        item = call_item(answer_id, index, call.get("id"), function.get("name"))
-        output.append({**item, "arguments": function.get("arguments") or "", "status": "completed"})
+    for index, (call_id, name, arguments) in enumerate(function_calls(answer, choice)):
+        item = call_item(answer_id, index, call_id, name)
+        output.append({**item, "arguments": arguments, "status": "completed"})
     status, details = status_of(choice.get("finish_reason"))
     extra = {
         **without(answer, ("id", "object", "created", "model", "choices", "usage")),
