@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import Any
 from urllib.parse import unquote
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from leyden.errors import ConfigError
 from leyden.host.http import (
     MAX_BODY_BYTES,
     ClientGone,
@@ -28,6 +30,7 @@ from leyden.host.http import (
 )
 from leyden.legacy.tasks import TaskQueue
 from leyden.legacy.types import GenericResponse, RolloutLegacy, TaskIfAny
+from leyden.types.checks import check_id
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +38,16 @@ _RESOURCES = "/resources/"
 
 
 class _Invalid(Exception):
-    """The body of a request is not a report. The argument is the list of faults for the reply."""
+    """The body of a request is not a report.
+
+    faults: the list for the reply.
+    rollout_id: the task, if the only fault is its reward, so that no other report on this attempt
+        will come.
+    """
+
+    def __init__(self, faults: list[dict[str, Any]], rollout_id: str | None = None) -> None:
+        super().__init__(faults, rollout_id)
+        self.faults, self.rollout_id = faults, rollout_id
 
 
 class LegacyApp:
@@ -62,7 +74,9 @@ class LegacyApp:
         except Refusal as refusal:
             await send_reply(send, _detail(refusal.message), status=refusal.status)
         except _Invalid as invalid:
-            await send_reply(send, _detail(invalid.args[0]), status=422)
+            await send_reply(send, _detail(invalid.faults), status=422)
+        except ConfigError as error:  # a value that no store takes
+            await send_reply(send, _detail([{"type": "value_error", "loc": ["body"], "msg": str(error)}]), status=422)
         except Exception:
             logger.exception("%s %s failed", scope["method"], raw_path(scope))
             await send_reply(send, _detail("Internal Server Error: the server's log says more"), status=500)
@@ -85,7 +99,12 @@ class LegacyApp:
         if path == "/rollout":
             check_method(scope, "POST")
             body = await read_body(dict(scope["headers"]), receive, max_bytes=self._max_body_bytes)
-            report = await parsed(body, _report)
+            try:
+                report = await parsed(body, _report)
+            except _Invalid as invalid:
+                if invalid.rollout_id is not None:
+                    await self._tasks.refuse(invalid.rollout_id, f"the report was refused: {invalid.faults[0]['msg']}")
+                raise
             await self._tasks.report(report)
             message = f"Rollout {report.rollout_id} received and stored."
             return GenericResponse(status="ok", message=message).model_dump_json().encode()
@@ -103,10 +122,32 @@ class LegacyApp:
 def _report(body: bytes) -> RolloutLegacy:
     """Return the report in a request's body. Raise _Invalid, with each fault and its place."""
     try:
-        return RolloutLegacy.model_validate_json(body)
+        report = RolloutLegacy.model_validate_json(body)
     except ValidationError as error:
-        faults: list[dict[str, Any]] = json.loads(error.json(include_url=False, include_context=False))
-        raise _Invalid([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults]) from None
+        # Without the inputs, which may be numbers that JSON lacks, or megabytes.
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        rewards_only = all(fault["loc"][-1:] in (("final_reward",), ("reward",)) for fault in faults)
+        named = _Named.model_validate_json(body).rollout_id if rewards_only else None
+        raise _Invalid([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults], named) from None
+    check_id("rollout_id", report.rollout_id)
+    if faults := _reward_faults(report):
+        raise _Invalid(faults, report.rollout_id)
+    return report
+
+
+class _Named(BaseModel):
+    rollout_id: str
+
+
+def _reward_faults(report: RolloutLegacy) -> list[dict[str, Any]]:
+    """Return a fault for each reward of the report that is no finite number."""
+    rewards: list[tuple[list[str | int], float | None]] = [(["final_reward"], report.final_reward)]
+    rewards += [(["triplets", index, "reward"], each.reward) for index, each in enumerate(report.triplets or ())]
+    return [
+        {"type": "finite_number", "loc": ["body", *path], "msg": f"{path[-1]} is {reward}, which is no finite number"}
+        for path, reward in rewards
+        if reward is not None and not math.isfinite(reward)
+    ]
 
 
 def _detail(detail: Any) -> bytes:

@@ -100,6 +100,9 @@ def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]
     else:
         report = RolloutLegacy.model_validate_json(str(given.attributes[REPORT_JSON]))
         report.rollout_id = rollout_id
+    report.final_reward = _finite(report.final_reward)
+    for triplet in report.triplets or ():
+        triplet.reward = _finite(triplet.reward)
     if report.triplets is None:
         report.triplets = _triplets(adapter, recorded) or None
     if report.final_reward is None:
@@ -136,7 +139,12 @@ def _recorded(result: Any, rollout: AttemptedRollout) -> Any:
     reward = report.final_reward
     if reward is None and report.triplets:
         reward = report.triplets[-1].reward
-    return reward if reward is None or math.isfinite(reward) else None
+    return _finite(reward)
+
+
+def _finite(reward: float | None) -> float | None:
+    """Return the reward; None for NaN and infinity, which are no rewards."""
+    return reward if reward is not None and math.isfinite(reward) else None
 
 
 def _as_report(result: Any, rollout_id: str) -> RolloutLegacy | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, cast, get_args
 
 from leyden import semconv
@@ -167,6 +168,18 @@ class TaskQueue:
             _TRIES,
         )
 
+    async def refuse(self, rollout_id: str, reason: str) -> None:
+        """End the attempt of a task whose report was refused, so that the task is not given out
+        again and again.
+        """
+        with suppress(UnknownRollout, IllegalTransition):
+            rollout = await self.store.get_rollout_by_id(rollout_id)
+            if isinstance(rollout, AttemptedRollout) and not rollout.attempt.finished:
+                metadata = {"reason": reason, "reason_kind": "invalid_report"}
+                await self.store.update_attempt(
+                    rollout_id, rollout.attempt.attempt_id, status="failed", metadata=metadata
+                )
+
     async def take(self, rollout_id: str) -> RolloutLegacy | None:
         """Return the report on a finished task, once.
 
@@ -176,22 +189,33 @@ class TaskQueue:
             rollout = await self.store.get_rollout_by_id(rollout_id)
         except UnknownRollout:
             return None
-        return await self._take(rollout) if rollout.finished else None
+        reports = await self._take([rollout]) if rollout.finished else []
+        return reports[0] if reports else None
 
     async def take_all(self) -> list[RolloutLegacy]:
         """Return the reports on all finished tasks that were queued or reported here, each once."""
         finished = await self.store.query_rollouts(
             rollout_id_in=list(self._unread), status_in=["succeeded", "failed", "cancelled"]
         )
-        reports = [await self._take(rollout) for rollout in finished]
-        return [report for report in reports if report is not None]
+        return await self._take(finished)
 
-    async def _take(self, rollout: Rollout) -> RolloutLegacy | None:
-        """Return the report on a finished rollout, once; None if it was returned before."""
-        if rollout.rollout_id in self._read:
-            return None
-        self._read.add(rollout.rollout_id)
-        self._unread.pop(rollout.rollout_id, None)
+    async def _take(self, finished: Sequence[Rollout]) -> list[RolloutLegacy]:
+        """Return the reports on finished rollouts that were not returned before. If one cannot be
+        read, none counts as returned.
+        """
+        rollouts = [rollout for rollout in finished if rollout.rollout_id not in self._read]
+        taken = {rollout.rollout_id for rollout in rollouts}
+        self._read |= taken  # at once, so that no other caller returns them meanwhile
+        try:
+            reports = [await self._report_on(rollout) for rollout in rollouts]
+        except BaseException:
+            self._read -= taken
+            raise
+        for rollout_id in taken:
+            self._unread.pop(rollout_id, None)
+        return reports
+
+    async def _report_on(self, rollout: Rollout) -> RolloutLegacy:
         spans: Sequence[Span] = ()
         if isinstance(rollout, AttemptedRollout):
             spans = await self.store.query_spans(rollout.rollout_id, "latest")

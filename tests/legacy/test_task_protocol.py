@@ -7,10 +7,12 @@ import urllib.request
 
 import pytest
 
+from leyden.adapter import TraceToTriplet
 from leyden.errors import ConfigError, StoreError, UnknownResources, UnknownRollout
-from leyden.legacy import AgentLightningClient, AgentLightningServer, DevTaskLoader, RolloutLegacy, Task
+from leyden.legacy import AgentLightningClient, AgentLightningServer, DevTaskLoader, RolloutLegacy, Task, TripletLegacy
+from leyden.legacy.reports import REPORT, REPORT_JSON, report_of
 from leyden.store import InMemoryLightningStore
-from leyden.types import LLM, PromptTemplate, ProxyLLM, RolloutConfig, find_final_reward
+from leyden.types import LLM, PromptTemplate, ProxyLLM, RolloutConfig, Span, find_final_reward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*belongs to the task protocol:DeprecationWarning")
 
@@ -239,3 +241,80 @@ async def test_a_report_of_too_much_work_is_refused_before_it_is_parsed(values: 
         status, reply = request(f"{running.endpoint}/rollout", body)
     assert status == 413
     assert "too much work" in reply["detail"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400, "9" * 5000, '"nan"', '"-inf"'])
+@pytest.mark.parametrize("where", ["final_reward", "triplets"])
+async def test_a_reward_that_is_no_finite_number_is_refused_and_its_task_is_not_given_out_again(
+    number: str, where: str
+):
+    async with server(task_timeout_seconds=60) as running:
+        queued = await running.queue_task("x")
+        client = client_of(running)
+        assert await client.poll_next_task_async() is not None
+        reward = number if where == "final_reward" else f'[{{"prompt": 1, "response": 2, "reward": {number}}}]'
+        body = f'{{"rollout_id": "{queued}", "{where}": {reward}}}'.encode()
+        status, reply = request(f"{running.endpoint}/rollout", body)
+        assert status == 422
+        assert where in reply["detail"][0]["loc"] or "JSON" in reply["detail"][0]["msg"]
+        if "JSON" not in reply["detail"][0]["msg"]:
+            report = await running.poll_completed_rollout(queued, timeout=5)
+            assert report is not None
+            assert report.final_reward is None
+            assert request(f"{running.endpoint}/task")[1]["is_available"] is False
+
+
+@pytest.mark.parametrize("rollout_id", ["", "x" * 5000, "a\\u0000b", "line\\nbreak", "\\ud800"])
+async def test_an_id_that_no_store_takes_is_refused(rollout_id: str):
+    async with server() as running:
+        status, reply = request(f"{running.endpoint}/rollout", f'{{"rollout_id": "{rollout_id}"}}'.encode())
+        assert status == 422
+        assert reply["detail"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "9" * 4400, "[" * 150 + "]" * 150])
+async def test_a_task_that_no_store_takes_is_refused(value: str):
+    async with server() as running:
+        task = f'{{"rollout_id": "new", "task": {{"rollout_id": "new", "input": {value}}}, "final_reward": 1}}'
+        assert request(f"{running.endpoint}/rollout", task.encode())[0] == 422
+
+
+def test_a_report_with_nan_of_an_agent_in_this_process_has_no_reward():
+    triplet = TripletLegacy(prompt=1, response=2, reward=float("inf"))
+    given = RolloutLegacy(rollout_id="r", final_reward=float("nan"), triplets=[triplet])
+    span = Span(
+        rollout_id="r", attempt_id="a", sequence_id=1, trace_id="t", span_id="s", name=REPORT,
+        attributes={REPORT_JSON: given.model_dump_json()},
+    )  # fmt: skip
+    report = report_of("r", [span], TraceToTriplet())
+    assert report.final_reward is None
+    assert report.triplets is not None
+    assert report.triplets[0].reward is None
+
+
+class Failing(InMemoryLightningStore):
+    """A store whose queries of spans fail as often as `failures` says, after as many as `before` says."""
+
+    before = failures = 0
+
+    async def query_spans(self, *args, **kwargs):
+        self.before -= 1
+        if self.before < 0 and self.failures > 0:
+            self.failures -= 1
+            raise StoreError("the disk is away")
+        return await super().query_spans(*args, **kwargs)
+
+
+async def test_a_report_is_not_lost_if_the_store_fails_while_it_is_read():
+    async with Failing() as store, server(store=store) as running:
+        queued = [await running.queue_task(number) for number in range(3)]
+        for rollout_id in queued:
+            request(f"{running.endpoint}/rollout", json.dumps({"rollout_id": rollout_id, "final_reward": 1}).encode())
+        store.failures = 1
+        with pytest.raises(StoreError):
+            await running.get_completed_rollout(queued[0])
+        store.before, store.failures = 2, 1
+        with pytest.raises(StoreError):
+            await running.retrieve_completed_rollouts()
+        assert {report.rollout_id for report in await running.retrieve_completed_rollouts()} == set(queued)
+        assert await running.retrieve_completed_rollouts() == []
