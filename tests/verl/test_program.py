@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,3 +83,21 @@ async def test_the_program_trains_with_an_old_worker_and_validates_with_a_runner
     assert rows[0]["trained_tokens_after_processing"] > 0
     assert rows[0]["verl/training/rollout_probs_diff_max"] < 1e-4
     assert (tmp_path / "run" / "checkpoints" / "global_step_1").is_dir()
+
+
+def test_the_whole_program_of_the_documentation_runs_under_the_alias(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("seed_program.py")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "leyden.compat", program, str(port)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "rollouts: 24 succeeded" in done.stderr  # four tasks four times, and four before and after the step
+    assert "actor/grad_norm:" in done.stdout

@@ -35,7 +35,8 @@ def rollouts_as_text(scores: Sequence[Score]) -> str:
 
 def _rollout_as_text(number: int, score: Score) -> str:
     """Return the text about one rollout: task, transcript, reward and failure, each cut if it is
-    very long. Durations are removed, because they differ in every run.
+    very long. Of a long conversation the middle is left out, because an agent of several turns
+    succeeds or fails at the end. Durations are removed, because they differ in every run.
     """
     head = f'<run number="{number}" reward="{figure(score.reward)}">'
     lines = [head]
@@ -46,7 +47,11 @@ def _rollout_as_text(number: int, score: Score) -> str:
         lines += [_SECONDS.sub("", line) for line in transcript_lines(spans, max_characters=_MESSAGE_CHARACTERS)]
     if score.reason is not None:
         lines.append(f"failed: {_cut(score.reason, _MESSAGE_CHARACTERS)}")
-    return _cut("\n".join(lines), _ROLLOUT_CHARACTERS) + "\n</run>"
+    text = "\n".join(lines)
+    if len(text) > _ROLLOUT_CHARACTERS:
+        half = _ROLLOUT_CHARACTERS // 2
+        text = f"{text[:half]}\n... ({len(text) - 2 * half:,} characters left out) ...\n{text[-half:]}"
+    return text + "\n</run>"
 
 
 def shown_text(text: str) -> str:

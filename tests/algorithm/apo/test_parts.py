@@ -13,20 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyden import semconv
 from leyden.algorithm.apo.effects import EffectModel, Effects
 from leyden.algorithm.apo.joining import Joined, edit_prices, join_edits
 from leyden.algorithm.apo.plan import Costs
 from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
 from leyden.algorithm.apo.round import ignored_warning
 from leyden.algorithm.apo.search import Search
+from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.evaluation import Estimate
+from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.comparison import Comparison, compare
 from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.journal import Journal
-from leyden.algorithm.prompts.texts import problem_with
+from leyden.algorithm.prompts.texts import problem_with, rollouts_as_text
 from leyden.errors import CheckpointError, ConfigError
-from leyden.types import PromptTemplate
+from leyden.types import EnqueueRolloutRequest, PromptTemplate, Rollout, Span
 
 
 def candidate(text: str, round_: int = 0) -> Candidate:
@@ -332,3 +335,18 @@ def test_rewards_that_never_differ_are_warned_of_once_they_are_many() -> None:
     warning = ignored_warning(searched(*many), ["prompt"])
     assert warning is not None and warning.startswith("all 9 prompts have equal rewards, on each of 2 tasks")
     assert ignored_warning(searched(*many, {0: 0.0}), ["prompt"]) is None
+
+
+def test_of_a_long_conversation_the_critic_reads_the_beginning_and_the_end() -> None:
+    ids = {"rollout_id": "ro-1", "attempt_id": "at-1", "trace_id": "0" * 31 + "1", "name": semconv.MESSAGE}
+    bodies = [f"turn {number}: {'x' * 1000}" for number in range(30)]
+    said = [
+        Span(**ids, span_id=f"{n:016x}", sequence_id=n, attributes={semconv.MESSAGE_BODY: body})
+        for n, body in enumerate(bodies, 1)
+    ]
+    rollout = Rollout(rollout_id="ro-1", input={"ticket": "lost"}, start_time=0.0)
+    collected = CollectedRollout(0, EnqueueRolloutRequest(input=rollout.input), rollout, said, 0.0, cached=False)
+    text = rollouts_as_text([Score(0, 0, 0.0, None, collected)])
+    assert "task: " in text and "turn 0:" in text and "turn 29:" in text
+    assert "turn 15:" not in text and "characters left out" in text
+    assert len(text) < 8_200 and text.endswith("</run>")
