@@ -6,6 +6,7 @@ It knows HTTP. `attempts` admits calls, and `relay` sends them to a model.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ from leyden.host.http import (
 )
 from leyden.types import LIVE_KEY_PREFIX, LiveClaim, read_claim
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
+
+logger = logging.getLogger(__name__)
 
 _REST_SECONDS = 2.0
 """The seconds that the end of a stream may take after its finish reason if its client has left."""
@@ -99,6 +102,8 @@ class GatewayApp:
         self._guard = guard
         self._max_body_bytes = max_body_bytes
         self._calls: dict[asyncio.Task[Any], Exchange] = {}
+        self._warned: set[AttemptKey] = set()
+        """Attempts under way to which the code of others sent calls."""
         self._routes = {dialect.path: dialect for dialect in DIALECTS.values()}
         self._kept_routes = {f"{dialect.path}/": dialect for dialect in DIALECTS.values() if dialect.conversations}
         """Prefixes of the routes of single responses that are kept."""
@@ -114,7 +119,7 @@ class GatewayApp:
     @property
     def remembers(self) -> bool:
         """Whether `end_attempt` may find state to drop. Safe from any thread."""
-        return self._relay.remembers or self._recorder.remembers
+        return self._relay.remembers or self._recorder.remembers or bool(self._warned)
 
     def cancel_calls(self) -> None:
         """Cancel the calls under way. Each is recorded and gets an error as its reply."""
@@ -125,6 +130,7 @@ class GatewayApp:
         """Drop the attempt's state, and cancel the calls that its agent left under way, so that the
         attempt's record is complete when it is flushed.
         """
+        self._warned.discard((rollout_id, attempt_id))
         self._relay.forget((rollout_id, attempt_id))
         self._recorder.forget((rollout_id, attempt_id))
         for task, exchange in self._calls.items():
@@ -314,6 +320,9 @@ class GatewayApp:
             self._relay.retries.replayed(earlier)
             return await send_reply(send, earlier.body, headers=earlier.headers)
         trace_id, parent_id = trace_parent(scope) or (admission.trace_id, None)
+        misdirected = None
+        if claim is None and (sender := attempt_of_headers(scope)) not in (None, (rollout_id, attempt_id)):
+            misdirected = await self._misdirected((rollout_id, attempt_id), sender, dialect, start_time)
         call = ModelCall(
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -325,6 +334,7 @@ class GatewayApp:
             live_claim=None if claim is None else claim.text,
             retry_of=None if earlier is None else earlier.span_id,
             sent_time=sent_time(scope, start_time),
+            misdirected=misdirected,
         )
         tried = self._relay.retries.begin(
             (rollout_id, attempt_id),
@@ -359,6 +369,40 @@ class GatewayApp:
                 await self._relay.take(exchange)
         finally:
             del self._calls[task]
+
+    async def _misdirected(
+        self, addressed: AttemptKey, sender: AttemptKey, dialect: Dialect, start_time: float
+    ) -> str | None:
+        """Return why a call cannot be counted as one of the attempt that its address names: its
+        headers say that the code of another attempt sent it, and that attempt is under way. Record
+        a failed call there, too. Return None if the other attempt is over or unknown: threads may
+        outlive the attempt whose context they carry.
+        """
+        try:
+            admission = await self._attempts.admit(*sender)
+        except Refusal:
+            return None
+        cause = "a client that is made in one rollout and kept for others sends their calls to the first; make one in each rollout"
+        if addressed not in self._warned:
+            self._warned.add(addressed)
+            logger.warning(
+                "code of rollout %r calls the model with the address of rollout %r, and the calls train neither: %s",
+                *(sender[0], addressed[0], cause),
+            )
+        self._recorder.begin(sender)
+        await self._recorder.put(
+            ModelCall(
+                *sender,
+                trace_id=admission.trace_id,
+                parent_id=None,
+                call_index=admission.call_index,
+                operation=dialect.operation,
+                start_time=start_time,
+                end_time=time.time(),
+                error=f"the call went to the address of rollout {addressed[0]!r}: {cause}",
+            )
+        )
+        return f"the call came from the code of rollout {sender[0]!r}: {cause}"
 
     async def _record_late(self, rollout_id: str, attempt_id: str, dialect: Dialect, refusal: Refusal) -> None:
         """Record a call that came after the end of its attempt, as an error."""
@@ -397,7 +441,7 @@ def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:
             403,
             "wrong_attempt",
             f"the API key is for rollout {of_key[0]!r}, attempt {of_key[1]!r}, the URL is of rollout {of_url[0]!r}, attempt "
-            f"{of_url[1]!r}; give both from the same `llm`",
+            f"{of_url[1]!r}; give both from the same `llm`, and make the client in each rollout instead of keeping one",
         )
 
 

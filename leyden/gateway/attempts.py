@@ -382,7 +382,7 @@ def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
         410,
         "attempt_ended",
         f"rollout {rollout_id!r}, attempt {attempt_id!r}: {why}. Make model calls before the agent returns and before "
-        "its timeout, and use the base URL of the current attempt.",
+        "its timeout, with the base URL of the current attempt: make the client in each rollout, not once for all.",
     )
 
 

@@ -72,6 +72,9 @@ class ModelCall:
     """The version of the weights when the call had ended."""
     fields: Json = field(default_factory=dict[str, Any])
     """The fields of the agent's own request that a replay compares (`replay.compared_fields`)."""
+    misdirected: str | None = None
+    """Why it is not proven that the attempt of the call's address made it; None if nothing speaks
+    against it. Such a call is recorded as an error, so that no algorithm trains on it."""
     replayed: Span | None = None
     """The recorded call that answers this one; None if the model answers it."""
     replay_diverged: str | None = None
@@ -122,8 +125,8 @@ def span_of(call: ModelCall) -> Span:
             attributes[semconv.TOKENS_REFUSED] = _encodable(str(refused))
     status = (
         SpanStatus(status_code="OK")
-        if call.error is None
-        else SpanStatus(status_code="ERROR", description=_encodable(call.error))
+        if (error := call.error or call.misdirected) is None
+        else SpanStatus(status_code="ERROR", description=_encodable(error))
     )
     return Span(
         rollout_id=call.rollout_id,
@@ -158,6 +161,8 @@ def token_record(call: ModelCall) -> TokenRecord:
     """
     if call.error is not None:
         raise Unproven(f"the call failed: {call.error}")
+    if call.misdirected is not None:
+        raise Unproven(call.misdirected)
     if echoes(call.request):
         raise Unproven("the completion echoes its prompt, which answers with token ids leave out; call without `echo`")
     response = call.response or {}

@@ -290,7 +290,10 @@ def _why_unanswered(calls: PaginatedResult[Span]) -> str | None:
     answered one if there is any.
     """
     if not calls.total:
-        return "the agent never called the model through the gateway"
+        return (
+            "the agent never called the model through the gateway: give its client the address and key of the `llm`, "
+            "in each rollout anew"
+        )
     if calls[0].status.status_code != "ERROR":
         return None
     why = calls[0].status.description
