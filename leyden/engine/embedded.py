@@ -384,7 +384,7 @@ class EmbeddedBackend(PolicyBackend):
         import torch
 
         from leyden.engine.loading import load_policy
-        from leyden.engine.lora import add_adapter
+        from leyden.engine.lora import add_adapter, check_mergeable
 
         threads = 1 if isinstance(self._threads, str) else self._threads  # "auto": one, until the size is known
         if threads is not None:
@@ -393,6 +393,7 @@ class EmbeddedBackend(PolicyBackend):
         policy = load_policy(model, tokenizer, device=device, dtype=dtype)
         if self._lora is not None:
             policy = replace(policy, model=add_adapter(policy.model, self._lora, seed=self._seed))
+        check_mergeable(policy.model)
         on_cpu = policy.device_type == "cpu"
         if policy.device_type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled():
             # cuDNN plans its attention anew for each shape, and each token makes another one.

@@ -12,12 +12,15 @@ import importlib
 import pickle
 import re
 import threading
+import warnings
+from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -97,11 +100,66 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
     """
     model = policy.model
     if hasattr(model, "merge_and_unload"):
-        model = copy.deepcopy(model).merge_and_unload()
-    with _one_at_a_time():
-        model.save_pretrained(path)
+        model = copy.deepcopy(model)
+        _untie_adapted(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # peft warns that the two are no longer tied
+            model = model.merge_and_unload()
+    with _one_at_a_time(), _declared_tied(model) as weights:
+        model.save_pretrained(path, state_dict=weights)
     if policy.text is not None:
         policy.text.tokenizer.save_pretrained(path)
+
+
+def _untie_adapted(model: Any) -> None:
+    """Give each layer weights of its own where one with an adapter shares them, such as an output
+    head that is tied to the embeddings: the adapter of one must not be merged into the other.
+    """
+    owners: defaultdict[int, list[tuple[Any, str]]] = defaultdict(list)
+    adapted: set[int] = set()
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            owners[id(parameter)].append((module, name))
+            if "base_layer" in path.split("."):
+                adapted.add(id(parameter))
+    for shared in adapted:
+        for module, name in owners[shared][1:]:
+            parameter = getattr(module, name)
+            setattr(module, name, torch.nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
+
+
+@contextlib.contextmanager
+def _declared_tied(model: Any) -> Generator[dict[str, Tensor]]:
+    """Return the tensors to write, so that loading them gives the same model. During the block, the
+    configuration says that weights are tied only if they are.
+
+    transformers writes one of two tensors that share memory, and fills the other at loading only if
+    the configuration ties the two.
+    """
+    weights: dict[str, Tensor] = model.state_dict()
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    written: dict[int, str] = {}
+    for name, weight in list(weights.items()):
+        other = written.setdefault(weight.data_ptr(), name)
+        if other != name and tied.get(name) != other and tied.get(other) != name:
+            weights[name] = weight.clone()
+    differ = any(
+        weights[name].data_ptr() != weights[other].data_ptr()
+        for name, other in tied.items()
+        if name in weights and other in weights
+    )
+    configs = [
+        each
+        for each in (model.config, model.config.get_text_config())
+        if differ and getattr(each, "tie_word_embeddings", False)
+    ]
+    for config in configs:
+        config.tie_word_embeddings = False
+    try:
+        yield weights
+    finally:
+        for config in configs:
+            config.tie_word_embeddings = True
 
 
 def share_weights(policy: LoadedPolicy) -> SharedWeights:

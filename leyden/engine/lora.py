@@ -55,10 +55,29 @@ def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
     return wrapped.eval()
 
 
+def check_mergeable(model: Any) -> None:
+    """Raise ConfigError for a model whose adapters cannot be merged into its weights, because its
+    exported folder would be another model. A model without adapters passes.
+    """
+    for config in getattr(model, "peft_config", {}).values():
+        if not hasattr(model, "merge_and_unload"):
+            kind = getattr(config.peft_type, "value", config.peft_type)
+            raise ConfigError(
+                f"adapters of the kind {kind} cannot be merged into the model that a run leaves; use adapters that change "
+                "weights, such as LoRA"
+            )
+        if getattr(config, "ensure_weight_tying", False) and hasattr(model.get_input_embeddings(), "base_layer"):
+            raise ConfigError(
+                "the adapter has ensure_weight_tying=True and changes the embeddings, which peft cannot merge into a copy "
+                "of the model; make it with ensure_weight_tying=False"
+            )
+
+
 def write_adapter(model: Any, path: Path) -> None:
     """Write the adapters of `model` as a folder that `peft.PeftModel.from_pretrained` loads."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        # peft warns of a deprecated name in transformers, and that changed embeddings are written.
+        warnings.simplefilter("ignore")
         model.save_pretrained(path)
 
 

@@ -12,16 +12,20 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, SampledResponse, SamplingParams
+from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, OptimParams, SampledResponse, SamplingParams
 from leyden.errors import ConfigError
+from leyden.maths.losses import CrossEntropyLoss
+from leyden.types import TrainingSequence
 from tests.engine import tiny
 from tests.engine.test_state import iterate
 
 peft = pytest.importorskip("peft")
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*is_gradient_checkpointing:FutureWarning"
-)  # PEFT reads a name of the past
+    "ignore:.*is_gradient_checkpointing:FutureWarning",  # PEFT reads a name of the past
+    "ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning",
+    "ignore:fan_in_fan_out is set to False:UserWarning",
+)
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +142,93 @@ async def test_without_adapters_none_is_saved(folder: Path, tmp_path: Path):
     async with EmbeddedBackend(folder) as backend:
         with pytest.raises(ConfigError, match=r"lora=LoRA\(\)"):
             await backend.save_adapter(tmp_path)
+
+
+def tied_by_identity() -> Any:
+    model: Any = tiny.model(tie_word_embeddings=False)
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return model
+
+
+def untied_against_the_configuration() -> Any:
+    model: Any = tiny.model()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.9)
+    return model
+
+
+def with_adapter(**options: Any) -> Any:
+    return peft.get_peft_model(tiny.model(), peft.LoraConfig(task_type="CAUSAL_LM", r=4, **options))
+
+
+HEAD_AND_ONE: LoRA = LoRA(rank=4, target_modules=["lm_head", "q_proj"])
+
+
+@pytest.mark.parametrize(
+    ("make", "lora"),
+    [
+        (tiny.model, LoRA(rank=4, target_modules=["lm_head"])),
+        (tiny.model, LoRA(rank=4, target_modules=["embed_tokens", "q_proj"])),
+        (tiny.model, LoRA(rank=4, target_modules=["embed_tokens", "lm_head"])),
+        (tiny.model, LoRA(rank=4, target_modules=r".*\.?(lm_head|q_proj)")),
+        (lambda: tiny.model("gemma3_text", head_dim=32), LoRA(rank=4, target_modules=["embed_tokens"])),
+        (lambda: tiny.model("gpt2", n_positions=128), LoRA(rank=4, target_modules=["lm_head", "c_attn"])),
+        (tied_by_identity, HEAD_AND_ONE),
+        (tied_by_identity, None),
+        (untied_against_the_configuration, HEAD_AND_ONE),
+        (untied_against_the_configuration, None),
+        (lambda: with_adapter(target_modules=["lm_head"], use_rslora=True), None),
+        (lambda: with_adapter(target_modules=["embed_tokens"], use_dora=True), None),
+        (lambda: with_adapter(target_modules=["q_proj"], modules_to_save=["lm_head"]), None),
+        (lambda: with_adapter(target_modules=["q_proj"], modules_to_save=["embed_tokens"]), None),
+    ],
+)
+async def test_the_exported_model_is_the_trained_policy_whatever_is_tied(make: Any, lora: LoRA | None, tmp_path: Path):
+    model = make()
+    declared = model.config.tie_word_embeddings
+    ids = [1, 50, 60, 7, 9, 50, 33, 8]
+    sequence = TrainingSequence(ids, [0.0] + [1 / 7] * 7)
+    async with EmbeddedBackend(model, max_length=64, lora=lora) as backend:
+        before = (await backend.forward([sequence])).logprobs[0]
+        for _ in range(4):
+            await backend.forward_backward([sequence], CrossEntropyLoss())
+            await backend.optim_step(OptimParams(learning_rate=2e-2))
+        trained = (await backend.forward([sequence])).logprobs[0]
+        await backend.save_pretrained(tmp_path / "model")
+        assert (await backend.forward([sequence])).logprobs[0] == pytest.approx(trained, abs=1e-5)
+        if lora is not None:
+            await backend.save_adapter(tmp_path / "adapter")
+    assert trained != pytest.approx(before, abs=0.1)
+    assert model.config.tie_word_embeddings == declared
+
+    def logprobs(loaded: Any) -> list[float]:
+        with torch.no_grad():
+            table = loaded(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return [0.0, *(float(table[at - 1, ids[at]]) for at in range(1, len(ids)))]
+
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    assert logprobs(exported) == pytest.approx(trained, abs=1e-3)
+    head, embeddings = exported.get_output_embeddings().weight, exported.get_input_embeddings().weight
+    assert exported.config.tie_word_embeddings == (head is embeddings)  # other libraries tie by the configuration alone
+    if lora is not None:
+        again = peft.PeftModel.from_pretrained(make(), tmp_path / "adapter").eval()
+        assert logprobs(again) == pytest.approx(trained, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: peft.get_peft_model(
+                tiny.model(), peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+            ),
+            "adapters of the kind PREFIX_TUNING cannot be merged",
+        ),
+        (
+            lambda: with_adapter(target_modules=["embed_tokens"], ensure_weight_tying=True),
+            "make it with ensure_weight_tying=False",
+        ),
+    ],
+)
+async def test_adapters_that_cannot_be_merged_are_refused_at_the_start(make: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
+        await EmbeddedBackend(make()).start()
