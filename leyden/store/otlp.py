@@ -37,6 +37,7 @@ from leyden import semconv
 from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
 from leyden.host.http import LARGE_BYTES, parsed
 from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus
+from leyden.types.span import enum_name
 from leyden.utils.otel import attribute_value, links_text, seconds
 from leyden.utils.text import fault_reason, storable
 
@@ -73,6 +74,8 @@ _NAMED = 3
 # OTLP's numbers for kinds and statuses; any other is INTERNAL and UNSET
 _KINDS: dict[int, SpanKind] = {2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
 _STATUS: dict[int, Literal["OK", "ERROR"]] = {1: "OK", 2: "ERROR"}
+_KIND_NUMBERS = {name: number for number, name in _KINDS.items()}
+_STATUS_NUMBERS = {name: number for number, name in _STATUS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,29 +325,47 @@ def _json_groups(body: bytes, left: _Left) -> Iterator[_Group]:
     document: Any = json.loads(body, object_pairs_hook=_object)
     if not isinstance(document, dict):
         raise ValueError(f"it is {storable(repr(document), limit=100)}, not an object")
-    for group in _objects(cast(dict[str, Any], document), "resourceSpans"):
+    for group in _objects(cast(dict[str, Any], document), "resourceSpans", "resource_spans"):
         left.take()
         spans = _json_spans(group, left)
         resource = _from_json(group.get("resource") or {}, Resource())
-        yield resource, (_from_json(span, trace_pb2.Span()) for span in spans)
+        yield resource, (_from_json(_with_numbers(span), trace_pb2.Span()) for span in spans)
+
+
+def _with_numbers(span: dict[str, Any]) -> dict[str, Any]:
+    """Return a span with numbers in place of the names of its kind and status, however they are
+    spelled. An unknown name is the default, as an unknown number is.
+    """
+    found = dict(span)
+    if isinstance(name := enum_name(found.get("kind")), str):
+        found["kind"] = int(name) if name.isdecimal() and len(name) < 4 else _KIND_NUMBERS.get(name, 0)
+    if isinstance(status := found.get("status"), dict):
+        code = enum_name(cast(dict[str, Any], status).get("code"))
+        if isinstance(code, str):
+            number = int(code) if code.isdecimal() and len(code) < 4 else _STATUS_NUMBERS.get(code, 0)
+            found["status"] = {**status, "code": number}
+    return found
 
 
 def _json_spans(group: dict[str, Any], left: _Left) -> Iterator[dict[str, Any]]:
-    for scope in _objects(group, "scopeSpans"):
+    for scope in _objects(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
         left.take()
         yield from _objects(scope, "spans")
 
 
-def _objects(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the list of objects under a key; empty if it is missing. Raise ValueError for another
-    value.
+def _objects(parent: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Return the objects in the lists under these names of one field; empty if it is missing. Raise
+    ValueError for another value.
     """
-    found: Any = parent.get(key)
-    if found is None:
-        return []
-    if not isinstance(found, list) or not all(isinstance(part, dict) for part in cast(list[Any], found)):
-        raise ValueError(f"{key} is {storable(repr(cast(object, found)), limit=100)}, not a list of objects")
-    return cast(list[dict[str, Any]], found)
+    objects: list[dict[str, Any]] = []
+    for name in names:
+        found: Any = parent.get(name)
+        if found is None:
+            continue
+        if not isinstance(found, list) or not all(isinstance(part, dict) for part in cast(list[Any], found)):
+            raise ValueError(f"{name} is {storable(repr(cast(object, found)), limit=100)}, not a list of objects")
+        objects += cast(list[dict[str, Any]], found)
+    return objects
 
 
 _M = TypeVar("_M", bound=Message)
@@ -364,7 +385,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError(f"an object has a key twice: {storable(str([key for key, _ in pairs]), limit=200)}")
-    for key in ("traceId", "spanId", "parentSpanId"):
+    for key in ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"):
         if isinstance(digits := entries.get(key), str):
             try:
                 entries[key] = b64encode(bytes.fromhex(digits)).decode()
@@ -388,7 +409,8 @@ def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
             sequence_id=_sequence_id(attributes, resource),
             trace_id=_hex("trace", proto.trace_id, 16),
             span_id=_hex("span", proto.span_id, 8),
-            parent_id=_hex("parent's", proto.parent_span_id, 8) if proto.parent_span_id else None,
+            # Some exporters write zeros for a span without a parent.
+            parent_id=_hex("parent's", proto.parent_span_id, 8) if any(proto.parent_span_id) else None,
             name=proto.name,
             kind=_KINDS.get(proto.kind, "INTERNAL"),
             status=_status(proto.status),

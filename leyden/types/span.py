@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from enum import Enum
+from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from leyden import semconv
@@ -40,12 +41,33 @@ SpanKind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
 """OpenTelemetry's kinds: which side of which call the step is."""
 
 
+_ENUM_NAMES = frozenset((*get_args(SpanKind), "UNSET", "OK", "ERROR"))
+
+
+def enum_name(value: object) -> object:
+    """Return the name of a span's kind or status code as Leyden writes it, such as "CLIENT", from
+    OpenTelemetry's other spellings: its enum, "SpanKind.CLIENT", "SPAN_KIND_CLIENT" and lower case.
+    Any other value is returned as it is: numbers mean different kinds in OTLP and in Python.
+    """
+    if type(value) is str and value in _ENUM_NAMES:
+        return value
+    if isinstance(value, Enum):
+        value = value.name
+    if not isinstance(value, str):
+        return value
+    return value.rpartition(".")[2].upper().removeprefix("SPAN_KIND_").removeprefix("STATUS_CODE_")
+
+
+def _existing_parent(span_id: str | None) -> str | None:
+    return None if span_id in ("", "0" * 16) else span_id
+
+
 class SpanStatus(BaseModel):
     """The status with which the step ended. It never changes, so that spans may share one."""
 
     model_config = ConfigDict(frozen=True)
 
-    status_code: Literal["UNSET", "OK", "ERROR"] = "UNSET"
+    status_code: Annotated[Literal["UNSET", "OK", "ERROR"], BeforeValidator(enum_name)] = "UNSET"
     description: str | None = None
 
 
@@ -73,9 +95,10 @@ class Span(BaseModel):
     """32 hexadecimal digits."""
     span_id: str
     """16 hexadecimal digits, unique within the attempt."""
-    parent_id: str | None = None
+    parent_id: Annotated[str | None, AfterValidator(_existing_parent)] = None
+    """The parent's span id; None for a root. Some exporters write zeros, which name no span."""
     name: str
-    kind: SpanKind = "INTERNAL"
+    kind: Annotated[SpanKind, BeforeValidator(enum_name)] = "INTERNAL"
     status: SpanStatus = Field(default_factory=SpanStatus)
     attributes: Attributes = Field(default_factory=dict[str, AttributeValue])
     events: list[SpanEvent] = Field(default_factory=list[SpanEvent], fail_fast=True)

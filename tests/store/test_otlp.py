@@ -274,6 +274,55 @@ def test_json_may_name_enums_give_numbers_for_times_and_hold_fields_that_nobody_
     assert read.attributes["n"] == 9007199254740993
 
 
+@pytest.mark.parametrize("encoding", [PROTOBUF, JSON])
+@pytest.mark.parametrize("n_bytes", [8, 0, 16])
+def test_a_parent_of_zero_bytes_is_no_parent(encoding: str, n_bytes: int):
+    place = {semconv.ROLLOUT_ID: "ro", semconv.ATTEMPT_ID: "at"}
+    if encoding == PROTOBUF:
+        body = request_of({"parent_span_id": bytes(n_bytes)}, resource=place).SerializeToString()
+    else:
+        span = {"traceId": "0a" * 16, "spanId": "0b" * 8, "parentSpanId": "00" * n_bytes, "attributes": PLACE}
+        body = (SPAN % json.dumps(span)).encode()
+    (read,) = read_spans(body, encoding).spans
+    assert read.parent_id is None
+
+
+PLACE = [{"key": key, "value": {"stringValue": key}} for key in (semconv.ROLLOUT_ID, semconv.ATTEMPT_ID)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "read_as"),
+    [
+        *(("SpanKind.INTERNAL", "INTERNAL"), ("SpanKind.CLIENT", "CLIENT"), ("SPAN_KIND_SERVER", "SERVER")),
+        *(("CONSUMER", "CONSUMER"), ("producer", "PRODUCER"), (3, "CLIENT"), ("3", "CLIENT"), (0, "INTERNAL")),
+        *((99, "INTERNAL"), ("NEW_KIND", "INTERNAL"), (None, "INTERNAL")),
+    ],
+)
+def test_a_kind_is_read_however_json_spells_it(kind: Any, read_as: str):
+    span = {"traceId": "0a" * 16, "spanId": "0b" * 8, "kind": kind, "attributes": PLACE}
+    (read,) = read_spans((SPAN % json.dumps(span)).encode(), JSON).spans
+    assert read.kind == read_as
+
+
+@pytest.mark.parametrize(
+    ("code", "read_as"),
+    [("StatusCode.ERROR", "ERROR"), ("Ok", "OK"), ("UNSET", "UNSET"), (2, "ERROR"), ("2", "ERROR"), ("odd", "UNSET")],
+)
+def test_a_status_is_read_however_json_spells_it(code: Any, read_as: str):
+    span = {"traceId": "0a" * 16, "spanId": "0b" * 8, "status": {"code": code}, "attributes": PLACE}
+    (read,) = read_spans((SPAN % json.dumps(span)).encode(), JSON).spans
+    assert read.status.status_code == read_as
+
+
+@pytest.mark.parametrize(
+    ("groups", "scopes"), [("resource_spans", "scope_spans"), ("resourceSpans", "instrumentationLibrarySpans")]
+)
+def test_fields_in_snake_case_and_the_first_name_of_scopes_lose_no_span(groups: str, scopes: str):
+    span = {"trace_id": "0a" * 16, "span_id": "0b" * 8, "parent_span_id": "0c" * 8, "attributes": PLACE}
+    (read,) = read_spans(json.dumps({groups: [{scopes: [{"spans": [span]}]}]}).encode(), JSON).spans
+    assert (read.trace_id, read.span_id, read.parent_id) == ("0a" * 16, "0b" * 8, "0c" * 8)
+
+
 def test_an_unknown_kind_or_status_is_the_default_and_a_time_of_zero_is_no_time():
     place = {semconv.ROLLOUT_ID: "ro", semconv.ATTEMPT_ID: "at"}
     body = request_of({"kind": 99, "status": {"code": 99, "message": "?"}}, resource=place).SerializeToString()

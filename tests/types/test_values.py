@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.trace import SpanKind as OtelKind
+from opentelemetry.trace import StatusCode as OtelCode
 from pydantic import TypeAdapter, ValidationError
 
 from leyden.errors import ConfigError
@@ -132,6 +134,25 @@ def test_derived_ids_are_equal_for_equal_parts(a: list[str | int], b: list[str |
     assert ids.derived_id("ro", *a) == ids.derived_id("ro", *a)
     same = "\x1f".join(map(str, a)) == "\x1f".join(map(str, b))
     assert (ids.derived_id("ro", *a) == ids.derived_id("ro", *b)) == same
+
+
+@pytest.mark.parametrize("kind", ["SpanKind.CLIENT", "SPAN_KIND_CLIENT", "client", "CLIENT", OtelKind.CLIENT])
+@pytest.mark.parametrize("code", ["StatusCode.ERROR", "STATUS_CODE_ERROR", "error", OtelCode.ERROR])
+def test_a_spans_kind_and_status_are_read_in_every_spelling_of_opentelemetry(kind: Any, code: Any) -> None:
+    values = {**span().model_dump(), "kind": kind, "status": {"status_code": code}}
+    read = Span.model_validate(values)
+    assert (read.kind, read.status.status_code) == ("CLIENT", "ERROR")
+
+
+@pytest.mark.parametrize("kind", [2, 3, "SpanKind.ODD", None, ["CLIENT"]])
+def test_a_kind_that_means_several_or_nothing_is_refused(kind: Any) -> None:
+    with pytest.raises(ValidationError, match="kind"):
+        Span.model_validate({**span().model_dump(), "kind": kind})
+
+
+@pytest.mark.parametrize("parent_id", [None, "", "0" * 16])
+def test_a_parent_of_zeros_is_none(parent_id: str | None) -> None:
+    assert Span.model_validate({**span().model_dump(), "parent_id": parent_id}).parent_id is None
 
 
 def test_resources_are_read_back_as_their_kind() -> None:
