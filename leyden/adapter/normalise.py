@@ -24,6 +24,8 @@ from typing import Any, Final, cast
 from leyden import semconv
 from leyden.adapter.attributes import Json, as_dict, as_list, parsed, unflatten
 from leyden.adapter.chat import chat_messages, chat_tool
+from leyden.dialects.checks import NUMBER
+from leyden.dialects.sampling import SAMPLING_PARAMETERS
 from leyden.types import Attributes, Span, TokenRecord, is_reward_span
 
 GATEWAY: Final = "leyden"
@@ -47,7 +49,7 @@ class ModelCallView:
     """One message for each choice of the answer."""
     tools: list[Json] = field(default_factory=list[Json])
     settings: Json = field(default_factory=dict[str, Any])
-    """The request's sampling options: `temperature`, `top_p`, `max_tokens`, ..."""
+    """The request's sampling options: `temperature`, `top_p`, `logit_bias`, `max_tokens`, ..."""
     usage: tuple[int, int] | None = None
     """Prompt and response tokens, as the server counted them."""
     tokens: TokenRecord | None = None
@@ -214,7 +216,7 @@ def _from_openinference(span: Span) -> ModelCallView:
         input_messages=chat_messages(as_list(unflatten(attributes, "llm.input_messages"))),
         output_messages=chat_messages(as_list(unflatten(attributes, "llm.output_messages")), role="assistant"),
         tools=[chat_tool(tool) for tool in as_list(unflatten(attributes, "llm.tools"))],
-        settings={name: settings[name] for name in _SETTINGS if isinstance(settings.get(name), int | float)},
+        settings=_settings(settings),
         usage=_usage(*counts),
     )
 
@@ -258,7 +260,7 @@ def _from_weave(span: Span) -> ModelCallView:
             [as_dict(choice).get("message") or {} for choice in as_list(response.get("choices"))], role="assistant"
         ),
         tools=[chat_tool(tool) for tool in as_list(parsed(request.get("tools")))],
-        settings={name: request[name] for name in _SETTINGS if isinstance(request.get(name), int | float)},
+        settings=_settings(request),
     )
 
 
@@ -301,15 +303,7 @@ _CONVENTIONS: tuple[tuple[Callable[[Span], bool], Callable[[Span], ModelCallView
 )
 """A test and a reader for each convention. The first whose test succeeds reads the span."""
 
-_SETTINGS = (
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "max_completion_tokens",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-)
+_SETTINGS = (*SAMPLING_PARAMETERS, "max_tokens", "max_completion_tokens", "seed")
 """The sampling options that a view keeps."""
 
 
@@ -329,11 +323,7 @@ def _call(
     messages: `input_messages`, `output_messages` and `tools`.
     """
     attributes = span.attributes
-    sampling = {
-        name: value
-        for name in _SETTINGS
-        if isinstance(value := attributes.get(f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"), int | float)
-    }
+    sampling = _settings({name: attributes.get(f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}") for name in _SETTINGS})
     tokens = span.tokens or _tokens(attributes)
     refused = attributes.get(semconv.TOKENS_REFUSED, "the call was recorded without token ids")
     return ModelCallView(
@@ -349,6 +339,19 @@ def _call(
         refused=str(refused) if tokens is None else None,
         **messages,
     )
+
+
+def _settings(options: Mapping[str, Any]) -> Json:
+    """Return the options of a request that a view keeps; lists and objects may be JSON text."""
+    found: Json = {}
+    for name in _SETTINGS:
+        types = SAMPLING_PARAMETERS[name].types if name in SAMPLING_PARAMETERS else NUMBER
+        value = options.get(name)
+        if isinstance(value, str) and str not in types:
+            value = parsed(value)
+        if value is not None and (types != NUMBER or isinstance(value, int | float)):
+            found[name] = value
+    return found
 
 
 def _name(value: Any) -> str | None:

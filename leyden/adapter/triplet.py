@@ -20,6 +20,7 @@ from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
 from leyden.adapter.selection import RewardMatchPolicy, SelectedCall, match_rewards, select_calls
 from leyden.adapter.tree import TraceTree
+from leyden.dialects.sampling import changes
 from leyden.types import Span, Triplet, TripletPrompt, TripletResponse, get_known_prefix
 
 _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
@@ -31,11 +32,11 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
     that several sources recorded is one triplet.
 
     The `metadata` of a triplet has `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no
-    agent), `model` and `temperature`, and `refused`, why the call cannot be trained on. `replayed`
-    (True) marks a call that was answered from the record of another attempt: its response is
-    context, with a loss mask of zeros. `goes_on_from` is the span id of the earlier call that the
-    prompt continues, as the gateway found it, and `known_prefix` is the number of ids that both
-    have in common.
+    agent), `model` and `temperature`, and `refused`, why the call cannot be trained on. `sampling`
+    has the other parameters that changed the distribution, such as `top_p`. `replayed` (True) marks
+    a call that was answered from the record of another attempt: its response is context, with a
+    loss mask of zeros. `goes_on_from` is the span id of the earlier call that the prompt continues,
+    as the gateway found it, and `known_prefix` is the number of ids that both have in common.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Trip
         "response_id": call.response_id,
         "model": call.model,
         "temperature": call.settings.get("temperature"),
+        "sampling": changes(call.settings) or None,
         "refused": call.refused,
     }
     if (known_prefix := get_known_prefix(call.span)) is not None:

@@ -47,16 +47,6 @@ _NAMES: Mapping[Types, str] = {
 _OF_OBJECTS = ("messages", "tools")
 """Fields whose lists hold only objects."""
 
-SAMPLING: FieldTypes = {
-    "stream": BOOLEAN,
-    "stream_options": OBJECT,
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "metadata": OBJECT,
-    "user": STRING,
-}
-"""Fields that the requests of all dialects with an answer share."""
-
 
 class WrongType(ValueError):
     """A field of a request has a type that its API does not take."""

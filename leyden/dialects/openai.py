@@ -13,9 +13,7 @@ from leyden.dialects.checks import (
     BOOLEAN,
     INTEGER,
     LIST,
-    NUMBER,
     OBJECT,
-    SAMPLING,
     STRING,
     TEXT_OR_LIST,
     TEXT_OR_OBJECT,
@@ -23,17 +21,15 @@ from leyden.dialects.checks import (
 )
 from leyden.dialects.dialect import Dialect
 from leyden.dialects.encoding import DONE, dump, sse_event
+from leyden.dialects.sampling import FIELD_TYPES as SAMPLING_TYPES
 from leyden.utils.json import Json
 
 _OPENAI: FieldTypes = {
-    **SAMPLING,
+    **SAMPLING_TYPES,
     "n": INTEGER,
     "seed": INTEGER,
     "max_tokens": INTEGER,
     "stop": TEXT_OR_LIST,
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "logit_bias": OBJECT,
     "return_token_ids": BOOLEAN,
 }
 _CHAT: FieldTypes = {
@@ -54,7 +50,6 @@ _COMPLETIONS: FieldTypes = {
     "prompt": TEXT_OR_LIST,
     "suffix": STRING,
     "echo": BOOLEAN,
-    "best_of": INTEGER,
     "logprobs": (bool, int),
 }
 _EMBEDDINGS: FieldTypes = {

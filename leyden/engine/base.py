@@ -55,9 +55,9 @@ class SampledResponse:
     token_ids: list[int]
     """Shape (R,). The last one is the end-of-turn token if that was sampled."""
     logprobs: list[float]
-    """Shape (R,): log-probability of each token under the distribution it was drawn from at
-    temperature 1 and top_p 1; for any other setting, under the tempered (not truncated)
-    distribution; for temperature 0, at temperature 1."""
+    """Shape (R,): the log-probability with which each token was drawn, at the temperature and among
+    the tokens that top_p keeps. For temperature 0 it is the one at temperature 1, of the whole
+    distribution. Only at top_p 1 is it the one that `forward` returns at the same temperature."""
     policy_versions: list[int]
     """Shape (R,): the policy's version when the token was drawn."""
     finish_reason: Literal["stop", "length"]

@@ -79,7 +79,7 @@ class Generation:
     policy_versions: list[int] = field(default_factory=list[int])
     """The version of the weights with which each token was sampled."""
     logprobs: list[float] = field(default_factory=list[float])
-    """The log-probability of each token, before top_p."""
+    """The log-probability with which each token was drawn (`sampling.draw`)."""
     finish_reason: Literal["stop", "length"] | None = None
     """Why the response ended; None while it has not."""
     error: Exception | None = None

@@ -32,7 +32,9 @@ def draw(
 ) -> tuple[list[int], list[float]]:
     """Sample one token for each row. Return the tokens and their log-probabilities.
 
-    A log-probability is at the row's temperature (at 1 for temperature 0), before top_p.
+    A log-probability is the one with which the token was drawn: at the row's temperature, among the
+    tokens that top_p keeps. For temperature 0 it is the one at temperature 1, of the whole
+    distribution.
     uniforms: one number in [0, 1) for each row; unused where the temperature is 0.
     """
     device = logits_BV.device
@@ -41,9 +43,11 @@ def draw(
         divisor = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)
         logits_BV = logits_BV / divisor[:, None]
     probabilities_BV = torch.softmax(logits_BV, dim=-1)
-    chances_BV = probabilities_BV
+    chances_BV, kept_B1 = probabilities_BV, None
     if any(top_p < 1.0 for top_p in top_ps):
         chances_BV = _nucleus(probabilities_BV, torch.tensor(top_ps, device=device))
+        truncated = torch.tensor([top_p < 1.0 and t != 0.0 for t, top_p in zip(temperatures, top_ps, strict=True)])
+        kept_B1 = torch.where(truncated[:, None].to(device), chances_BV.sum(dim=-1, keepdim=True), 1.0)
     if torch.are_deterministic_algorithms_enabled():
         chances_BV = chances_BV.cpu()  # a cumulative sum on CUDA has no deterministic kernel
     uniforms_B1 = torch.tensor(uniforms, dtype=torch.float64, device=chances_BV.device)[:, None]
@@ -52,6 +56,8 @@ def draw(
         greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
         tokens_B1 = torch.where(greedy[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
     logprobs_B1 = probabilities_BV.gather(-1, tokens_B1).log()
+    if kept_B1 is not None:
+        logprobs_B1 = logprobs_B1 - kept_B1.log()
     return listed(tokens_B1[:, 0]), listed(logprobs_B1[:, 0])
 
 

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from leyden.dialects import CHAT, DONE, Passage, sse_event
+from leyden.dialects.sampling import SAMPLING_PARAMETERS, WITH_ANOTHER, is_neutral
 from leyden.gateway.asgi import Headers, Scope
 from leyden.gateway.transport import ServerGone, UpstreamResponse
 from leyden.gateway.upstream import UpstreamModel
@@ -40,6 +41,11 @@ _FUNCTIONS = {"chat": "acompletion", "completions": "atext_completion", "embeddi
 """LiteLLM's function for each dialect."""
 _BAD_REQUEST = 400
 _SERVER_ERROR = 500
+
+
+def _nothing(name: str, value: Any) -> bool:
+    """Return whether a field changes nothing, so that it can be left out."""
+    return value is None or name in WITH_ANOTHER or (name in SAMPLING_PARAMETERS and is_neutral(name, value))
 
 
 class LitellmTransport:
@@ -73,7 +79,8 @@ class LitellmTransport:
 
         Raise ServerGone or TimeoutError, also while the response is read.
         """
-        asked: dict[str, Any] = json.loads(body)
+        wished: dict[str, Any] = json.loads(body)
+        asked = {name: value for name, value in wished.items() if name in _ALLOWED or not _nothing(name, value)}
         if refused := sorted(asked.keys() - _ALLOWED):
             yield _not_allowed(refused[0])
             return

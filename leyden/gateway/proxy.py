@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import aiohttp
 
+from leyden.dialects import WrongType, check_types
+from leyden.dialects.sampling import FIELD_TYPES as SAMPLING_TYPES
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
@@ -181,6 +183,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         for mode, fields in overrides.items():
             try:
                 json.dumps(fields, allow_nan=False)
+                check_types(fields, SAMPLING_TYPES)
+            except WrongType as error:
+                raise ConfigError(f"sampling_overrides of mode {mode!r}: {error}") from error
             except (TypeError, ValueError) as error:
                 raise ConfigError(
                     f"sampling_overrides of mode {mode!r} are not JSON, which requests are: {error}"

@@ -13,13 +13,14 @@ from typing import Any, cast
 
 from leyden import semconv
 from leyden.dialects import dump, echoes
+from leyden.dialects.sampling import SAMPLING_PARAMETERS
 from leyden.types import Attributes, Span, SpanStatus, TokenRecord
 from leyden.utils import ids
 
 Json = dict[str, Any]
 
-_REQUEST_SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed")
-"""Numbers of a request that become attributes of its span."""
+_REQUEST_SETTINGS = (*SAMPLING_PARAMETERS, "max_tokens", "max_completion_tokens", "seed")
+"""Options of a request that become attributes of its span; lists and objects as JSON text."""
 _LARGEST_ID = 2**31 - 1
 """The largest token id that is recorded, because ids are kept as 32-bit integers."""
 _OF_ANSWER = (
@@ -248,8 +249,9 @@ def _describe_request(request: Json, attributes: Attributes) -> None:
     if isinstance(model := request.get("model"), str):
         attributes[semconv.GEN_AI_REQUEST_MODEL] = _encodable(model)
     for name in _REQUEST_SETTINGS:
-        if isinstance(value := request.get(name), int | float):
-            attributes[f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"] = value
+        if (value := request.get(name)) is not None:
+            plain = isinstance(value, int | float | str)
+            attributes[f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"] = value if plain else _text(value)
     if (messages := input_messages(request)) is not None:
         attributes[semconv.GEN_AI_INPUT_MESSAGES] = _text(messages)
     if request.get("tools") is not None:

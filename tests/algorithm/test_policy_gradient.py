@@ -225,9 +225,10 @@ def test_a_step_in_which_everything_fails_ends_the_run_with_the_reasons_and_a_re
     ("options", "reason"),
     [
         ({"temperature": 0.3}, "the agent sampled at temperature 0.3, the policy is trained at 1:"),
+        ({"top_p": 0.5}, "the agent sampled with top_p 0.5, the policy is trained on its whole distribution:"),
         ({"n": 2}, "2 choices"),
     ],
-    ids=["temperature", "n"],
+    ids=["temperature", "top_p", "n"],
 )
 def test_calls_that_cannot_be_trained_on_are_told_and_never_pass_in_silence(
     tmp_path: Path, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture

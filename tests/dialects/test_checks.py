@@ -61,5 +61,5 @@ def test_a_field_of_the_wrong_type_is_named(dialect: str, field: str, value: Any
 
 
 def test_null_whole_floats_and_fields_that_no_api_defines_pass() -> None:
-    request: dict[str, Any] = {"stream": None, "max_tokens": 5.0, "top_k": "many", "logprobs": True, "messages": [{}]}
+    request: dict[str, Any] = {"stream": None, "max_tokens": 5.0, "verve": "much", "logprobs": True, "messages": [{}]}
     check_types(request, DIALECTS["chat"].field_types)

@@ -236,13 +236,24 @@ def test_a_large_vocabulary_is_drawn_by_its_cumulative_distribution(n_vocabulary
         assert math.isfinite(logprob)
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it_and_reports_the_whole_distribution():
+def test_top_p_keeps_the_smallest_set_that_reaches_it_and_reports_the_probability_of_the_draw():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     n, rng = 2000, random.Random(0)
     tokens, logprobs = draw(logits.expand(n, -1), [1.0] * n, [0.7] * n, [rng.random() for _ in range(n)])
     assert set(tokens) == {0, 1}
     assert Counter(tokens)[0] / n == pytest.approx(0.5 / 0.8, abs=0.05)
-    assert logprobs[tokens.index(1)] == pytest.approx(math.log(0.3), abs=1e-5)
+    assert logprobs[tokens.index(1)] == pytest.approx(math.log(0.3 / 0.8), abs=1e-5)
+    assert logprobs[tokens.index(0)] == pytest.approx(math.log(0.5 / 0.8), abs=1e-5)
+
+
+def test_each_row_of_a_batch_reports_the_probability_of_its_own_draw():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4, -1)
+    tokens, logprobs = draw(logits, [1.0, 0.0, 2.0, 1.0], [0.4, 0.4, 0.4, 1.0], [0.9, 0.9, 0.9, 0.9])
+    assert tokens == [0, 0, 1, 2]
+    roots = [math.sqrt(p) for p in (0.5, 0.3, 0.15, 0.05)]
+    second = roots[1] / (roots[0] + roots[1])  # at temperature 2, the two likeliest reach 0.4
+    for found, wanted in zip(logprobs, [1.0, 0.5, second, 0.15], strict=True):
+        assert found == pytest.approx(math.log(wanted), abs=1e-5)
 
 
 def test_temperature_zero_takes_the_likeliest_token():

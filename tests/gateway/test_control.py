@@ -147,6 +147,11 @@ async def test_overrides_are_of_one_mode_alone(upstream: FakeUpstream, store: In
             assert temperature == upstream.requests[-1]["temperature"] == {"val": 0, "live": 0.1}.get(str(mode), 0.7)
 
 
+def test_an_override_of_the_wrong_type_is_refused_before_any_call() -> None:
+    with pytest.raises(ConfigError, match=r"sampling_overrides of mode 'train': top_p must be a number, got \"0.5\""):
+        LLMProxy(sampling_overrides={"train": {"top_p": "0.5"}})
+
+
 class Gatekeeper(InMemoryLightningStore):
     """A store that fails to write, when told so."""
 

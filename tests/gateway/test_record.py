@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
 from leyden import semconv
+from leyden.adapter import TraceToTriplet
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, ServedCall
@@ -259,3 +261,34 @@ async def test_an_interrupted_attempt_is_sampled_again_with_its_seeds_and_a_fail
             seeds.append(await seed_of(proxy, store, upstream, rollout))
     assert seeds[0] == seeds[1]
     assert seeds[1] != seeds[2]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+async def test_parameters_that_change_the_distribution_are_recorded_in_every_dialect(caller: Caller, path: str) -> None:
+    asked: dict[str, Any] = {"completions": {"prompt": "hi"}, "responses": {"input": "hi"}}.get(
+        path, {"messages": say("hi"), "max_tokens": 9}
+    )
+    changed: dict[str, Any] = {
+        "top_k": 5,
+        "min_p": 0.1,
+        "logit_bias": {"5": 1},
+        "bad_words": ["no"],
+        "do_sample": False,
+    }
+    neutral: dict[str, Any] = {"top_p": 1.0, "repetition_penalty": 1, "presence_penalty": None, "extra_body": {}}
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {caller.llm.api_key}"}) as session:
+        for fields in ({}, neutral, neutral | changed):
+            body = {"model": "fake", **asked, **fields}
+            async with session.post(f"{caller.llm.endpoint}/{path}", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+    triplets = TraceToTriplet().adapt(await caller.spans())
+    assert [triplet.metadata.get("sampling") for triplet in triplets] == [None, None, changed]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+async def test_a_parameter_of_the_wrong_type_is_refused_in_every_dialect(caller: Caller, path: str) -> None:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {caller.llm.api_key}"}) as session:
+        for name, value in (("top_k", "5"), ("min_p", [0.1]), ("bad_words", "no"), ("use_beam_search", 1)):
+            body = {"model": "fake", "prompt": "hi", "input": "hi", "messages": say("hi"), "max_tokens": 9, name: value}
+            async with session.post(f"{caller.llm.endpoint}/{path}", json=body) as answer:
+                assert (answer.status, f"{name} must be" in await answer.text()) == (400, True)

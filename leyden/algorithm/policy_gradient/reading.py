@@ -19,6 +19,7 @@ from leyden.adapter.trajectory import refusal
 from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.policy_gradient.batch import RolloutData
 from leyden.algorithm.policy_gradient.signal import Answers, Example
+from leyden.dialects import dump
 from leyden.errors import ConfigError
 from leyden.types import Span, Trajectory, Triplet, failure_reason, find_final_reward
 
@@ -57,8 +58,9 @@ class RolloutReader:
     """Converts collected rollouts to rewards and trajectories to train on.
 
     adapter: makes triplets of spans.
-    temperature: the sampling temperature of the trained policy. Calls at another temperature are
-        refused. None: every temperature is accepted.
+    temperature: the sampling temperature of the trained policy. Calls at another temperature, and
+        calls with other parameters that change the distribution (`leyden.dialects.sampling`), are
+        refused. None: every call is accepted.
     failed_reward: the reward of a failed rollout in its group; None leaves it out.
     agent_match: only calls of agents whose name contains a match are trained on; None: all calls.
     """
@@ -156,6 +158,12 @@ class RolloutReader:
             return (
                 f"the agent sampled at temperature {temperature:g}, the policy is trained at {self.temperature:g}: "
                 "use llm.sampling_parameters['temperature'] in the agent, or PolicyGradient(temperature=...)"
+            )
+        if self.temperature is not None and (changed := triplet.metadata.get("sampling")):
+            shown = ", ".join(f"{name} {dump(value).decode():.40}" for name, value in changed.items())
+            return (
+                f"the agent sampled with {shown}, the policy is trained on its whole distribution: leave that out of the "
+                "agent's requests and of the gateway's sampling_overrides"
             )
         return refusal(triplet)
 

@@ -21,6 +21,7 @@ import torch
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout  # pyright: ignore[reportPrivateUsage] -- verl has no function
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
+from leyden.dialects.sampling import SAMPLING_PARAMETERS, changes
 from leyden.engine import EmbeddedBackend, SamplingParams
 from leyden.errors import ConfigError
 
@@ -105,8 +106,8 @@ class EngineServer:
         """Sample a response to a prompt for verl's own agent loops, and return verl's
         `TokenOutput`. Leyden's agents call the endpoint instead.
 
-        sampling_params: `max_tokens`, `temperature` and `top_p`. `top_k` and `repetition_penalty`
-            must have the values that change nothing.
+        sampling_params: `max_tokens`, `temperature` and `top_p`. Others, such as `top_k` and
+            `repetition_penalty`, must have the values that change nothing.
         Raise ConfigError for another value.
         """
         params = _sampling(
@@ -151,9 +152,6 @@ def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]
 
 
 _OF_PEFT, _LORA_A, _LORA_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-_NEUTRAL: dict[str, Any] = {"top_k": -1, "repetition_penalty": 1.0}
-"""Sampling parameters of verl that the engine does not have, with the values that change
-nothing."""
 
 
 def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> SamplingParams:
@@ -163,10 +161,11 @@ def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> Sa
     default_tokens: `max_tokens` if verl gives none.
     room: the most tokens for which the engine has room after the prompt.
     """
-    for name, neutral in _NEUTRAL.items():
-        if given.get(name, neutral) != neutral:
+    for name in changes(given):
+        if name != "top_p":
             raise ConfigError(
-                f"the rollout engine 'leyden' has no {name}; set actor_rollout_ref.rollout.{name} to {neutral}"
+                f"the rollout engine 'leyden' has no {name}; set actor_rollout_ref.rollout.{name} to "
+                f"{SAMPLING_PARAMETERS[name].neutral[0]}"
             )
     return SamplingParams(
         max_tokens=max(1, min(int(given.get("max_tokens", default_tokens)), room)),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from leyden.dialects.checks import INTEGER, LIST, OBJECT, SAMPLING, TEXT_OR_LIST, FieldTypes
+from leyden.dialects.checks import INTEGER, LIST, OBJECT, TEXT_OR_LIST, FieldTypes
 from leyden.dialects.dialect import Dialect
 from leyden.dialects.encoding import dump, named_event
 from leyden.dialects.messages.answer import answer_from_chat, answer_to_chat
 from leyden.dialects.messages.request import request_from_chat, request_to_chat
 from leyden.dialects.messages.stream import EventsFromChat, EventsToChat
+from leyden.dialects.sampling import FIELD_TYPES as SAMPLING_TYPES
 from leyden.utils.json import Json
 
 _ERROR_TYPES = {
@@ -25,11 +26,10 @@ _ERROR_TYPES = {
     529: "overloaded_error",
 }
 _FIELD_TYPES: FieldTypes = {
-    **SAMPLING,
+    **SAMPLING_TYPES,
     "messages": LIST,
     "system": TEXT_OR_LIST,
     "max_tokens": INTEGER,
-    "top_k": INTEGER,
     "stop_sequences": LIST,
     "tools": LIST,
     "tool_choice": OBJECT,

@@ -11,7 +11,6 @@ from leyden.dialects.checks import (
     INTEGER,
     LIST,
     OBJECT,
-    SAMPLING,
     STRING,
     TEXT_OR_LIST,
     TEXT_OR_OBJECT,
@@ -23,10 +22,11 @@ from leyden.dialects.openai import openai_error, openai_models_page
 from leyden.dialects.responses.answer import answer_from_chat, answer_to_chat
 from leyden.dialects.responses.request import input_items, request_from_chat, request_to_chat
 from leyden.dialects.responses.stream import EventsFromChat, EventsToChat
+from leyden.dialects.sampling import FIELD_TYPES as SAMPLING_TYPES
 from leyden.utils.json import Json
 
 _FIELD_TYPES: FieldTypes = {
-    **SAMPLING,
+    **SAMPLING_TYPES,
     "input": TEXT_OR_LIST,
     "instructions": STRING,
     "max_output_tokens": INTEGER,

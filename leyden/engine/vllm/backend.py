@@ -363,14 +363,9 @@ class VLLMBackend(PolicyBackend):
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
         """Return one response for each prompt, sampled by the server with the published weights.
 
-        Raise ConfigError for an invalid prompt, and for a top_p below 1.
+        Raise ConfigError for an invalid prompt.
         """
         running = started(self._running)
-        if params.top_p < 1:
-            raise ConfigError(
-                f"top_p is {params.top_p}; vLLM reports the log-probabilities of the truncated distribution, "
-                "which the learner does not have: leave top_p at 1"
-            )
         check_prompts(prompts, running.n_vocabulary, running.max_length)
         stop_ids = sorted({*running.stop_ids, *params.stop_token_ids})
         async with self._explained(running):

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 _METRIC = re.compile(r"^vllm:(\w+)(?:\{[^\n]*\})? (\S+)$", re.MULTILINE)
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Parameters that `SamplingParams` lacks. A server may have other defaults, which it reads from the
+model's folder."""
 _ANSWER_CHARACTERS = 500
 """The most characters of an answer in an error message."""
 _ROUTES_WITH_404 = ("/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
@@ -87,6 +90,7 @@ class VLLMClient:
                 "max_tokens": params.max_tokens,
                 "temperature": params.temperature,
                 "top_p": params.top_p,
+                **_NEUTRAL,
                 "stop_token_ids": list(stop_ids),
             }
             if params.seed is not None:

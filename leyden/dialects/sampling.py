@@ -1,0 +1,103 @@
+"""The sampling parameters of model servers: their types, and the values that change nothing.
+
+With all parameters at a neutral value, each token is drawn from the model's own distribution. The
+engine accepts neutral values and refuses those that it cannot honour, the gateway records the
+parameters, and training refuses calls whose parameters changed the distribution. All of them read
+this one table, in every dialect. To add a parameter, add a line.
+
+A grammar is no parameter of this table: it is part of the task, and servers report the
+log-probabilities under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from leyden.dialects.checks import (
+    BOOLEAN,
+    INTEGER,
+    LIST,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TEXT_OR_LIST,
+    FieldTypes,
+    Types,
+)
+from leyden.utils.json import Json
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameter:
+    """A request field that changes which tokens are drawn."""
+
+    types: Types
+    """The Python types of its JSON values."""
+    neutral: tuple[Any, ...]
+    """The values that change nothing. null changes nothing either."""
+
+
+def _rows(types: Types, neutral: tuple[Any, ...], names: str) -> dict[str, SamplingParameter]:
+    return dict.fromkeys(names.split(), SamplingParameter(types, neutral))
+
+
+SAMPLING_PARAMETERS: Final[Mapping[str, SamplingParameter]] = {
+    **_rows(NUMBER, (1,), "temperature top_p typical_p tfs tfs_z guidance_scale"),
+    **_rows(INTEGER, (-1, 0), "top_k"),
+    **_rows(NUMBER, (-1, 0), "top_n_sigma nsigma"),
+    **_rows(NUMBER, (0,), "min_p top_a epsilon_cutoff eta_cutoff smoothing_factor dynatemp_range penalty_alpha"),
+    **_rows(NUMBER, (0,), "frequency_penalty presence_penalty dry_multiplier xtc_probability"),
+    **_rows(NUMBER, (1,), "repetition_penalty repeat_penalty encoder_repetition_penalty"),
+    **_rows(INTEGER, (0,), "no_repeat_ngram_size mirostat mirostat_mode min_tokens min_length min_new_tokens"),
+    **_rows(INTEGER, (1,), "best_of num_beams beam_width"),
+    **_rows(BOOLEAN, (True,), "do_sample"),
+    **_rows(BOOLEAN, (False,), "use_beam_search ignore_eos ban_eos_token dynamic_temperature watermark"),
+    **_rows(LIST, ([],), "bad_words bad_words_ids allowed_token_ids suppress_tokens begin_suppress_tokens"),
+    **_rows(LIST, ([],), "sequence_bias logits_processors logit_processors"),
+    **_rows(TEXT_OR_LIST, ([], ""), "samplers"),
+    **_rows(STRING, ("",), "custom_token_bans custom_logit_processor"),
+    **_rows(INTEGER, (-1,), "thinking_token_budget"),
+    # Besides logit_bias: objects that servers and clients read further parameters from.
+    **_rows(OBJECT, ({},), "logit_bias vllm_xargs extra_args custom_params extra_body sampling_params options"),
+}
+"""Parameters by the name of their field: those of OpenAI, vLLM, SGLang, llama.cpp, TGI and
+transformers."""
+
+WITH_ANOTHER: Final = {
+    *("length_penalty", "early_stopping", "repeat_last_n", "repetition_penalty_range", "negative_prompt"),
+    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers", "xtc_threshold"),
+    *("mirostat_tau", "mirostat_eta", "dynatemp_low", "dynatemp_high", "dynatemp_exponent", "smoothing_curve"),
+}
+"""Parameters that change nothing unless a parameter of the table does: details of beam search, DRY,
+XTC, Mirostat, repetition penalties, dynamic temperature, smoothing and guidance."""
+
+
+FIELD_TYPES: Final[FieldTypes] = {
+    **{name: parameter.types for name, parameter in SAMPLING_PARAMETERS.items()},
+    "stream": BOOLEAN,
+    "stream_options": OBJECT,
+    "metadata": OBJECT,
+    "user": STRING,
+}
+"""Types of the fields that the requests of all dialects with an answer share."""
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Return whether a value of a parameter of the table leaves the distribution as it is."""
+    return value is None or any(
+        value == each and isinstance(value, bool) == isinstance(each, bool)
+        for each in SAMPLING_PARAMETERS[name].neutral
+    )
+
+
+def changes(request: Mapping[str, Any]) -> Json:
+    """Return the parameters of a request that change the distribution, except the temperature, for
+    which a policy can be trained.
+    """
+    return {
+        name: value
+        for name, value in request.items()
+        if name in SAMPLING_PARAMETERS and name != "temperature" and not is_neutral(name, value)
+    }
