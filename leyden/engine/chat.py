@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -63,14 +63,15 @@ class Chat:
         Raise Refusal if the template cannot express the request.
         """
         self._check(request)
-        key = json.dumps([request.messages, request.tools])
+        options = request.template_options
+        key = json.dumps([request.messages, request.tools, options])
         keys = [each for each in turn_keys(request.messages, request.tools) if each in self._turns]
         prompt = self._prompts.get(key)
         if prompt is not None and not keys:
             self._prompts.move_to_end(key)
             return prompt
         try:
-            text = self._render(request.messages, request.tools)
+            text = self._render(request.messages, request.tools, options)
         except Exception as error:  # a template may raise any error for messages that it does not accept
             raise bad_request(f"the chat template refuses the messages: {error}", param="messages") from error
         if keys:
@@ -237,10 +238,21 @@ class Chat:
                 code="no_tool_parser",
             )
 
-    def _render(self, messages: list[Json], tools: list[Json], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of the chat template for a conversation."""
+    def _render(
+        self,
+        messages: list[Json],
+        tools: list[Json],
+        options: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of the chat template for a conversation. options: further variables."""
         text: Any = self._text.tokenizer.apply_chat_template(
-            messages, tools=tools or None, add_generation_prompt=add_generation_prompt, tokenize=False
+            messages,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **(options or {}),
         )
         return cast(str, text)
 

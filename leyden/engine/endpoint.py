@@ -289,12 +289,12 @@ class Endpoint:
 
     def _ends_text(self, request: ChatRequest | TextRequest) -> Callable[[Sequence[int]], bool] | None:
         """Return a function of a response's ids so far that tells whether its text ends the
-        response: by a stop string, or by its first tool call if parallel calls are off. None if
+        response: by a stop string, or by its first tool call if it may hold no other. None if
         neither applies.
         """
         stops, text, chat = request.stops, self._text, self._chat
         schemas = None
-        if isinstance(request, ChatRequest) and request.may_call and not request.parallel_tool_calls:
+        if isinstance(request, ChatRequest) and request.may_call and not request.may_call_often:
             schemas = request.schemas
         if text is None or chat is None or not (stops or schemas):
             return None

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from leyden.engine.refusal import bad_request
+from leyden.engine.schema import cannot_be_held, faulty_keyword, held_schema
 from leyden.engine.tools import ToolParser
 from leyden.engine.wire import ChatRequest
 from leyden.errors import EngineError
 from leyden.extras import how_to_install
+from leyden.host.http import Refusal
 
 Json = dict[str, Any]
 
 _REMEMBERED = 64
 """The number of compiled grammars that are cached, because agents use few schemas again and
 again."""
+_OF_CONTENT = "response_format.json_schema.schema"
+"""The place of the content's schema in a request."""
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space of JSON as chat templates write it. A weak policy that may choose its white space
 can write it without end."""
-_VALUES = ("const", "default", "enum", "examples")
-"""Keywords of a JSON schema that hold values, and no schemas."""
 
 
 class GrammarConstraint:
@@ -76,35 +79,51 @@ class Grammars:
         Raise Refusal if a schema cannot be enforced. The first call can take a second, and each new
         grammar some milliseconds.
         """
-        grammar = self._grammar(request, parser)
+        schemas = _schemas(request)
+        grammar = self._grammar(request, parser, schemas)
         with self._lock:
-            matcher = self._compiled(grammar)
+            try:
+                matcher = self._compiled(grammar)
+            except _Uncompilable as error:
+                raise self._refusal(schemas, str(error)) from error
             return [GrammarConstraint(matcher.deep_copy()) for _ in range(request.n)]
 
-    def _grammar(self, request: ChatRequest, parser: ToolParser | None) -> str:
+    def _refusal(self, schemas: Mapping[str, Json], message: str) -> Refusal:
+        """Return the refusal of a grammar that cannot be compiled, which names the keyword that is
+        at fault.
+        """
+
+        def fails(schema: Json) -> bool:
+            return bool(self._matcher(f"start: {_rule(schema)}").is_error())
+
+        found = re.search("failed to compile JSON schema: (.*)", message)
+        for where, schema in schemas.items():
+            if fails(schema):
+                return cannot_be_held(faulty_keyword(schema, where, fails), found[1].rstrip(":") if found else "")
+        return bad_request(f"the response's grammar cannot be compiled: {message}", code="bad_schema")
+
+    def _grammar(self, request: ChatRequest, parser: ToolParser | None, schemas: Mapping[str, Json]) -> str:
         """Return the text of the Lark grammar that a response must follow: a JSON object of the
         schema, tool calls, or either.
         """
         rules: dict[str, str] = {}
         starts: list[str] = []
         if request.json_schema is not None:
-            rules["object"] = _rule(request.json_schema)
+            rules["object"] = _rule(schemas[_OF_CONTENT])
             starts.append("object")
         if request.may_call:
             assert parser is not None, "the request was checked"
-            rules |= self._calls(request, parser)
+            rules |= self._calls(request, parser, schemas)
             starts.append("calls")
         rules = {"start": " | ".join(starts), **rules}
         return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
 
-    def _calls(self, request: ChatRequest, parser: ToolParser) -> dict[str, str]:
+    def _calls(self, request: ChatRequest, parser: ToolParser, schemas: Mapping[str, Json]) -> dict[str, str]:
         """Return the grammar rules for calls of the allowed tools, in the model's own form of tool
         calls. Raise Refusal if that form has no grammar.
         """
-        schemas = {name: request.schemas[name] for name in request.callable_tools}
-        many = request.parallel_tool_calls and len(request.callable_tools) == len(request.tools)
-        arguments = {name: _rule({"type": "object", **schema}) for name, schema in schemas.items()}
-        rules = parser.grammar(arguments, self._literal, many=many)
+        arguments = {name: _rule(schemas[_of_tool(request, name)]) for name in request.callable_tools}
+        rules = parser.grammar(arguments, self._literal, many=request.may_call_often)
         if rules is None:
             raise bad_request(
                 f"tool calls in the form {parser.name!r} cannot be enforced here; "
@@ -121,9 +140,14 @@ class Grammars:
         return json.dumps(text) if number is None else f"<[{number}]>"
 
     def _compile(self, grammar: str) -> Any:
-        """Return llguidance's matcher of the grammar. Raise Refusal if llguidance is missing or
-        cannot use the tokenizer or the schema.
-        """
+        """Return llguidance's matcher of the grammar. Raise _Uncompilable if there is none."""
+        matcher = self._matcher(grammar)
+        if matcher.is_error():
+            raise _Uncompilable(matcher.get_error())
+        return matcher
+
+    def _matcher(self, grammar: str) -> Any:
+        """Return llguidance's matcher of a grammar, which may have an error."""
         try:
             import llguidance
             import llguidance.hf
@@ -143,30 +167,32 @@ class Grammars:
                     "JSON response_format",
                     code="no_grammar",
                 ) from error
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise bad_request(f"the schema cannot be followed: {matcher.get_error()}", code="bad_schema")
-        return matcher
+        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+
+
+class _Uncompilable(ValueError):
+    """Raised for a grammar that llguidance cannot compile. The message is llguidance's."""
+
+
+def _schemas(request: ChatRequest) -> dict[str, Json]:
+    """Return the schemas of a request's grammar, as it can hold them, by their place in the
+    request. Raise Refusal for one that cannot be held.
+    """
+    found: dict[str, Json] = {}
+    if request.json_schema is not None:
+        found[_OF_CONTENT] = held_schema(request.json_schema, _OF_CONTENT)
+    for name in request.callable_tools if request.may_call else ():
+        where = _of_tool(request, name)
+        found[where] = held_schema({"type": "object", **request.schemas[name]}, where)
+    return found
+
+
+def _of_tool(request: ChatRequest, name: str) -> str:
+    """Return the place of a tool's schema in the request."""
+    index = next(index for index, tool in enumerate(request.tools) if tool["function"]["name"] == name)
+    return f"tools[{index}].function.parameters"
 
 
 def _rule(schema: Json) -> str:
     """Return the grammar's rule for a JSON value that follows the schema."""
-    return f"%json {json.dumps({**_closed(schema), 'x-guidance': _ONE_FORM})}"
-
-
-def _closed(schema: Any) -> Any:
-    """Return the schema with `additionalProperties` false for each object that names its properties
-    and does not mention others.
-
-    JSON Schema allows other properties by default. A weak policy would invent them without end.
-    """
-    if isinstance(schema, list):
-        return [_closed(item) for item in cast(list[Any], schema)]
-    if not isinstance(schema, dict) or "allOf" in schema:  # one part of `allOf` cannot know the others' properties
-        return cast(Any, schema)
-    given = cast(Json, schema)
-    closed = {name: value if name in _VALUES else _closed(value) for name, value in given.items()}
-    properties = given.get("properties")
-    if isinstance(properties, dict) and set(given.get("required") or ()) <= set(cast(Json, properties)):
-        closed.setdefault("additionalProperties", False)
-    return closed
+    return f"%json {json.dumps({**schema, 'x-guidance': _ONE_FORM})}"

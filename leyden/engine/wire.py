@@ -1,7 +1,8 @@
 """Validate requests in OpenAI's wire format and read them into a `CompletionRequest`.
 
 Pure functions; they know no model and no server. `return_token_ids` is vLLM's convention.
-`conversation` reads messages and tools.
+`conversation` reads messages and tools. Sampling parameters that this engine lacks are accepted at
+their neutral values (`leyden.dialects.sampling`), and so are the options of other servers.
 
 To accept a new field, add it to a body model with its type, its default and a description of the
 values that it takes, which the error message quotes.
@@ -10,11 +11,13 @@ values that it takes, which the error message quotes.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from leyden.dialects import Json
+from leyden.dialects.sampling import SAMPLING_PARAMETERS, WITH_ANOTHER
 from leyden.engine.conversation import read_messages, read_response_format, read_tool_choice, read_tools
 from leyden.engine.refusal import bad_request, shown
 
@@ -26,8 +29,24 @@ Text = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Count = Annotated[int | None, Field(ge=1, description="an integer of at least 1")]
 Flag = Annotated[bool, Field(description="true or false")]
-Zero = Annotated[float, Field(ge=0, le=0, description="0 (nothing else is supported)")]
-No = Annotated[Literal[False], Field(description="false (nothing else is supported)")]
+
+_IGNORED = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "priority", "request_id", "prediction"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control", "cache_salt"),
+    *("inference_geo", "speed"),
+}
+"""Fields that do not change the response, whatever their value is."""
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **{name: parameter.neutral for name, parameter in SAMPLING_PARAMETERS.items()},
+    "echo": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+}
+"""The values that change nothing, of options that this engine lacks."""
 
 
 class _StreamOptions(BaseModel):
@@ -39,15 +58,26 @@ class _StreamOptions(BaseModel):
     include_obfuscation: Any = None
 
 
+class _Thinking(BaseModel):
+    """The object `thinking` of Anthropic's API."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Count = None
+    display: Any = None
+
+
 class CompletionRequest(BaseModel):
     """A validated request: the fields that chat and text completions share. A description completes
     the error message "FIELD must be ...".
 
-    A field of the type Any does not change the response, or is validated where it is read.
+    A field of the type Any is validated where it is read.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     kind: ClassVar[Kind]
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = _NEUTRAL
 
     model: Annotated[str, Field(min_length=1, description="a string")]
     max_tokens: Count = None
@@ -63,11 +93,6 @@ class CompletionRequest(BaseModel):
     stream: Flag = False
     stream_options: Annotated[_StreamOptions | None, Field(description="an object with 'include_usage'")] = None
     return_token_ids: Flag = False
-    frequency_penalty: Zero = 0
-    presence_penalty: Zero = 0
-    logit_bias: Annotated[Json | None, Field(max_length=0, description="{} (nothing else is supported)")] = None
-    user: Any = None
-
     logprobs: Flag = False
 
     @property
@@ -85,37 +110,89 @@ class ChatRequest(CompletionRequest):
     """A request for a chat completion. Messages and tools are in the form of chat templates."""
 
     kind = "chat.completion"
+    neutral = _NEUTRAL | {
+        "top_logprobs": (0,),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "documents": ([],),
+        "mm_processor_kwargs": ({},),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "add_special_tokens": (False,),
+        "include_reasoning": (True,),
+        "context_management": ({}, {"edits": []}),
+    }
 
     messages: Annotated[list[Any], Field(description="a list")]
     max_completion_tokens: Count = None
-    top_logprobs: Zero = 0
     tools: Annotated[list[Any], Field(description="a list")] = []
     tool_choice: Any = "auto"
     """"none", "auto" or "required"."""
     parallel_tool_calls: Flag = True
     """Whether a response may hold several calls."""
     response_format: Annotated[Json | None, Field(description="an object")] = None
-    metadata: Any = None
-    store: No = False
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'"),
+    ] = None
+    thinking: Annotated[
+        _Thinking | None, Field(description="an object with the type 'enabled', 'adaptive' or 'disabled'")
+    ] = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, Field(description="one of 'low', 'medium', 'high'")
+    ] = None
+    chat_template_kwargs: Annotated[Json | None, Field(description="an object")] = None
     _callable_tools: tuple[str, ...] = ()
+    _is_named: bool = False
     _json_schema: Json | None = None
 
     def model_post_init(self, context: Any) -> None:
         self.tools = read_tools(self.tools)
+        self._is_named = isinstance(self.tool_choice, dict)
         self.tool_choice, self._callable_tools = read_tool_choice(self.tool_choice, self.tools)
         self.messages = read_messages(self.messages)
         # Required calls are the whole response, so no content could follow a schema.
         if self.response_format is not None and self.tool_choice != "required":
             self._json_schema = read_response_format(self.response_format)
         self.max_tokens = self.max_completion_tokens or self.max_tokens
+        if taken := sorted(_OF_RENDERING.intersection(self.chat_template_kwargs or ())):
+            raise bad_request(
+                f"chat_template_kwargs has {taken[0]!r}, which the engine sets itself; remove it",
+                param="chat_template_kwargs",
+            )
+
+    @property
+    def template_options(self) -> Json:
+        """The variables for the chat template, beside messages and tools: the request's own, and
+        what it says about thinking, effort and verbosity, under the names that templates read.
+        """
+        options: Json = {}
+        if self.reasoning_effort == "none":
+            options |= {"enable_thinking": False, "thinking": False}
+        elif self.reasoning_effort is not None:
+            options["reasoning_effort"] = self.reasoning_effort
+        if self.thinking is not None:
+            options |= dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
+            if self.thinking.budget_tokens is not None:
+                options["thinking_budget"] = self.thinking.budget_tokens
+        if self.verbosity is not None:
+            options["verbosity"] = self.verbosity
+        return options | (self.chat_template_kwargs or {})
 
     @property
     def callable_tools(self) -> tuple[str, ...]:
         """The names of the tools that may be called: all, or the one that `tool_choice` named."""
         return self._callable_tools
+
+    @property
+    def may_call_often(self) -> bool:
+        """Whether the response may hold several calls: a tool that `tool_choice` names is called
+        once.
+        """
+        return self.parallel_tool_calls and not self._is_named
 
     @property
     def json_schema(self) -> Json | None:
@@ -138,6 +215,12 @@ class ChatRequest(CompletionRequest):
         return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
 
 
+_OF_RENDERING = {
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
+    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
+"""Arguments of `apply_chat_template` that are no variables of a template."""
 Request = TypeVar("Request", bound=CompletionRequest)
 
 
@@ -154,6 +237,7 @@ class TextRequest(CompletionRequest):
     """A request for a text completion."""
 
     kind = "text_completion"
+    neutral = _NEUTRAL | {"suffix": ("",), "add_special_tokens": (True,)}
 
     prompt: Annotated[
         Text | Annotated[TokenIds, Field(min_length=1)], Field(description="a string or a list of token ids")
@@ -162,8 +246,6 @@ class TextRequest(CompletionRequest):
     logprobs: Annotated[bool, BeforeValidator(_alternatives), Field(description="0 (nothing else is supported)")] = (
         False
     )
-    echo: No = False
-    best_of: Annotated[Literal[1], Field(description="1 (nothing else is supported)")] = 1
 
 
 def parse_request(body: bytes, model: type[Request]) -> Request:
@@ -185,16 +267,33 @@ def parse_request(body: bytes, model: type[Request]) -> Request:
     if not isinstance(data, dict):
         raise bad_request(f"the request body must be a JSON object, got {type(data).__name__}")
     given, known = cast(Json, data), model.model_fields
+    named = {name: value for name, value in given.items() if value is not None}
+    problems = {
+        name: fault for name, value in named.items() if name not in known and (fault := _fault(name, value, model))
+    }
+    request = None
     try:
-        return model.model_validate(
-            {name: value for name, value in given.items() if value is not None or name not in known}
-        )
+        request = model.model_validate({name: value for name, value in named.items() if name in known})
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-    problems = {str(each["loc"][0]): each["type"] for each in found}
-    name = next((name for name in given if name in problems), next(iter(problems)))
-    if name not in known:
-        raise bad_request(f"{name!r} is not supported here; remove it from the request", param=name)
-    if given.get(name) is None:
-        raise bad_request(f"{name!r} is missing", param=name)
-    raise bad_request(f"{name!r} must be {known[name].description}, got {shown(given[name])}", param=name)
+        for each in error.errors(include_url=False, include_context=False, include_input=False):
+            name = str(each["loc"][0])
+            got = f"must be {known[name].description}, got {shown(named[name])}" if name in named else "is missing"
+            problems[name] = got
+    if request is None or problems:
+        name = next((name for name in given if name in problems), next(iter(problems)))
+        raise bad_request(f"{name!r} {problems[name]}", param=name)
+    return request
+
+
+def _fault(name: str, value: Any, model: type[CompletionRequest]) -> str | None:
+    """Return why a field that the model lacks cannot be accepted; None if its value changes
+    nothing.
+    """
+    if name in _IGNORED or name in WITH_ANOTHER:
+        return None
+    neutral = model.neutral.get(name, ())
+    if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
+        return None
+    if not neutral:
+        return "is not supported here; remove it from the request"
+    return f"must be {' or '.join(map(json.dumps, neutral))} (nothing else is supported), got {shown(value)}"

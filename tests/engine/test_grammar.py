@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -90,6 +91,27 @@ async def test_a_named_tool_is_the_one_that_is_called(client: openai.AsyncOpenAI
         assert [[call.function.name for call in each.message.tool_calls] for each in answer] == [[name]] * 2
 
 
+@pytest.mark.parametrize("template", ["qwen2.5", "llama3.1", "mistral"])
+async def test_a_named_tool_is_called_once_though_it_is_the_only_one(client: openai.AsyncOpenAI):
+    """With a tool whose calls are short, a random model writes several whenever it may."""
+    named = {"type": "function", "function": {"name": "clock"}}
+    once: list[dict[str, Any]] = [
+        {"tool_choice": named},
+        {"tool_choice": named, "parallel_tool_calls": True},
+        {"tool_choice": "required", "parallel_tool_calls": False},
+    ]
+    for seed in range(4):
+        for options in once:
+            answer = (await ask(client, tools=TOOLS[1:], seed=seed, **options)).choices[0]
+            assert len(answer.message.tool_calls) == 1, options
+            assert answer.finish_reason == "tool_calls"
+
+
+async def test_required_calls_may_be_several_unless_the_request_says_otherwise(client: openai.AsyncOpenAI):
+    answers = [await ask(client, tools=TOOLS[1:], tool_choice="required", seed=seed) for seed in range(6)]
+    assert max(len(answer.choices[0].message.tool_calls) for answer in answers) > 1
+
+
 async def test_json_follows_its_schema_whole_and_as_a_stream(client: openai.AsyncOpenAI):
     schema = {"name": "city", "schema": CITY}
     asked: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": schema}, "seed": 3}
@@ -160,13 +182,32 @@ async def test_objects_have_the_properties_that_the_schema_names_at_every_depth(
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be an object"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}},
-            "cannot be followed",
+            r"response_format.json_schema.schema: type cannot be enforced by a grammar \(Invalid type: thing\)",
         ),
     ],
 )
 async def test_a_form_that_cannot_be_had_is_refused(client: openai.AsyncOpenAI, options: dict[str, Any], says: str):
     with pytest.raises(openai.BadRequestError, match=says):
         await ask(client, **options)
+
+
+async def test_a_keyword_that_cannot_be_held_is_refused_by_its_path(client: openai.AsyncOpenAI):
+    faults: dict[str, Any] = {
+        "uniqueItems": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True},
+        "not": {"type": "integer", "not": {"const": 3}},
+        "pattern": {"type": "string", "pattern": "^(?=.*x)[a-z]{3}$"},
+        "$ref": {"$ref": "#/$defs/nowhere"},
+        "oneOf": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
+    }
+    for keyword, part in faults.items():
+        schema = {"type": "object", "properties": {"p": part, "q": {"type": "boolean"}}, "required": ["p"]}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        where = re.escape(f"tools[2].function.parameters.properties.p: {keyword} cannot be enforced")
+        with pytest.raises(openai.BadRequestError, match=where) as refused:
+            await ask(client, tools=[*TOOLS, tool], tool_choice="required")
+        assert "\n" not in str(refused.value)
+        assert refused.value.param == "tools"
+        assert (await ask(client, tools=[*TOOLS, tool], max_tokens=2)).choices, "nothing is enforced without a choice"
 
 
 @pytest.mark.parametrize("template", ["qwen3-coder"])

@@ -160,6 +160,8 @@ def test_hermes_at_its_edges(text: str, content: str | None, calls: list[ToolCal
         ("mistral", "[TOOL_CALLS]f[CALL_ID]x1[ARGS]{}[TOOL_CALLS]g{}", "", [ToolCall("f", {}), ToolCall("g", {})]),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, 5]', None, []),
         ("mistral", "[TOOL_CALLS] []", None, []),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}},', "", [ToolCall("f", {})]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"na', None, []),
     ],
 )
 def test_other_forms_at_their_edges(name: str, text: str, content: str | None, calls: list[ToolCall]):

@@ -37,7 +37,7 @@ REFUSED: list[tuple[Kind, str, list[Any], str]] = [
     ("chat.completion", "messages", [None], "is missing"),
     ("chat.completion", "top_logprobs", [2], r"must be 0 \(nothing else is supported\)"),
     ("chat.completion", "logit_bias", [{"5": 1}], r"must be {} \(nothing else is supported\)"),
-    ("chat.completion", "prompt", ["hi", None], "is not supported here"),
+    ("chat.completion", "prompt", ["hi"], "is not supported here"),
     (
         "text_completion",
         "prompt",
@@ -79,3 +79,108 @@ def test_null_stands_for_the_default() -> None:
 def test_log_probabilities_are_a_flag_for_chats_and_a_number_for_texts() -> None:
     assert [parse("chat.completion", logprobs=value).logprobs for value in (True, False)] == [True, False]
     assert [parse("text_completion", logprobs=value).logprobs for value in (0, False, None)] == [True, False, False]
+
+
+NOTHING: dict[str, Any] = {
+    "top_k": [-1, 0],
+    "min_p": [0, 0.0],
+    "typical_p": [1.0],
+    "repetition_penalty": [1, 1.0],
+    "frequency_penalty": [0],
+    "logit_bias": [{}],
+    "best_of": [1],
+    "min_tokens": [0],
+    "bad_words": [[]],
+    "use_beam_search": [False],
+    "length_penalty": [1.0, 2.0],
+    "skip_special_tokens": [True],
+    "user": ["me"],
+    "metadata": [{"a": "b"}],
+    "store": [True, False],
+    "service_tier": ["auto"],
+    "safety_identifier": ["x"],
+    "prompt_cache_key": ["x"],
+    "echo": [False],
+    "extra_body": [{}],
+    "guided_json": [None],
+    "what_is_this": [None],
+}
+
+
+def test_what_changes_nothing_is_accepted_in_both_forms() -> None:
+    for name, values in NOTHING.items():
+        for value in values:
+            for kind in ("chat.completion", "text_completion"):
+                assert parse(kind, **{name: value}) == parse(kind), (name, value)
+    only_chat: dict[str, Any] = {"functions": [], "function_call": "none", "top_logprobs": 0, "modalities": ["text"]}
+    assert parse("chat.completion", **only_chat) == parse("chat.completion")
+    assert parse("text_completion", suffix="") == parse("text_completion")
+
+
+@pytest.mark.parametrize("kind", ["chat.completion", "text_completion"])
+@pytest.mark.parametrize(
+    ("name", "values", "wanted"),
+    [
+        ("top_k", [40, "0", True], r"-1 or 0"),
+        ("min_p", [0.1, False], "0"),
+        ("repetition_penalty", [1.2, True, "1"], "1"),
+        ("presence_penalty", [0.5], "0"),
+        ("bad_words", [["no"], "no"], r"\[\]"),
+        ("ignore_eos", [True, 0], "false"),
+        ("do_sample", [False, 1], "true"),
+        ("extra_body", [{"top_k": 3}], "{}"),
+    ],
+)
+def test_a_parameter_that_the_engine_lacks_is_refused_with_its_neutral_value(
+    kind: Kind, name: str, values: list[Any], wanted: str
+) -> None:
+    for value in values:
+        with pytest.raises(Refusal, match=rf"^'{name}' must be {wanted} \(nothing else is supported\), got "):
+            parse(kind, **{name: value})
+
+
+def test_thinking_effort_and_verbosity_become_variables_of_the_template() -> None:
+    def options(**fields: Any) -> dict[str, Any]:
+        request = parse("chat.completion", **fields)
+        assert isinstance(request, ChatRequest)
+        return request.template_options
+
+    off, on = {"enable_thinking": False, "thinking": False}, {"enable_thinking": True, "thinking": True}
+    assert options() == options(chat_template_kwargs={}) == options(thinking=None, reasoning_effort=None) == {}
+    assert options(chat_template_kwargs={"enable_thinking": False, "mine": [1]}) == {
+        "enable_thinking": False,
+        "mine": [1],
+    }
+    assert options(reasoning_effort="none") == options(thinking={"type": "disabled"}) == off
+    assert options(reasoning_effort="low") == {"reasoning_effort": "low"}
+    assert options(thinking={"type": "adaptive", "display": "omitted"}) == on
+    assert options(thinking={"type": "enabled", "budget_tokens": 1024}) == {**on, "thinking_budget": 1024}
+    assert options(verbosity="high") == {"verbosity": "high"}
+    assert (
+        options(thinking={"type": "enabled"}, chat_template_kwargs={"enable_thinking": False})["enable_thinking"]
+        is False
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reasoning_effort", "much"),
+        ("reasoning_effort", 3),
+        ("thinking", {"type": "sometimes"}),
+        ("thinking", {"type": "enabled", "budget_tokens": 0}),
+        ("thinking", True),
+        ("verbosity", "loud"),
+        ("chat_template_kwargs", ["enable_thinking"]),
+        ("chat_template_kwargs", {"tools": []}),
+        ("chat_template_kwargs", {"tokenize": True}),
+        ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+        ("functions", [{"name": "f"}]),
+    ],
+)
+def test_wrong_options_of_thinking_and_rendering_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        parse("chat.completion", **{name: value})
+    assert (refused.value.status, refused.value.param) == (400, name)
+    with pytest.raises(Refusal):
+        parse("text_completion", **{name: value})

@@ -28,10 +28,14 @@ class Mistral(ToolParser):
     call_id_length = 9
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read a list of calls, or one call."""
+        """Read a list of calls, or one call. A list may lack its end where the response ends."""
         named = _NAME.match(text, len(_MARKER))
         is_list = text[len(_MARKER) :].lstrip().startswith("[")
         found = decode_json(text, named.end() if named else len(_MARKER)) if named or is_list else None
+        if found is None and is_list and final:
+            closed = text.rstrip().removesuffix(",") + "]"  # a response that may hold one call ends after it
+            if (found := decode_json(closed, len(_MARKER))) is not None:
+                found = found[0], len(text)
         if found is None:
             return "not a call" if final else "unfinished"
         value, end = found

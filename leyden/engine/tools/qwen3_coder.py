@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any, cast
 
+from leyden.engine.schema import resolved
 from leyden.engine.tools.base import Found, Json, Outcome, Schemas, ToolParser, call_of
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -41,23 +42,24 @@ class Qwen3Coder(ToolParser):
         if found is None:
             return "not a call" if final else "unfinished"
         name, body = found[1], found[2]
-        properties = cast(Json, (schemas.get(name) or {}).get("properties") or {})
+        root = schemas.get(name) or {}
+        described: Any = cast(Any, resolved(root, root) or {}).get("properties")
+        properties = cast(Json, described) if isinstance(described, dict) else {}
         arguments: Json = {}
         end = 0
         for parameter in _PARAMETER.finditer(body):
             if body[end : parameter.start()].strip():
                 return "not a call"
             end = parameter.end()
-            arguments[parameter[1]] = _value(parameter[2], properties.get(parameter[1]))
+            arguments[parameter[1]] = _value(parameter[2], _types(properties.get(parameter[1]), root))
         call = call_of({"name": name, "arguments": arguments}, "arguments")
         return "not a call" if call is None or body[end:].strip() else Found((call,), found.end())
 
 
-def _value(text: str, schema: Any) -> Any:
-    """Return the value of an argument, given its text and its schema. The text itself is the value
-    if the schema names no type or only strings, or if the text is not JSON.
+def _value(text: str, types: set[str]) -> Any:
+    """Return the value of an argument, given its text and the types that its schema names. The text
+    itself is the value if these are none or only strings, or if the text is not JSON.
     """
-    types = _types(schema)
     if not types or types == {"string"}:
         return text
     try:
@@ -67,14 +69,34 @@ def _value(text: str, schema: Any) -> Any:
     return text if "string" in types and value is not None else value  # of a string or null: `5` is a string
 
 
-def _types(schema: Any) -> set[str]:
-    """Return the JSON types that a schema names, also within `anyOf` and `oneOf`."""
-    if not isinstance(schema, dict):
+def _types(schema: Any, root: Json, depth: int = 8) -> set[str]:
+    """Return the JSON types that a schema names, also by its values, by a reference to `root`, and
+    within `anyOf`, `oneOf` and `allOf`.
+    """
+    found = resolved(root, schema)
+    if not isinstance(found, dict) or not depth:
         return set()
-    described = cast(Json, schema)
+    described = cast(Json, found)
     named = described.get("type")
-    types = {named} if isinstance(named, str) else set(cast(list[str], named or []))
-    for word in ("anyOf", "oneOf"):
-        for part in cast(list[Any], described.get(word) or []):
-            types |= _types(part)
+    listed_types = cast(list[Any], named) if isinstance(named, list) else [named]
+    types: set[str] = {each for each in listed_types if isinstance(each, str)}
+    listed: Any = [described["const"]] if "const" in described else described.get("enum")
+    if not types and isinstance(listed, list):
+        types = {_NAMES[type(value)] for value in cast(list[Any], listed)}
+    for word in ("anyOf", "oneOf", "allOf"):
+        parts: Any = described.get(word)
+        for part in cast(list[Any], parts) if isinstance(parts, list) else []:
+            types |= _types(part, root, depth - 1)
     return types
+
+
+_NAMES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+"""The JSON type of a Python value."""

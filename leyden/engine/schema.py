@@ -1,0 +1,377 @@
+"""Bring JSON schemas into the form that a grammar can hold, or refuse them by path and keyword.
+
+Schemas come from pydantic, zod and MCP servers, in any draft. Annotations, and formats that are
+unknown here, are dropped, because they restrict nothing. Keywords of older drafts become those of
+2020-12, and a few keywords become others that say the same. Any other keyword that no grammar can
+hold is refused: `tools[0].function.parameters.properties.p: uniqueItems`.
+
+Pure functions. `properties` and its like map names to schemas, so a property may have the name of a
+keyword. `grammar` compiles the result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
+
+from leyden.engine.refusal import bad_request, shown
+from leyden.host.http import Refusal
+
+Json = dict[str, Any]
+
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords that map names to schemas."""
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""Keywords with a list of schemas."""
+_SINGLE: Final = ("items", "additionalProperties")
+"""Keywords with one schema."""
+_IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
+"""Keywords whose schemas describe the same value as the schema that has them."""
+_VALUES: Final = (
+    *("$ref", "$id", "$anchor", "type", "enum", "const", "required", "minProperties", "maxProperties"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minLength", "maxLength", "pattern", "format", "minItems", "maxItems"),
+)
+"""Keywords whose values are no schemas."""
+_FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+"""Formats that are held. Others are annotations."""
+_OF_TEXT: Final = ("pattern", "minLength", "maxLength", "enum", "const")
+"""Keywords beside which a format is not held, because both together may admit no text."""
+_NOT_HELD: Final[dict[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("uniqueItems",), (False,)),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "propertyNames"), (True, {}, {"type": "string"})),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
+    **dict.fromkeys(("not", "if", "contains", "$dynamicRef", "$recursiveRef"), ()),
+}
+"""Keywords that no grammar here can hold, with the values that restrict nothing."""
+_MOST_REFERENCES: Final = 16
+"""The most references that follow each other. More are a circle."""
+_RESERVED: Final = re.compile(r"[^\w$-]")
+
+
+def held_schema(schema: Json, where: str) -> Json:
+    """Return a schema that a grammar can hold and that admits nothing that the given one forbids.
+
+    An object that names its properties has no others, unless it has `additionalProperties`. JSON
+    Schema allows others by default, and a weak policy would invent them without end. An object that
+    several schemas describe together stays open, because none of them knows the others' properties.
+
+    where: the schema's place in the request, for error messages.
+    Raise Refusal, with the path and the keyword, for a schema that cannot be held.
+    """
+    try:
+        return _Schema(schema).rewritten(schema, "#", where, combined=False)
+    except RecursionError as error:
+        raise bad_request(f"{where} is nested too deeply", param=_field(where), code="bad_schema") from error
+
+
+def faulty_keyword(schema: Any, where: str, fails: Callable[[Any], bool]) -> str:
+    """Return the path and the keyword that keep a schema from being compiled: those of its deepest
+    part that fails by itself.
+
+    fails: returns whether a schema cannot be compiled.
+    """
+    if not isinstance(schema, dict):
+        return where
+    given = cast(Json, schema)
+    shared = {name: given[name] for name in ("$defs", "definitions") if name in given}
+    for path, part in _parts(given):
+        if isinstance(part, dict) and fails({**shared, **cast(Json, part)}):
+            return faulty_keyword({**shared, **cast(Json, part)}, where + path, fails)
+    for name in given:
+        if name not in shared and not fails({other: value for other, value in given.items() if other != name}):
+            return f"{where}: {name}"
+    return where
+
+
+def resolved(root: Json, schema: Any) -> Any:
+    """Return the definition in `root` to which a schema refers, or the schema itself if it refers
+    to none; None if there is no such definition.
+    """
+    for _ in range(_MOST_REFERENCES):
+        reference = cast(Json, schema).get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+            return cast(Any, schema)
+        schema = root
+        for key in reference.split("/")[1:]:
+            key = key.replace("~1", "/").replace("~0", "~")
+            schema = cast(Json, schema).get(key) if isinstance(schema, dict) else None
+    return None
+
+
+def cannot_be_held(fault: str, why: str = "") -> Refusal:
+    """Return the refusal of a schema. fault: path and keyword. why: the reason, if it is known."""
+    return bad_request(
+        f"{fault} cannot be enforced by a grammar{why and f' ({why})'}; simplify the schema, or send tool_choice='auto' and no "
+        "JSON schema as response_format",
+        param=_field(fault),
+        code="bad_schema",
+    )
+
+
+def _field(where: str) -> str:
+    return re.split(r"[.\[:]", where)[0]
+
+
+def _parts(schema: Json) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas directly below a schema, each with its path from there."""
+    for name in _MAPS:
+        if isinstance(below := schema.get(name), dict):
+            for key, part in cast(Json, below).items():
+                yield f".{name}{_step(key)}", part
+    for name in _LISTS:
+        if isinstance(parts := schema.get(name), list):
+            for index, part in enumerate(cast(list[Any], parts)):
+                yield f".{name}[{index}]", part
+    for name in _SINGLE:
+        if isinstance(part := schema.get(name), dict):
+            yield f".{name}", part
+
+
+def _step(key: str) -> str:
+    return f"[{shown(key)}]" if _RESERVED.search(key) or not key else f".{key}"
+
+
+def _pointer(*keys: str) -> str:
+    return "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+class _Schema:
+    """A schema with its definitions, while it is rewritten."""
+
+    def __init__(self, root: Json) -> None:
+        self._root = root
+        self._refers_by_id = False
+        """Whether a reference is relative to an `$id`."""
+        self._combined: set[str] = set()
+        """The references to schemas that describe a value together with others."""
+        n_known = -1
+        while n_known < len(self._combined):
+            n_known = len(self._combined)
+            self._find_combined(root, "#", combined="#" in self._combined)
+
+    def _find_combined(self, schema: Any, pointer: str, *, combined: bool) -> None:
+        """Add the references below a schema to those that are combined with other schemas."""
+        if not isinstance(schema, dict):
+            return
+        given = cast(Json, schema)
+        combined = combined or pointer in self._combined
+        below = combined or _combines(given)
+        if isinstance(reference := given.get("$ref"), str):
+            self._refers_by_id |= not reference.startswith("#")
+            if below:
+                self._combined.add(reference)
+        for name in (*_MAPS, *_LISTS, *_SINGLE):
+            parts: Any = given.get(name)
+            in_place = below and name in _IN_PLACE
+            if name in _MAPS and isinstance(parts, dict):
+                for key, part in cast(Json, parts).items():
+                    self._find_combined(part, f"{pointer}/{_pointer(name, key)}", combined=False)
+            elif isinstance(parts, list):
+                for index, part in enumerate(cast(list[Any], parts)):
+                    self._find_combined(part, f"{pointer}/{name}/{index}", combined=in_place)
+            else:
+                self._find_combined(parts, f"{pointer}/{name}", combined=False)
+
+    def rewritten(self, schema: Any, pointer: str, where: str, *, combined: bool) -> Any:
+        """Return one schema in the form that a grammar can hold.
+
+        pointer: the JSON pointer by which others refer to it. combined: whether other schemas
+        describe the same value.
+        """
+        if not isinstance(schema, dict):
+            return schema
+        combined = combined or pointer in self._combined
+        given = self._of_2020(cast(Json, schema), where)
+        below = combined or _combines(given)
+        found: Json = {}
+        for name, value in given.items():
+            here = f"{where}.{name}"
+            if name in _MAPS and isinstance(value, dict):
+                found[name] = {
+                    key: self.rewritten(part, f"{pointer}/{_pointer(name, key)}", here + _step(key), combined=False)
+                    for key, part in cast(Json, value).items()
+                }
+            elif name in _LISTS and isinstance(value, list):
+                found[name] = [
+                    self.rewritten(
+                        part, f"{pointer}/{name}/{index}", f"{here}[{index}]", combined=below and name in _IN_PLACE
+                    )
+                    for index, part in enumerate(cast(list[Any], value))
+                ]
+            elif name in _SINGLE:
+                found[name] = self.rewritten(value, f"{pointer}/{name}", here, combined=False)
+            elif name in _VALUES or name in _MAPS or name in _LISTS:
+                found[name] = value
+        if not combined and _is_closed(given):
+            found.setdefault("additionalProperties", False)
+        key = self._discriminator(given)
+        if key is not None:
+            found["oneOf"] = [{"allOf": [part, {"required": [key]}]} for part in found["oneOf"]]
+        if "anyOf" not in found and (key is not None or self._excludes(given.get("oneOf"), closed=not below)):
+            found["anyOf"] = found.pop("oneOf")
+        return found
+
+    def _of_2020(self, schema: Json, where: str) -> Json:
+        """Return a schema with the keywords of draft 2020-12 and without annotations. Raise Refusal
+        for a keyword that cannot be held.
+        """
+        given = dict(schema)
+        if not self._refers_by_id:
+            given.pop("$id", None)
+        if given.get("format") not in _FORMATS or any(name in given for name in _OF_TEXT):
+            given.pop("format", None)
+        for bound, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if isinstance(given.get(bound), bool) and given.pop(bound) and limit in given:
+                given[bound] = given.pop(limit)
+        if isinstance(given.get("items"), list):
+            given["prefixItems"] = given.pop("items")
+            if "additionalItems" in given:
+                given["items"] = given["additionalItems"]
+        if isinstance(given.get("required"), bool):  # of draft 3: the object that has the property reads it
+            del given["required"]
+        if isinstance(properties := given.get("properties"), dict):
+            parts = cast(Json, properties).items()
+            wanted = [
+                name for name, part in parts if isinstance(part, dict) and cast(Json, part).get("required") is True
+            ]
+            if wanted and isinstance(given.get("required", []), list):
+                given["required"] = [
+                    *given.get("required", []),
+                    *(n for n in wanted if n not in given.get("required", [])),
+                ]
+        if given.get("unevaluatedProperties") is False and not any(
+            name in given for name in (*_IN_PLACE, "$ref", "if")
+        ):
+            given.setdefault("additionalProperties", given.pop("unevaluatedProperties"))
+        if isinstance(most := given.get("maxItems"), int) and most <= 1:
+            given.pop("uniqueItems", None)
+        if "then" not in given and "else" not in given:
+            given.pop("if", None)
+        if given.get("minContains") == 0 and "maxContains" not in given:
+            given.pop("contains", None)
+        self._name_properties(given)
+        for name, neutral in _NOT_HELD.items():
+            if name in given and not any(given[name] == each for each in neutral):
+                raise cannot_be_held(f"{where}: {name}")
+        return given
+
+    def _name_properties(self, given: Json) -> None:
+        """Replace `propertyNames` that lists names or has a pattern by the properties of these
+        names.
+        """
+        names = resolved(self._root, given.get("propertyNames"))
+        if not isinstance(names, dict) or given.get("properties") or given.get("patternProperties"):
+            return
+        rule = {name: value for name, value in cast(Json, names).items() if name in _VALUES and name != "type"}
+        part = given.get("additionalProperties", True)
+        match rule:
+            case {"enum": [*listed], **rest} if not rest:
+                replaced: Json = {"properties": {name: part for name in listed if isinstance(name, str)}}
+            case {"const": str() as only, **rest} if not rest:
+                replaced = {"properties": {only: part}}
+            case {"pattern": str() as pattern, **rest} if not rest:
+                replaced = {"patternProperties": {pattern: part}}
+            case _:
+                return
+        del given["propertyNames"]
+        given |= {**replaced, "additionalProperties": False}
+
+    def _alternatives(self, given: Any) -> list[Json]:
+        """Return the alternatives of a `oneOf`, with definitions in place of references; [] unless
+        all are objects.
+        """
+        parts = [resolved(self._root, part) for part in cast(list[Any], given)] if isinstance(given, list) else []
+        return parts if all(isinstance(part, dict) for part in parts) else []
+
+    def _discriminator(self, schema: Json) -> str | None:
+        """Return a property that all alternatives of a `oneOf` have, each with values of its own;
+        None if there is none. An object that has it satisfies one alternative at most.
+        """
+        parts = self._alternatives(schema.get("oneOf"))
+        maps = [cast(Json, names) for part in parts if isinstance(names := part.get("properties"), dict)]
+        if not maps or len(maps) != len(parts):
+            return None
+        for key in maps[0]:
+            values = [_values(resolved(self._root, names.get(key))) for names in maps]
+            if all(values) and sum(map(len, values)) == len(set[str]().union(*values)):
+                return key
+        return None
+
+    def _excludes(self, given: Any, *, closed: bool) -> bool:
+        """Return whether no value can satisfy two alternatives of a `oneOf`: they have other types,
+        or each requires a property that the other one, being closed, does not have.
+
+        closed: whether the alternatives are closed if they name their properties.
+        """
+        parts = self._alternatives(given)
+        if not parts:
+            return False
+        referred = [cast(Json, part).get("$ref") for part in cast(list[Any], given)]
+        closed = closed and not self._combined.intersection(each for each in referred if isinstance(each, str))
+
+        def differ(one: Json, other: Json) -> bool:
+            types = _types(one), _types(other)
+            if all(types) and not types[0] & types[1]:
+                return True
+            if not (closed and _is_closed(one) and _is_closed(other)):
+                return False
+            pairs = ((one, other), (other, one))
+            return all(set(a.get("required") or ()) - set(b["properties"]) for a, b in pairs)
+
+        return all(differ(one, other) for index, one in enumerate(parts) for other in parts[:index])
+
+
+def _values(schema: Any) -> set[str]:
+    """Return the values that a schema lists, as JSON; an empty set if it lists none."""
+    if not isinstance(schema, dict):
+        return set()
+    given = cast(Json, schema)
+    listed: Any = [given["const"]] if "const" in given else given.get("enum")
+    return (
+        {json.dumps(value, sort_keys=True) for value in cast(list[Any], listed)} if isinstance(listed, list) else set()
+    )
+
+
+def _types(schema: Json) -> set[str]:
+    """Return the types that a schema names; an empty set if it names none."""
+    named: Any = schema.get("type")
+    found = {str(each) for each in (cast(list[Any], named) if isinstance(named, list) else [named]) if each is not None}
+    return found | {"number"} if "integer" in found else found
+
+
+def _combines(schema: Json) -> bool:
+    """Return whether a schema and the schemas in place below it describe one value together."""
+    places = [name for name in (*_IN_PLACE, "$ref") if name in schema]
+    parts: Any = schema.get("allOf")
+    several = isinstance(parts, list) and len(cast(list[Any], parts)) > 1
+    return several or len(places) > 1 or (bool(places) and isinstance(schema.get("properties"), dict))
+
+
+def _is_closed(schema: Any) -> bool:
+    """Return whether an object has exactly the properties that its schema names, because it does
+    not mention others.
+    """
+    if not isinstance(schema, dict):
+        return False
+    given = cast(Json, schema)
+    names: Any = given.get("properties")
+    required: Any = given.get("required") or []
+    if not isinstance(names, dict) or "$ref" in given or given.get("additionalProperties", False) is not False:
+        return False
+    if not isinstance(required, list) or not all(isinstance(n, str) and n in names for n in cast(list[Any], required)):
+        return False
+    parts = [part for name in _IN_PLACE for part in cast(list[Any], given.get(name) or [])]
+    return all(_adds_nothing(part, cast(Json, names)) for part in parts)
+
+
+def _adds_nothing(part: Any, names: Json) -> bool:
+    """Return whether a schema in place names no property beyond `names`."""
+    if not isinstance(part, dict):
+        return True
+    given = cast(Json, part)
+    if any(name in given for name in (*_IN_PLACE, "$ref")):
+        return False
+    return set(cast(Json, given.get("properties") or {})) <= set(names)
