@@ -66,11 +66,15 @@ test: $(VENV)/.installed-dev
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed-dev
-	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/ruff check
-	$(VENV)/bin/basedpyright --pythonpath $(PY)
-	$(VENV)/bin/lint-imports
-	$(PY) -m pytest -q tests/docs
+	@echo '1/4 formatting and lint'
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/ruff check
+	@echo '2/4 types (a minute on an idle core)'
+	@$(VENV)/bin/basedpyright --pythonpath $(PY)
+	@echo '3/4 layers'
+	@$(VENV)/bin/lint-imports
+	@echo '4/4 programs and links of the docs (a minute on two idle cores)'
+	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal tests/docs
 
 format: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix
