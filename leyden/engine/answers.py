@@ -29,6 +29,8 @@ class Choice:
     policy_versions: list[int]
     """The policy's version when each token was sampled."""
     finish_reason: str | None
+    text_offsets: Sequence[int] = ()
+    """The place of each token in the text of the whole response."""
     calls: Sequence[Json] = ()
     """Tool calls, as the wire format has them."""
     begins: bool = True
@@ -38,7 +40,7 @@ class Choice:
 
 
 Pieces = Callable[[int], tuple[str, list[int]]]
-"""A function that returns a token's text and its UTF-8 bytes (`Text.piece`)."""
+"""A function that returns a token's text and its bytes (`Text.piece`)."""
 
 
 def response(
@@ -129,7 +131,7 @@ def _logprobs(request: CompletionRequest, choice: Choice, pieces: Pieces) -> Jso
             "tokens": [text for text, _ in tokens],
             "token_logprobs": choice.logprobs,
             "top_logprobs": None,
-            "text_offset": [],
+            "text_offset": list(choice.text_offsets),
         }
     return {
         "content": [

@@ -22,6 +22,7 @@ from leyden.engine.decoder import Decoder, Generation, PendingGenerations
 from leyden.engine.grammar import GrammarConstraint, Grammars
 from leyden.engine.loading import LoadedPolicy
 from leyden.engine.refusal import bad_request, unknown_token
+from leyden.engine.text import Offsets
 from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
 from leyden.errors import LeydenError
 from leyden.host.http import (
@@ -146,7 +147,12 @@ class Endpoint:
             constraints = await asyncio.to_thread(self._grammars.constraints, request, self._chat.parser)
         pending = PendingGenerations(self._generations(request, prompt.token_ids, constraints))
         streams = [
-            _ChoiceStream(index, generation, None if self._chat is None else self._chat.reply(request, prompt, index))
+            _ChoiceStream(
+                index,
+                generation,
+                None if self._chat is None else self._chat.reply(request, prompt, index),
+                Offsets(self._text) if self._text and request.logprobs and request.kind == "text_completion" else None,
+            )
             for index, generation in enumerate(pending.generations)
         ]
         self._decoder.submit(pending.generations)
@@ -310,8 +316,11 @@ class Endpoint:
 class _ChoiceStream:
     """The part of one generation that has been sent."""
 
-    def __init__(self, index: int, generation: Generation, reply: PartialReply | None) -> None:
-        """index: the index of the choice. reply: reads the text; None if there is no tokenizer."""
+    def __init__(self, index: int, generation: Generation, reply: PartialReply | None, offsets: Offsets | None) -> None:
+        """index: the index of the choice. reply: reads the text; None if there is no tokenizer.
+        offsets: finds the tokens in the text; None if the request does not ask for that.
+        """
+        self._offsets = offsets
         self._index = index
         self.generation = generation
         self.reply = reply
@@ -344,7 +353,8 @@ class _ChoiceStream:
             generation.logprobs[start:n],
             generation.policy_versions[start:n],
             finish_reason,
-            calls,
+            calls=calls,
+            text_offsets=self._offsets.of(generation.token_ids[start:n]) if self._offsets else [0] * (n - start),
             begins=start == 0,
             first_call=first_call,
         )

@@ -6,11 +6,28 @@ threads.
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character for a space in the names of SentencePiece's tokens."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level() -> dict[str, int]:
+    """Return the byte for each character of the byte-level alphabet (GPT-2): printable characters
+    of Latin-1 are themselves, and the other bytes follow from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTES = _byte_level()
 
 
 class Text:
@@ -25,6 +42,13 @@ class Text:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+        decoder = (
+            b"" if self._backend is None else bytes(getattr(self._backend.decoder, "__getstate__", bytes)() or b"")
+        )
+        self._is_byte_level = b'"ByteLevel"' in decoder
+        """Whether each character of a token's name stands for one byte."""
+        self._has_byte_tokens = b'"ByteFallback"' in decoder or self._backend is None
+        """Whether a token such as <0x0A> is one byte."""
         self._decode_directly = self._backend is not None and not getattr(
             tokenizer, "clean_up_tokenization_spaces", False
         )
@@ -58,15 +82,39 @@ class Text:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def piece(self, token_id: int) -> tuple[str, list[int]]:
-        """Return one token as text, with special tokens written out, and as UTF-8 bytes.
+        """Return one token as text, with special tokens written out, and its bytes.
 
-        A token that is part of a character shows as U+FFFD; its id is exact.
+        A token that is part of a character shows as U+FFFD; its bytes are exact.
         """
         piece = self._pieces.get(token_id)
         if piece is None:
-            text = self.tokenizer.decode([token_id], skip_special_tokens=False)
-            piece = self._pieces[token_id] = (text, list(text.encode()))
+            raw = self._bytes_of(token_id)
+            piece = self._pieces[token_id] = (raw.decode(errors="replace"), list(raw))
         return piece
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is no part of a decoded text."""
+        added: Any = self.tokenizer.added_tokens_decoder.get(token_id)
+        return added is not None and bool(added.special)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text: those of its name, which the tokenizer's
+        decoder writes in its own way.
+        """
+        added: Any = self.tokenizer.added_tokens_decoder.get(token_id)
+        if added is not None:
+            return str(added.content).encode()
+        name: Any = self.tokenizer.convert_ids_to_tokens(token_id)
+        if isinstance(name, bytes):
+            return name
+        if isinstance(name, str):
+            if self._is_byte_level and all(character in _BYTES for character in name):
+                return bytes(_BYTES[character] for character in name)
+            if self._has_byte_tokens and (found := _BYTE_TOKEN.fullmatch(name)):
+                return bytes([int(found[1], 16)])
+            if self._has_byte_tokens or _SPACE in name:
+                return name.replace(_SPACE, " ").encode()  # decoded alone, it would lose its space
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False)).encode()
 
     def ends_with_stop(self, stops: Sequence[str], ids: Sequence[int]) -> bool:
         """Return whether the last of `ids` completes one of the stop strings.
@@ -110,6 +158,29 @@ class StreamedText:
         while end and whole[end - 1] == _REPLACEMENT:
             end -= 1
         return end - begun_length(whole[:end], self._stops)
+
+
+class Offsets:
+    """Counts the characters of a response before each of its tokens."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._n: int | None = None
+        """The number of complete characters so far; None before the first token."""
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """Return the place of each of the next tokens in the response's text. All tokens of a
+        character have its place; special tokens, which the text lacks, add nothing.
+        """
+        offsets: list[int] = []
+        for token in ids:
+            piece, raw = self._text.piece(token)
+            if self._n is None:  # some tokenizers drop the space at the beginning of a text
+                self._n = -1 if piece.startswith(" ") and not self._text.decode([token]).startswith(" ") else 0
+            offsets.append(max(self._n, 0))
+            self._n += 0 if self._text.is_special(token) else len(self._decoder.decode(bytes(raw)))
+        return offsets
 
 
 def begun_length(text: str, marks: Sequence[str]) -> int:

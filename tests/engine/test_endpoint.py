@@ -104,6 +104,27 @@ async def test_a_stream_says_the_same_as_the_whole_answer(client: openai.AsyncOp
     assert {chunk.choices[0].finish_reason for chunk in parts[:-1]} <= {None}
 
 
+async def test_each_token_has_its_bytes_and_its_place_whole_and_streamed(client: openai.AsyncOpenAI):
+    """A random model writes many parts of characters, which no text can show."""
+    asked: dict[str, Any] = {"model": "policy", "prompt": "abc", "max_tokens": 40, "seed": 5, "logprobs": 0}
+    choice = (await client.completions.create(**asked)).choices[0]
+    offsets = choice.logprobs.text_offset
+    assert len(offsets) == len(choice.logprobs.tokens) == 40
+    assert offsets == sorted(offsets)
+    assert offsets[0] == 0
+    assert 0 < offsets[-1] <= len(choice.text)
+    parts = [chunk.choices[0] async for chunk in await client.completions.create(**asked, stream=True)]
+    assert [place for part in parts for place in part.logprobs.text_offset] == offsets
+    chat = await client.chat.completions.create(
+        model="policy", messages=MESSAGES, max_tokens=40, seed=5, logprobs=True, extra_body={"return_token_ids": True}
+    )
+    tokenizer, tokens = tiny.tokenizer(), chat.choices[0].logprobs.content
+    special = {*tokenizer.all_special_ids}
+    said = [token.bytes for token, id_ in zip(tokens, chat.choices[0].token_ids, strict=True) if id_ not in special]
+    assert b"".join(map(bytes, said)).decode(errors="replace") == chat.choices[0].message.content
+    assert all(len(each) == 1 for each in said)
+
+
 async def test_without_asking_there_are_no_ids_and_no_logprobs(backend: EmbeddedBackend):
     _, answer = await post(backend, {"model": "policy", "messages": MESSAGES, "max_tokens": 2})
     assert "prompt_token_ids" not in answer
