@@ -25,8 +25,10 @@ from pydantic import TypeAdapter
 
 from leyden.errors import ConfigError, LeydenError
 from leyden.extras import import_optional
+from leyden.host.http import MAX_BODY_BYTES
 from leyden.store import LightningStore, open_store
 from leyden.types import Attempt, NamedResources, Rollout, RolloutConfig, Span
+from leyden.utils.json import check_json_work
 
 PAGE: Final = 100
 """Rollouts or spans in one request."""
@@ -81,6 +83,7 @@ def read_tasks(path: str | Path) -> list[Any]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
+                    check_json_work(line.encode())
                     tasks.append(json.loads(line))
                 except ValueError as error:
                     raise ConfigError(f"{path}, line {number}: {error}; each line is one JSON value") from None
@@ -190,9 +193,12 @@ async def _copy(source: _Source, store: LightningStore, rollout: Rollout, url: s
 
 
 def _metadata(rollout: Rollout, url: str) -> dict[str, Any]:
-    """Return the rollout's metadata with its origin."""
-    origin = {"store": url, "start_time": rollout.start_time, "end_time": rollout.end_time}
-    return {**rollout.metadata, IMPORTED: origin}
+    """Return the rollout's metadata with its origin. Names that are Leyden's own move there, where
+    they have no effect.
+    """
+    origin: dict[str, Any] = {"store": url, "start_time": rollout.start_time, "end_time": rollout.end_time}
+    own = {name: value for name, value in rollout.metadata.items() if name.startswith("leyden.")}
+    return {name: value for name, value in rollout.metadata.items() if name not in own} | {IMPORTED: origin | own}
 
 
 def _span(item: Mapping[str, Any]) -> Span:
@@ -229,17 +235,24 @@ class _Source:
         parameters = {**query, "limit": str(PAGE), "offset": str(offset)}
         try:
             async with self._session.get(address, params=parameters) as response:
-                text = await response.text()
+                body = b""
+                async for piece in response.content.iter_chunked(2**20):
+                    body += piece
+                    if len(body) > MAX_BODY_BYTES:
+                        raise ImportFailed(
+                            f"{address} returned more than {MAX_BODY_BYTES:,} bytes, the most of one page"
+                        )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ImportFailed(
                 f"{address} cannot be reached: {error or type(error).__name__}; is the store running?"
             ) from error
         try:
-            answer = json.loads(text)
+            check_json_work(body)
+            answer = json.loads(body)
             return cast("list[dict[str, Any]]", answer["items"]), int(answer["total"])
         except (ValueError, TypeError, KeyError):
             raise ImportFailed(
-                f"{address} returned status {response.status} and no page of a store: {text[:200]!r}; is it an Agent Lightning 0.3 store?"
+                f"{address} returned status {response.status} and no page of a store: {body[:200]!r}; is it an Agent Lightning 0.3 store?"
             ) from None
 
     async def all(self, path: str, query: Mapping[str, str]) -> list[dict[str, Any]]:

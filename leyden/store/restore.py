@@ -8,7 +8,7 @@ rollout, the new store gets the version and the arm, which late feedback needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -16,11 +16,15 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from leyden.errors import ConfigError
+from leyden.extras import import_optional
+from leyden.host.http import MAX_BODY_BYTES
 from leyden.store.base import LightningStore
 from leyden.store.export import arrow_modules
 from leyden.store.sql.body.restoring import Restored
 from leyden.store.sql.store import SqlLightningStore
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
+from leyden.types.checks import check_audit, check_feedback, check_label, check_release, check_version
+from leyden.utils.json import check_json_work
 from leyden.utils.text import fault_reason, shown
 
 M = TypeVar("M", bound=BaseModel)
@@ -33,6 +37,18 @@ _JSON: dict[type[BaseModel], tuple[str, ...]] = {
     Label: (),
 }
 """The columns that are JSON text."""
+_CHECKS: dict[type[BaseModel], Callable[[Any], object]] = {
+    ResourcesUpdate: check_version,
+    Release: check_release,
+    AuditRecord: check_audit,
+    Feedback: check_feedback,
+    Label: check_label,
+}
+"""The checks of a record, which every way into a store makes."""
+_MOST_CHUNK_BYTES = 2**30
+"""The most bytes of one column in one row group. An export writes row groups of 8 MiB."""
+_MOST_BYTES = 2**30
+"""The most bytes of text in one file, all of which an import holds in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +94,35 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
 
 
 def _items(path: Path, model: type[M]) -> list[M]:
-    """Return the rows of one file as objects of `model`. Raise ConfigError for a bad row."""
-    columns = _JSON[model]
-    try:
-        return [
-            model.model_validate({**row, **{name: json.loads(row[name], parse_constant=_refuse) for name in columns}})
-            for row in _rows(path, list(model.model_fields))
-        ]
-    except (ValidationError, ValueError, TypeError) as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors(include_url=False)[0]
-            reason = f"{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {fault_reason(first)}"
-        raise ConfigError(
-            f"{path} has a row that is no {model.__name__}: {reason}; give a directory that `leyden store export` made"
-        ) from error
+    """Return the rows of one file as objects of `model`. Raise ConfigError, which names the row and
+    the column, for a row that no store takes.
+    """
+    items: list[M] = []
+    for number, row in enumerate(_rows(path, list(model.model_fields)), 1):
+        column = ""
+        try:
+            for column in _JSON[model]:
+                row[column] = _parsed(row[column])
+            column = ""
+            items.append(model.model_validate(row))
+            _CHECKS[model](items[-1])
+        except (ValidationError, ValueError, TypeError) as error:
+            reason = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False)[0]
+                column = str(first["loc"][0]) if first["loc"] else ""
+                reason = f"{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {fault_reason(first)}"
+            where = f"row {number}" + (f", column {column}" if column else "")
+            raise ConfigError(
+                f"{path}, {where}, is no {model.__name__}: {reason}; give a directory that `leyden store export` made"
+            ) from error
+    return items
+
+
+def _parsed(cell: Any) -> Any:
+    """Return the value of a cell with JSON. Raise ValueError for one that takes too much work."""
+    check_json_work(cell.encode() if isinstance(cell, str) else b"")
+    return json.loads(cell, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -107,15 +137,53 @@ def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
     """
     arrow, parquet = arrow_modules()
     try:
-        file = parquet.ParquetFile(path)
+        names = parquet.read_schema(path).names
+        # A text that many rows share is unpacked once, however many they are.
+        file = parquet.ParquetFile(path, read_dictionary=[name for name in columns if name in names])
     except (OSError, arrow.ArrowInvalid) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; give a directory that `leyden store export` made"
         ) from error
     with file:
-        if missing := set(columns) - set(file.schema_arrow.names):
+        if missing := set(columns) - set(names):
             raise ConfigError(
                 f"{path} lacks the columns {', '.join(sorted(missing))}; was it made by an older version?"
             )
+        for group in range(file.metadata.num_row_groups):
+            for index in range(file.metadata.row_group(group).num_columns):
+                column = file.metadata.row_group(group).column(index)
+                if column.total_uncompressed_size > _MOST_CHUNK_BYTES:
+                    raise ConfigError(
+                        f"{path}, column {column.path_in_schema}, unpacks to {column.total_uncompressed_size:,} bytes in one "
+                        f"row group, and {_MOST_CHUNK_BYTES:,} is the most"
+                    )
+        number = total = 0
         for batch in file.iter_batches(columns=columns):
-            yield from batch.to_pylist()
+            lengths = {name: _lengths(batch.column(name)) for name in columns}
+            for index in range(batch.num_rows):
+                number += 1
+                for name, sizes in lengths.items():
+                    size = sizes[index].as_py() or 0 if sizes is not None else 0
+                    total += size
+                    if size > MAX_BODY_BYTES:
+                        raise ConfigError(
+                            f"{path}, row {number}, column {name}, has {size:,} bytes, and {MAX_BODY_BYTES:,} is the most"
+                        )
+                if total > _MOST_BYTES:
+                    raise ConfigError(
+                        f"{path} unpacks to more than {_MOST_BYTES:,} bytes by row {number}, the most of one import"
+                    )
+                yield {name: batch.column(name)[index].as_py() for name in columns}
+
+
+def _lengths(column: Any) -> Any:
+    """Return the byte length of each text of a column, without making the texts; None for a column
+    of another type.
+    """
+    arrow, _ = arrow_modules()
+    texts = column.dictionary if arrow.types.is_dictionary(column.type) else column
+    if not (arrow.types.is_string(texts.type) or arrow.types.is_large_string(texts.type)):
+        return None
+    compute = import_optional("pyarrow.compute", extra="export", needed_by="a Parquet file")
+    lengths = compute.binary_length(texts)
+    return lengths.take(column.indices) if texts is not column else lengths

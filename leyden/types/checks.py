@@ -11,15 +11,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
+from leyden import semconv
 from leyden.errors import ConfigError
 from leyden.types.feedback import Feedback, feedback_fault
 from leyden.types.live import LiveRollout
+from leyden.types.release import AuditRecord, Release
+from leyden.types.resources import Label, ResourcesUpdate
 from leyden.types.span import Span
 
 MAX_ID_LENGTH: Final = 200
@@ -36,6 +40,13 @@ _HIGHEST: Final = 2**53
 overflow."""
 _SERIALIZABLE_DEPTH: Final = 255
 """The most levels that `to_json` writes."""
+_OWN_PREFIX: Final = "leyden."
+_OWN_METADATA: Final = (semconv.REPLAY_FROM, semconv.SAMPLING_KEY)
+"""The names of Leyden's own that a caller may give a rollout: it repeats another one, or samples
+like it.
+"""
+_WHY_LENGTH: Final = 10_000
+"""The most characters of a reason in the audit log."""
 _STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _LONG_NUMBER: Final = re.compile(rf"(?<![0-9])[0-9]{{{MAX_JSON_DIGITS + 1}}}")
 
@@ -94,6 +105,18 @@ def json_text(value: Any, what: str) -> str:
     return text
 
 
+def check_metadata(metadata: Mapping[str, Any], *, allowed: Collection[str] = _OWN_METADATA) -> None:
+    """Raise ConfigError for a rollout's metadata with a name that is Leyden's own.
+
+    allowed: the names of Leyden's that the caller may set.
+    """
+    for name in metadata:
+        if name.startswith(_OWN_PREFIX) and name not in allowed:
+            raise ConfigError(
+                f"the metadata of a rollout has {name!r}, and names with {_OWN_PREFIX!r} are Leyden's own; choose another"
+            )
+
+
 def check_span(span: Span) -> None:
     """Raise ConfigError for a span whose ids or numbers no store accepts."""
     of = span.__dict__  # see `rows.span_values`
@@ -125,6 +148,60 @@ def check_feedback(feedback: Feedback) -> str:
     return json_text(feedback.value, "the value of feedback")
 
 
+def check_version(update: ResourcesUpdate) -> str:
+    """Return a version's resources as JSON. Raise ConfigError for a version that no store takes."""
+    check_id("resources_id", update.resources_id)
+    check_id("author", update.author)
+    check_id("the parent's resources_id", update.parent and update.parent[0])
+    check_time("the create_time of resources", update.create_time)
+    check_time("the update_time of resources", update.update_time)
+    return json_text(update.resources, "resources")
+
+
+def check_label(label: Label) -> None:
+    """Raise ConfigError for a label that no store takes."""
+    check_id("label", label.label)
+    check_id("resources_id", label.resources_id)
+
+
+def check_release(release: Release) -> str:
+    """Return the details of a release as JSON, empty without any. Raise ConfigError for a release
+    that no store takes.
+    """
+    check_id("release_id", release.release_id)
+    check_id("state", release.state)
+    check_id("the resources_id of from_version", release.from_version and release.from_version[0])
+    check_id("the resources_id of canary_version", release.canary_version[0])
+    check_time("the create_time of a release", release.create_time)
+    check_time("the update_time of a release", release.update_time)
+    check_deadline(release.deadline)
+    return json_text(release.details, "the details of a release") if release.details else ""
+
+
+def check_deadline(deadline: float | None) -> None:
+    """Raise ConfigError for a deadline that is not finite."""
+    if deadline is not None and not math.isfinite(deadline):
+        raise ConfigError(f"deadline {deadline!r} must be a finite number of Unix seconds, or None")
+
+
+def check_audit(record: AuditRecord) -> None:
+    """Raise ConfigError for a record of the audit log that no store takes."""
+    check_id("label", record.label)
+    check_id("release_id", record.release_id)
+    check_id("state", record.state)
+    for version in (record.before, record.after):
+        check_id("resources_id", version and version[0])
+    check_time("the time of a change", record.time)
+    check_who(record.who, record.why)
+
+
+def check_who(who: str | None, why: str | None) -> None:
+    """Raise ConfigError for an author or a reason of a change that no store takes."""
+    check_id("who", who)
+    if why is not None and len(why) > _WHY_LENGTH:
+        raise ConfigError(f"why has {len(why):,} characters; write at most {_WHY_LENGTH:,}")
+
+
 def check_live_rollout(live: LiveRollout) -> None:
     """Raise ConfigError for a report on a live rollout that no store takes."""
     check_id("rollout_id", live.rollout_id)
@@ -133,6 +210,7 @@ def check_live_rollout(live: LiveRollout) -> None:
     check_id("arm", live.arm)
     check_time("the start_time of a live rollout", live.start_time)
     json_text(live.input, "the input of a rollout")
+    check_metadata(live.metadata, allowed=())
     json_text(live.metadata, "the metadata of a rollout")
 
 

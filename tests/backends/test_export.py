@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -24,6 +25,7 @@ from leyden.store import (
     LightningStoreServer,
     SqliteLightningStore,
     export,
+    restore,
 )
 from leyden.store.export import export_parquet
 from leyden.store.restore import import_parquet
@@ -409,10 +411,62 @@ async def test_an_import_that_cannot_be_adds_nothing(tmp_path: Path) -> None:
         values = pyarrow.array(["1.0", '"x"', "NaN"])
         place = table.column_names.index("value")
         pyarrow.parquet.write_table(table.set_column(place, "value", values), feedback)
-        with pytest.raises(ConfigError, match=r"feedback\.parquet has a row that is no Feedback: NaN"):
+        with pytest.raises(ConfigError, match=r"feedback\.parquet, row 3, column value, is no Feedback: NaN"):
             await import_parquet(new, tmp_path / "out")
         assert not await new.query_resources()
         assert not await new.query_audit()
+
+
+BAD_CELLS = {
+    "nested": ("feedback", "value", "[" * 5000 + "]" * 5000, "row 2, column value.*200 deep"),
+    "objects": ("feedback", "value", "[" + "{}," * 600_000 + "1]", "row 2, column value.*500,000 objects"),
+    "a bomb": ("resources", "resources", " " * 100 * 2**20, "row 2, column resources, has 104,857,600 bytes"),
+    "a number": ("feedback", "value", "1e999", "row 2, is no Feedback"),
+    "digits": ("feedback", "value", "9" * 4400, "row 2"),
+    "an id": ("feedback", "rollout_id", "x" * 5000, "row 2.*5000 characters"),
+    "an empty id": ("feedback", "feedback_id", "", "row 2.*feedback_id ''"),
+    "a source": ("feedback", "source", "user\n", "row 2.*source"),
+    "a label": ("labels", "label", "a\x1b[31m", "row 1.*label"),
+    "an author": ("resources", "author", "\u202e", "row 2.*author"),
+    "a reason": ("audit", "why", "x" * 20_000, "row 2.*20,000 characters"),
+    "a state": ("releases", "state", "", "row 2.*state"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CELLS)
+async def test_a_cell_that_no_store_takes_is_refused_by_row_and_column(name: str, tmp_path: Path) -> None:
+    table, column, cell, reason = BAD_CELLS[name]
+    async with InMemoryLightningStore() as store, InMemoryLightningStore() as new:
+        await fill(store)
+        await export_parquet(store, tmp_path / "out")
+        path = tmp_path / "out" / f"{table}.parquet"
+        rows = pyarrow.parquet.read_table(path)
+        place = rows.column_names.index(column)
+        cells = rows.column(column).to_pylist()
+        cells[min(1, len(cells) - 1)] = cell
+        pyarrow.parquet.write_table(rows.set_column(place, column, pyarrow.array(cells)), path, compression="zstd")
+        began = psutil.Process().memory_info().rss
+        with pytest.raises(ConfigError, match=reason):
+            await import_parquet(new, tmp_path / "out")
+        assert psutil.Process().memory_info().rss - began < 400 * 2**20
+        assert not await new.query_resources()
+
+
+async def test_a_cell_that_many_rows_share_is_not_unpacked_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "_MOST_BYTES", 50 * 2**20)
+    async with InMemoryLightningStore() as store, InMemoryLightningStore() as new:
+        await fill(store)
+        await export_parquet(store, tmp_path / "out")
+        path = tmp_path / "out" / "feedback.parquet"
+        rows = pyarrow.parquet.read_table(path).slice(0, 1)
+        place = rows.column_names.index("value")
+        large = pyarrow.array([json.dumps("x" * 2**20)])
+        rows = rows.set_column(place, "value", large).take(pyarrow.array([0] * 100))
+        pyarrow.parquet.write_table(rows, path, compression="zstd", write_statistics=False)
+        with pytest.raises(ConfigError, match=r"feedback\.parquet unpacks to more than 52,428,800 bytes by row"):
+            await import_parquet(new, tmp_path / "out")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from leyden.types import (
     Unset,
     VersionKey,
 )
-from leyden.types.checks import check_id
+from leyden.types.checks import check_id, check_who
 
 _FROZEN = 8
 """The place of the column `frozen` in `resources_columns`."""
@@ -86,7 +86,7 @@ def freeze_resources(
 
     Raise ConfigError for a version with a label, because sessions may be using it.
     """
-    _check_names(who, why)
+    check_who(who, why)
     is_frozen = _is_frozen(tx, resources_id, version)
     if is_frozen == frozen:
         return
@@ -183,7 +183,7 @@ def _move(
     `to` is not in the store.
     """
     check_id("label", label)
-    _check_names(who, why)
+    check_who(who, why)
     frozen = to is not None and _is_frozen(tx, *to)
     row = tx.one("get_label", label=label)
     present = None if row is None else (row[0], row[1])
@@ -221,15 +221,6 @@ def _is_frozen(tx: Transaction, resources_id: str, version: int) -> bool:
     row = tx.one("get_version", resources_id=resources_id, version=within)
     assert row is not None
     return bool(row[_FROZEN])
-
-
-def _check_names(who: str | None, why: str | None) -> None:
-    check_id("who", who)
-    if why is not None and len(why) > _WHY_LENGTH:
-        raise ConfigError(f"why has {len(why):,} characters; write at most {_WHY_LENGTH:,}")
-
-
-_WHY_LENGTH = 10_000
 
 
 def _place(of: tuple[str, int] | None) -> str:

@@ -4,7 +4,6 @@ transaction.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import release_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import UNSET, LabelMove, PaginatedResult, Release, SortOrder, Unset
-from leyden.types.checks import check_id, json_text
+from leyden.types.checks import check_deadline, check_id, json_text
 
 _SORTABLE = {name: f"e.{name}" for name in ("create_time", "update_time")}
 
@@ -40,7 +39,7 @@ def create_release(
     """
     check_id("release_id", release_id)
     check_id("state", state)
-    _check_deadline(deadline)
+    check_deadline(deadline)
     (from_id, from_number), (canary_id, canary_number) = from_version or (None, None), canary_version
     created = tx.change(
         "insert_release",
@@ -92,7 +91,7 @@ def advance_release(
     ReleaseAdvanced if it is in a third state.
     """
     check_id("state", state)
-    _check_deadline(None if isinstance(deadline, Unset) else deadline)
+    check_deadline(None if isinstance(deadline, Unset) else deadline)
     advanced = tx.change(
         "advance_release", release_id=release_id, state=state, expected_state=expected_state, now=tx.now
     )
@@ -140,11 +139,6 @@ def query_releases(
     where, parameters = filters.sql(), filters.parameters
     tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_releases", release_from, where, page, parameters, limit, offset)
-
-
-def _check_deadline(deadline: float | None) -> None:
-    if deadline is not None and not math.isfinite(deadline):
-        raise ConfigError(f"deadline {deadline!r} must be a finite number of Unix seconds, or None")
 
 
 def _text(details: dict[str, Any] | None) -> str:

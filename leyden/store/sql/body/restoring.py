@@ -9,7 +9,7 @@ from leyden.errors import ConfigError
 from leyden.store.sql.rows import utf8_text
 from leyden.store.sql.transaction import Transaction
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
-from leyden.types.checks import json_text
+from leyden.types.checks import check_audit, check_feedback, check_label, check_release, check_version
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def restore(tx: Transaction, restored: Restored) -> None:
         )
     _add_versions(tx, restored.resources)
     for label in restored.labels:
+        check_label(label)
         tx.run("put_label", label=label.label, resources_id=label.resources_id, version=label.version)
     for release in restored.releases:
         _add_release(tx, release)
@@ -45,7 +46,7 @@ def restore(tx: Transaction, restored: Restored) -> None:
         _add_record(tx, record)
     for one in restored.feedback:
         fields = one.model_dump(exclude={"sequence_id"})
-        tx.run("insert_feedback", **{**fields, "value": json_text(one.value, "the value of feedback")})
+        tx.run("insert_feedback", **{**fields, "value": check_feedback(one)})
     for row in restored.served:
         tx.put_many("insert_served", [row])
     tx.labels = True
@@ -62,7 +63,7 @@ def _add_versions(tx: Transaction, versions: Sequence[ResourcesUpdate]) -> None:
             version=each.version,
             create_time=each.create_time,
             update_time=each.update_time,
-            resources=json_text(each.resources, "resources"),
+            resources=check_version(each),
             parent_id=parent_id,
             parent_version=parent_version,
             author=each.author,
@@ -83,7 +84,7 @@ def _add_release(tx: Transaction, release: Release) -> None:
         from_version=from_number,
         canary_id=canary_id,
         canary_version=canary_number,
-        details=json_text(release.details, "the details of a release") if release.details else "",
+        details=check_release(release),
         deadline=release.deadline,
         create_time=release.create_time,
         update_time=release.update_time,
@@ -92,6 +93,7 @@ def _add_release(tx: Transaction, release: Release) -> None:
 
 def _add_record(tx: Transaction, record: AuditRecord) -> None:
     """Append one record to the audit log with its original time."""
+    check_audit(record)
     (from_id, from_version), (to_id, to_version) = record.before or (None, None), record.after or (None, None)
     tx.run(
         "insert_audit",
