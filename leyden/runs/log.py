@@ -11,8 +11,11 @@ keeps the user's level: its records are too many for a file that every run write
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from leyden.types.run import current_run_id
@@ -30,7 +33,7 @@ class RunLog:
 
     def open(self) -> None:
         """Begin to write. Raise OSError if the file cannot be opened."""
-        handler = logging.FileHandler(self._path, encoding="utf-8")
+        handler = _FileHandler(self._path, encoding="utf-8")
         handler.setLevel(logging.INFO)
         handler.setFormatter(line_formatter())
         handler.addFilter(self._is_ours)
@@ -54,6 +57,24 @@ class RunLog:
     def _is_ours(self, record: logging.LogRecord) -> bool:
         """Return whether the record was logged by this run's context, or outside of any run's."""
         return current_run_id.get() in (None, self._run_id)
+
+
+class _FileHandler(WatchedFileHandler):
+    """Appends to a file that only this user may read. It follows a log rotation, which renames the
+    file or cuts it.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # the file cannot be opened again; the program goes on
+            self.handleError(record)
+
+    def _open(self) -> TextIOWrapper:
+        def opener(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=opener)
 
 
 class _Lowered:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,8 @@ class LockFile:
             os.close(self._file)
             raise
         _drop_in_forked_children()
+        self._close_data: Callable[[], object] = lambda: None
+        self._identity: tuple[int, int] | None = None
         self._finalizer = weakref.finalize(self, os.close, self._file)
         self._owner = {"pid": os.getpid(), "url": url}
         try:
@@ -50,10 +53,41 @@ class LockFile:
         """
         self._write(self._owner if server is None else self._owner | {"server": server})
 
+    def hold_data(self, path: Path, url: str) -> None:
+        """Lock the store's file itself, so that it has one owner under all of its names. Call it
+        before SQLite opens the file.
+
+        Raise StoreError if another process or store object holds it, or if it has hard links,
+        because each name would have a write-ahead log of its own.
+        """
+        check_one_name(path, url)
+        status = path.stat()
+        identity = status.st_dev, status.st_ino
+        other = f"{url} is open already under another name; a file store has one owner at a time: use that name"
+        # Closing any descriptor of the file would end SQLite's own locks on it in this process, so
+        # it is not opened twice.
+        if any(lock._identity == identity for lock in _held):
+            raise StoreError(other)
+        if sys.platform != "linux":  # where `flock` and SQLite's locks exclude each other
+            self._identity = identity
+            return
+        data = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(data, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(data)
+            raise StoreError(other) from None
+        except OSError:  # a file system without these locks
+            os.close(data)
+        else:
+            self._close_data = weakref.finalize(self, os.close, data)
+        self._identity = identity
+
     def release(self) -> None:
         """Release the lock. Safe to repeat. Garbage collection of this object releases it too."""
         if self._finalizer.alive:
             _held.discard(self)
+            self._close_data()
             os.ftruncate(self._file, 0)
             self._finalizer()
 
@@ -63,6 +97,7 @@ class LockFile:
 
     def drop_in_child(self) -> None:
         """Close a forked child's copy of the lock, which would outlive the owner."""
+        self._close_data()
         self._finalizer()
 
 
@@ -73,6 +108,16 @@ class Owner(NamedTuple):
     """None if the lock file cannot be read."""
     server: str | None
     """The URL of the owner's server."""
+
+
+def check_one_name(path: Path, url: str) -> None:
+    """Raise StoreError for a file with hard links."""
+    links = path.stat().st_nlink
+    if links > 1:
+        raise StoreError(
+            f"{url} has {links} names (hard links), and its newest records may be in the write-ahead log of another name; "
+            "remove the other names, or copy the store with `leyden store export` or SQLite's `.backup`"
+        )
 
 
 def owner_of(path: Path) -> Owner | None:

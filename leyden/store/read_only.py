@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 from leyden.errors import StoreClosed, StoreError
-from leyden.store.lockfile import owner_of
+from leyden.store.lockfile import check_one_name, owner_of
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
@@ -50,6 +50,8 @@ class ReadOnlyDriver:
         self._opening = threading.Lock()
         self._closed = False
         self._readers: list[tuple[SessionThread, _Stamp]] = []
+        if path.is_file():
+            check_one_name(path, self.url)
         self._newest_reader()
         self._watch = _FileWatch(path, self.url, signals)
 

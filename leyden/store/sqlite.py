@@ -130,6 +130,11 @@ def _take_ownership(path: Path, url: str) -> LockFile:
         lock = LockFile(path, url)
         with contextlib.suppress(FileExistsError):  # only this user may read prompts and responses
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            lock.hold_data(path, url)
+        except BaseException:
+            lock.release()
+            raise
         return lock
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

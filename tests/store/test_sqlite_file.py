@@ -121,6 +121,39 @@ OWNER = """
 """
 
 
+async def test_a_file_with_a_second_name_is_not_opened_beside_its_owner(tmp_path: Path) -> None:
+    path, link = tmp_path / "a" / "store.db", tmp_path / "link.db"
+    async with SqliteLightningStore(path):
+        link.symlink_to(path)  # has the same lock
+        with pytest.raises(StoreError, match="open in this process already"):
+            SqliteLightningStore(link)
+        link.unlink()
+        os.link(path, link)
+        for read_only in (False, True):
+            with pytest.raises(StoreError, match="has 2 names"):
+                SqliteLightningStore(link, read_only=read_only)
+    with pytest.raises(StoreError, match="remove the other names"):
+        SqliteLightningStore(path)
+    link.unlink()
+    await SqliteLightningStore(path).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the lock of the file itself")
+def test_another_process_is_refused_a_file_that_was_renamed_while_it_is_open(tmp_path: Path) -> None:
+    """A renamed file has one name, and its lock file lies under the old one, as with a bind mount."""
+    code = "import sys; from leyden.store import SqliteLightningStore; SqliteLightningStore(sys.argv[1])"
+    store = SqliteLightningStore(tmp_path / "store.db")
+    (tmp_path / "store.db").rename(tmp_path / "renamed.db")
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "renamed.db")], capture_output=True, text=True, check=False
+    )
+    assert "is open already under another name" in ran.stderr
+    with pytest.raises(StoreError, match="open already under another name"):
+        SqliteLightningStore(tmp_path / "renamed.db")
+    asyncio.run(store.close())
+    asyncio.run(SqliteLightningStore(tmp_path / "renamed.db").close())
+
+
 def test_another_processs_file_is_refused_and_free_again_when_it_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with started(OWNER, path) as owner:

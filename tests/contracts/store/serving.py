@@ -295,6 +295,25 @@ async def test_a_live_rollout_is_recorded_in_any_order_and_once(store: Lightning
     assert (await store.query_rollouts()).total == 2
 
 
+async def test_names_of_leydens_own_are_refused_in_metadata(store: LightningStore) -> None:
+    own = ("leyden.replay_from", "leyden.sampling_key", "leyden.anything")
+    for name in own:
+        with pytest.raises(ConfigError, match=name):
+            await store.record_live_rollouts(
+                [live(metadata={name: {"rollout_id": "r", "attempt_id": "a", "calls": 1}})]
+            )
+    rollout = await store.enqueue_rollout(1)
+    for name in ("leyden.anything", "leyden."):
+        with pytest.raises(ConfigError, match="Leyden's own"):
+            await store.enqueue_rollout(1, metadata={name: 1})
+        with pytest.raises(ConfigError, match="Leyden's own"):
+            await store.start_rollout(1, metadata={name: 1})
+        with pytest.raises(ConfigError, match="Leyden's own"):
+            await store.update_rollout(rollout.rollout_id, metadata={name: 1})
+    assert len(await store.query_rollouts()) == 1
+    await store.update_rollout(rollout.rollout_id, metadata={"leyden.sampling_key": "k", "leyden": 1})
+
+
 async def test_a_live_rollout_that_nobody_ends_times_out(store: LightningStore) -> None:
     await written(store, "a")
     await store.record_live_rollouts([live(timeout_seconds=60.0)])

@@ -41,7 +41,7 @@ from leyden.types import (
     check_rollout_transition,
     read_replay_from,
 )
-from leyden.types.checks import check_id, json_text
+from leyden.types.checks import check_id, check_metadata, json_text
 from leyden.utils import ids
 from leyden.utils.logs import Preview
 
@@ -162,6 +162,8 @@ def update_rollout(
         check_rollout_transition(rollout_id, row[STATUS], status)
         _check_worked_on(row, status)
         move_rollout(tx, row, status)
+    if not isinstance(metadata, Unset):
+        check_metadata(metadata or {})
     version = row[RESOURCES_VERSION]
     if not isinstance(resources_id, Unset):
         version = None if resources_id is None else known_version(tx, resources_id)[1]
@@ -229,6 +231,7 @@ def insert_rollout(
     check_id("rollout_id", request.rollout_id)
     check_id("group_id", request.group_id)
     check_id("arm", request.arm)
+    check_metadata(request.metadata or {})
     resources_id, version = resources
     rollout_id = request.rollout_id or ids.rollout_id()
     task = json_text(request.input, "the input of a rollout")
