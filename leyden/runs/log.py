@@ -71,10 +71,8 @@ class _FileHandler(WatchedFileHandler):
             self.handleError(record)
 
     def _open(self) -> TextIOWrapper:
-        def opener(path: str, flags: int) -> int:
-            return os.open(path, flags, 0o600)
-
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=opener)
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding, line_buffering=True)
 
 
 class _Lowered:

@@ -459,13 +459,13 @@ async def test_a_cell_that_many_rows_share_is_not_unpacked_for_each(
     async with InMemoryLightningStore() as store, InMemoryLightningStore() as new:
         await fill(store)
         await export_parquet(store, tmp_path / "out")
-        path = tmp_path / "out" / "feedback.parquet"
+        path = tmp_path / "out" / "resources.parquet"
         rows = pyarrow.parquet.read_table(path).slice(0, 1)
-        place = rows.column_names.index("value")
-        large = pyarrow.array([json.dumps("x" * 2**20)])
-        rows = rows.set_column(place, "value", large).take(pyarrow.array([0] * 100))
+        place = rows.column_names.index("resources")
+        large = pyarrow.array([json.dumps({"p": {"resource_type": "prompt_template", "template": "x" * 2**20}})])
+        rows = rows.set_column(place, "resources", large).take(pyarrow.array([0] * 100))
         pyarrow.parquet.write_table(rows, path, compression="zstd", write_statistics=False)
-        with pytest.raises(ConfigError, match=r"feedback\.parquet unpacks to more than 52,428,800 bytes by row"):
+        with pytest.raises(ConfigError, match=r"resources\.parquet unpacks to more than 52,428,800 bytes by row"):
             await import_parquet(new, tmp_path / "out")
 
 
