@@ -18,6 +18,7 @@ from leyden.cli.demo import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.learning import learning_commands
+from leyden.cli.output import Coloured, OutputLost, echo, lost_output, open_standard_streams
 from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
@@ -31,7 +32,7 @@ from leyden.cli.store import store, upgrade
 from leyden.cli.store_export import export
 from leyden.cli.store_import import import_
 from leyden.cli.workers import workers
-from leyden.errors import LeydenError
+from leyden.errors import ConfigError, LeydenError
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -70,7 +71,7 @@ app.add_typer(rl_commands, name="rl")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"leyden {__version__}")
+        echo(f"leyden {__version__}")
         raise typer.Exit
 
 
@@ -89,7 +90,11 @@ def common(
         ),
     ] = None,
 ) -> None:
-    """Handle the options that stand before the command."""
+    """Handle the options that stand before the command, and check what all commands need."""
+    try:
+        os.getcwd()  # noqa: PTH109 -- the check alone
+    except FileNotFoundError:
+        raise ConfigError("the working directory does not exist any more; change to another one") from None
     if log_level is not None:
         os.environ["LEYDEN_LOG"] = log_level  # `setup_logging` reads it, also in child processes
 
@@ -97,11 +102,16 @@ def common(
 def main() -> None:
     """Run the command line.
 
-    Exit code 2: the arguments are wrong. 1: a `LeydenError`, shown without a traceback, or a
-    command that found a failure. 130: Ctrl-C. Other errors are raised with their traceback.
+    Exit code 2: the arguments are wrong. 1: a `LeydenError`, shown without a traceback, output that
+    could not be written, or a command that found a failure. 130: Ctrl-C. 141: the reader of the
+    output has ended. Other errors are raised with their traceback.
     """
+    if (trouble := open_standard_streams()) is not None:
+        _show_error(trouble)
+        sys.exit(1)
     try:
         code = app(standalone_mode=False, prog_name="leyden")
+        sys.stdout.flush()
     except _USAGE_ERRORS as error:
         _show_usage_error(error)
         sys.exit(2)
@@ -110,6 +120,10 @@ def main() -> None:
     except LeydenError as error:
         _show_error(str(error))
         sys.exit(1)
+    except (OutputLost, OSError) as error:
+        if (status := lost_output(error)) is None:
+            raise
+        sys.exit(status)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -118,7 +132,7 @@ _USAGE_ERRORS: Any = typer.BadParameter.__base__
 
 
 def _show_error(message: str) -> None:
-    typer.secho(f"leyden: {message}", fg="red", err=True)
+    echo(Coloured(f"leyden: {message}", "red"), err=True)
 
 
 def _show_usage_error(error: Any) -> None:
@@ -126,12 +140,12 @@ def _show_usage_error(error: Any) -> None:
     arguments, its help.
     """
     if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(error.format_message(), err=True)
+        echo(error.format_message(), err=True)
         return
     _show_error(_sentence(error))
     if error.ctx is not None:
         usage = " ".join(error.ctx.get_usage().split())
-        typer.echo(f"{usage}\nTry: {error.ctx.command_path} --help", err=True)
+        echo(f"{usage}\nTry: {error.ctx.command_path} --help", err=True)
 
 
 def _sentence(error: Any) -> str:

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-import typer
-
+from leyden.cli.output import echo
 from leyden.errors import StoreError
 from leyden.host.listening import socket_path_of
 from leyden.redaction import redact
@@ -45,11 +44,11 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
                 f"{what} does not answer ({trouble}), for {waited:.0f} s now; start it, or give another address"
             )
         if trouble != reported:
-            typer.echo(f"{what} does not answer ({trouble}); {meanwhile}, retrying ...", err=True)
+            echo(f"{what} does not answer ({trouble}); {meanwhile}, retrying ...", err=True)
             reported = trouble
         await asyncio.sleep(pause if wait_seconds is None else min(pause, wait_seconds - waited))
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-    typer.echo(f"connected to {what}", err=True)
+    echo(f"connected to {what}", err=True)
 
 
 async def answer_of(what: str, question: Awaitable[T]) -> T:
@@ -60,7 +59,7 @@ async def answer_of(what: str, question: Awaitable[T]) -> T:
     asking = asyncio.ensure_future(question)
     try:
         if not (await asyncio.wait({asking}, timeout=_TRY_SECONDS))[0]:
-            typer.echo(f"{what} accepted the connection and has not answered yet; waiting ...", err=True)
+            echo(f"{what} accepted the connection and has not answered yet; waiting ...", err=True)
         return await asking
     finally:
         asking.cancel()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden.cli.output import echo, terminal, write_output
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
 from leyden.extras import require_packages
 
@@ -59,8 +60,6 @@ def demo(
       leyden demo --resume .leyden/20261121-101500-demo-ab12
       leyden demo --resume .leyden/20261121-101500-demo-ab12 --steps 60
     """
-    from rich.console import Console
-
     from leyden.utils.logs import setup_logging
 
     require_packages("torch", "transformers", "openai", "matplotlib", extra="demo", needed_by="the demo")
@@ -97,7 +96,7 @@ def demo(
             raise ConfigError(f"{source} is a store; give the folder of a run, or its name")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
-    console = Console()
+    console = terminal()
     console.print(
         "A language model learns to guess a number from 0 to 9 in four turns. "
         "It is measured on games before and after training.",
@@ -119,8 +118,8 @@ def _train_and_show(
     import asyncio
 
     from rich.columns import Columns
-    from rich.console import Console
     from rich.panel import Panel
+    from rich.text import Text
 
     from leyden.demo.run import (
         DemoOptions,
@@ -144,18 +143,17 @@ def _train_and_show(
         result, summary = run_demo(directory)
     except RunInterrupted:
         # RunInterrupted is a KeyboardInterrupt; typer would end the process without a message
-        Console(stderr=True).print(
-            f"\nstopped; what the run had finished is kept. {how_to_go_on}", soft_wrap=True, markup=False
-        )
+        echo(f"\nstopped; what the run had finished is kept. {how_to_go_on}", err=True)
         raise typer.Exit(130) from None
     except ConfigError:
         raise
     except LeydenError as error:
         raise type(error)(f"{error}\n{how_to_go_on}") from error
     if json_file is not None:
-        json_file.write_text(json.dumps(asdict(result), indent=2) + "\n")
+        write_output(json_file, json.dumps(asdict(result), indent=2) + "\n")
     before, after = asyncio.run(games_before_and_after(directory))
-    console.print(Columns([Panel("\n".join(before), title="before"), Panel("\n".join(after), title="after")]))
+    games = {"before": before, "after": after}
+    console.print(Columns([Panel(Text("\n".join(lines)), title=name) for name, lines in games.items()]))
     console.print(
         f"games won: {result.success_before:.1%} before, [bold]{result.success_after:.1%}[/] after training",
         highlight=False,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden.cli.output import echo, echo_json, write_output
+
 if TYPE_CHECKING:
     from leyden.algorithm.evaluation import Evaluation, EvaluationResult
     from leyden.cli.eval_inputs import Given
@@ -96,7 +98,7 @@ def evaluate(
     loaded = load_agent(agent)
     given = asyncio.run(read_given(model or [], resources))
     if given.run_name is not None:
-        typer.echo(f"resources of run {given.run_name}", err=True)
+        echo(f"resources of run {given.run_name}", err=True)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     evaluation = _evaluation(given, sampling, model_key, repeats=repeats, timeout_seconds=timeout, price=prices)
     new = Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-eval-{secrets.token_hex(2)}"
@@ -105,12 +107,12 @@ def evaluate(
     try:
         result: EvaluationResult = trainer.fit(loaded, val_dataset=data).result
     except RunInterrupted:
-        typer.echo(f"\nstopped; the rollouts that ended are kept: leyden show {directory}", err=True)
+        echo(f"\nstopped; the rollouts that ended are kept: leyden show {directory}", err=True)
         raise typer.Exit(130) from None
     if output is not None:
         _write_rollouts(result, output)
     if as_json:
-        typer.echo(json.dumps(_as_data(result, agent, tasks, directory), indent=2))
+        echo_json(_as_data(result, agent, tasks, directory))
     else:
         _print(result, agent, tasks, directory)
     if result.reward is None:
@@ -175,8 +177,7 @@ def _evaluation(
 def _write_rollouts(result: EvaluationResult, path: Path) -> None:
     from dataclasses import asdict
 
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in result.rollouts)
+    write_output(path, "".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in result.rollouts))
 
 
 def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> dict[str, Any]:
@@ -209,21 +210,21 @@ def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -
     from leyden.utils.figures import duration, one_line
 
     times = f" x {result.repeats}" if result.repeats > 1 else ""
-    typer.echo(f"agent       {agent}")
-    typer.echo(f"tasks       {tasks}: {result.tasks:,}{times}")
-    typer.echo(f"reward      {result.reward or 'none: every rollout failed'}")
+    echo(f"agent       {agent}")
+    echo(f"tasks       {tasks}: {result.tasks:,}{times}")
+    echo(f"reward      {result.reward or 'none: every rollout failed'}")
     if result.failed:
         if result.reward is not None:
-            typer.echo(f"            {result.reward_with_failures_as_zero} with failures as 0")
-        typer.echo(f"failed      {result.failed:,} of {len(result.rollouts):,} rollouts")
+            echo(f"            {result.reward_with_failures_as_zero} with failures as 0")
+        echo(f"failed      {result.failed:,} of {len(result.rollouts):,} rollouts")
         for reason, count, example in result.failures[:_SHOWN_REASONS]:
-            typer.echo(f"  {count:,} x {one_line(reason)[:300]}")
-            typer.echo(f"      leyden show {directory} {example}")
+            echo(f"  {count:,} x {one_line(reason)[:300]}")
+            echo(f"      leyden show {directory} {example}")
     if result.model_calls:
         cost = "" if result.cost is None else f"; cost {result.cost:,.4f}"
-        typer.echo(
+        echo(
             f"model       {result.model_calls:,} calls, {result.prompt_tokens:,} prompt tokens, "
             f"{result.response_tokens:,} response tokens{cost}"
         )
-    typer.echo(f"took        {duration(result.seconds)}")
-    typer.echo(f"run         {directory}")
+    echo(f"took        {duration(result.seconds)}")
+    echo(f"run         {directory}")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from leyden.cli.output import echo
 from leyden.errors import ConfigError
 from leyden.redaction import redact
 
@@ -115,7 +116,7 @@ async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any
         who = "with the token" if options["token"] else "without a token"
         names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
         by = f", by {num_workers} processes" if num_workers > 1 else ""
-        typer.echo(f"serving {names} at {endpoint}, {who}{by}; recording in {recording}")
+        echo(f"serving {names} at {endpoint}, {who}{by}; recording in {recording}")
         checks = asyncio.ensure_future(_report_targets(store, options["model_list"]))
         await ended.wait()
         checks.cancel()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
+from leyden.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,18 +54,18 @@ def list_releases(
     async def read(opened: LightningStore) -> None:
         """Print the releases, newest first, each with the reason of its last change."""
         if not as_json and await is_stopped(opened):
-            typer.echo("learning is stopped; `leyden learning allow` allows it again")
+            echo("learning is stopped; `leyden learning allow` allows it again")
         rows = await opened.query_releases(sort_order="desc", limit=limit)
         if not rows and not as_json:
-            typer.echo("no cycle and no release yet")
+            echo("no cycle and no release yet")
         for row in rows:
             if as_json:
-                typer.echo(row.model_dump_json())
+                echo_json(row.model_dump(mode="json"), indent=None)
                 continue
             records = await opened.query_audit(release_id=row.release_id, limit=1)
             why = f": {records[0].why}" if records and records[0].why else ""
             until = "" if row.deadline is None else f", until {day(row.deadline)}"
-            typer.echo(
+            echo(
                 f"{row.release_id}  {row.state}  {name_of(row.canary_version)}  since {day(row.update_time)}{until}{why}"
             )
 
@@ -85,8 +86,8 @@ def stop(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, toke
         return await stop_learning(opened, who=who or login(), why=why)
 
     for row in with_store(store, token, end):
-        typer.echo(f"{row.release_id} is {row.state}")
-    typer.echo("learning is stopped")
+        echo(f"{row.release_id} is {row.state}")
+    echo("learning is stopped")
 
 
 @learning_commands.command()
@@ -100,4 +101,4 @@ def allow(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, tok
     from leyden.serving.continual import allow_learning
 
     with_store(store, token, lambda opened: allow_learning(opened, who=who or login(), why=why))
-    typer.echo("learning is allowed")
+    echo("learning is allowed")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from leyden.cli.output import echo, echo_json
+
 if TYPE_CHECKING:
     from leyden.runs import RecordedRun
     from leyden.runs.chart import Series
@@ -37,7 +39,6 @@ def plot(
       leyden plot latest --metric loss
       leyden plot 20260102-101500-ab12 20260102-114000-cd34 --output compared.svg
     """
-    import json
     import math
     import shutil
     import sys
@@ -45,6 +46,7 @@ def plot(
     from leyden.cli.run_views import await_server
     from leyden.runs import open_run
     from leyden.runs.chart import draw_file, draw_text
+    from leyden.utils.figures import is_on_terminal
 
     for each in run:
         await_server(each)
@@ -61,16 +63,16 @@ def plot(
             }
             for each in series
         ]
-        typer.echo(json.dumps(points))
+        echo_json(points, indent=None)
         return
     title = metric if len(opened) > 1 else f"{metric} of {opened[0].record.name}"
     if output is not None:
         draw_file(series, output, title=title)
-        typer.echo(str(output))
+        echo(str(output))
         return
-    columns = width or min(100, shutil.get_terminal_size().columns if sys.stdout.isatty() else 80)
-    typer.echo(title if len(series) > 1 else f"{title}, {series[0].name}")
-    typer.echo("\n".join(draw_text(series, width=columns, height=height)))
+    columns = width or min(100, shutil.get_terminal_size().columns if is_on_terminal(sys.stdout) else 80)
+    echo(title if len(series) > 1 else f"{title}, {series[0].name}")
+    echo("\n".join(draw_text(series, width=columns, height=height)))
 
 
 def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:

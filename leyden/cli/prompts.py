@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden.cli.output import echo, echo_json, terminal, write_output
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,15 +52,14 @@ def best(run: _Run, run_id: _RunId = None, as_json: _Json = False) -> None:
       leyden prompts best latest
       leyden prompts best http://127.0.0.1:4747 --run-id 3f0c2a9b11de --json
     """
-    import json
 
     found = _prompts(_best(_opened(run, run_id)))
     if as_json:
-        typer.echo(json.dumps({name: prompt.model_dump(mode="json") for name, prompt in found.items()}, indent=2))
+        echo_json({name: prompt.model_dump(mode="json") for name, prompt in found.items()})
     elif len(found) == 1:
-        typer.echo(next(iter(found.values())).template)
+        echo(next(iter(found.values())).template)
     else:
-        typer.echo("\n\n".join(f"--- {name}\n{prompt.template}" for name, prompt in found.items()))
+        echo("\n\n".join(f"--- {name}\n{prompt.template}" for name, prompt in found.items()))
 
 
 @prompts_commands.command()
@@ -80,16 +81,14 @@ def history(
       leyden prompts history latest --full
       leyden prompts history latest --json | jq -r '.[] | select(.accepted) | .reason'
     """
-    import json
 
     found = _history(_opened(run, run_id))
     if as_json:
-        typer.echo(json.dumps([record.model_dump(mode="json") for record in found], indent=2))
+        echo_json([record.model_dump(mode="json") for record in found])
         return
     from rich.markup import escape
     from rich.table import Table
 
-    from leyden.cli.run_views import terminal
     from leyden.utils.figures import figure, one_line
 
     table = Table(box=None, pad_edge=False)
@@ -138,7 +137,7 @@ def diff(
             lineterm="",
         )
         for line in lines:
-            typer.echo(line)
+            echo(line)
 
 
 @prompts_commands.command()
@@ -158,11 +157,10 @@ def export(
     found = _prompts(_best(_opened(run, run_id)))
     if unfit := next((name for name in found if name != Path(name).name or name.startswith(".")), None):
         raise ConfigError(f"the prompt {unfit!r} cannot be the name of a file; use leyden prompts best --json")
-    out.mkdir(parents=True, exist_ok=True)
     for name, prompt in found.items():
         path = out / f"{name}.txt"
-        path.write_text(prompt.template, "utf-8")
-        typer.echo(path)
+        write_output(path, prompt.template)
+        echo(path)
 
 
 @prompts_commands.command(name="apply")
@@ -198,7 +196,7 @@ def apply_(
     after = with_prompts(before, file.suffix, pairs, path=str(file))
     old_lines, new_lines = (each.decode("utf-8-sig", "replace").splitlines() for each in (before, after))
     lines = difflib.unified_diff(old_lines, new_lines, str(file), str(file), lineterm="")
-    typer.echo("\n".join(lines) or f"{file} stays as it is: the first prompts are the best")
+    echo("\n".join(lines) or f"{file} stays as it is: the first prompts are the best")
     if not dry_run and after != before:
         write_whole(file, after)
 
@@ -228,7 +226,6 @@ def extract(
       leyden prompts extract .leyden/support --out prompts
       leyden prompts extract http://127.0.0.1:4747 --run-id 3f0c2a9b11de --limit 50 --json
     """
-    import json
 
     from leyden.errors import ConfigError
 
@@ -240,8 +237,11 @@ def extract(
         )
     if out is not None:
         for path in found.write(out):
-            typer.echo(path, err=True)
-    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else found.shown(out))
+            echo(path, err=True)
+    if as_json:
+        echo_json(found.as_json())
+    else:
+        echo(found.shown(out))
 
 
 # ---- reading -------------------------------------------------------------------------------------

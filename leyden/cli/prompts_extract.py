@@ -20,6 +20,7 @@ from leyden.algorithm.prompts.extraction import (
     formatting_call,
 )
 from leyden.algorithm.usage import fixed_pieces
+from leyden.cli.output import write_output
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, PromptTemplate
 from leyden.utils.figures import figure, one_line
@@ -88,11 +89,10 @@ class Recorded:
 
     def write(self, folder: Path) -> Iterator[Path]:
         """Write each prompt and the tasks to files of a folder, and yield their paths."""
-        folder.mkdir(parents=True, exist_ok=True)
         files = {f"{prompt.name}.txt": prompt.template.template for prompt in self.prompts}
         files["tasks.jsonl"] = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in self.tasks)
         for name, text in files.items():
-            (folder / name).write_text(text, "utf-8")
+            write_output(folder / name, text)
             yield folder / name
 
     def shown(self, folder: Path | None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from leyden.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from leyden.algorithm.replay import Replay, ReplayResult
@@ -86,10 +87,10 @@ def replay(
     try:
         result: ReplayResult = trainer.fit(loaded, val_dataset=[None]).result
     except RunInterrupted:
-        typer.echo(f"\nstopped; what ended is kept: leyden show {directory}", err=True)
+        echo(f"\nstopped; what ended is kept: leyden show {directory}", err=True)
         raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps(_as_data(result, directory), indent=2))
+        echo_json(_as_data(result, directory))
     else:
         _print(result, directory, has_model=algorithm.has_model)
     if result.rollout.status != "succeeded":
@@ -199,18 +200,18 @@ def _as_data(result: ReplayResult, directory: Path) -> dict[str, Any]:
 
 def _print(result: ReplayResult, directory: Path, *, has_model: bool) -> None:
     """Print the state of each call, both rewards, and the command that shows the new rollout."""
-    from leyden.utils.figures import harmless, one_line
+    from leyden.utils.figures import one_line
 
     for call in result.calls:
         detail = "" if call.detail is None else f": {one_line(call.detail)[:300]}"
-        typer.echo(harmless(f"call {call.call_index:<6} {call.state}{detail}"))
+        echo(f"call {call.call_index:<6} {call.state}{detail}")
     if not has_model and any(call.state != "replayed" for call in result.calls):
-        typer.echo(_NO_MODEL)
+        echo(_NO_MODEL)
     reason = "" if result.rollout.reason is None else f": {one_line(result.rollout.reason)[:300]}"
-    typer.echo(harmless(f"state       {result.rollout.status}{reason}"))
-    typer.echo(f"reward      {_reward(result.reward_before)} before, {_reward(result.rollout.reward)} now")
-    typer.echo(f"run         {directory}")
-    typer.echo(f"            leyden show {directory} {result.rollout.rollout_id}")
+    echo(f"state       {result.rollout.status}{reason}")
+    echo(f"reward      {_reward(result.reward_before)} before, {_reward(result.rollout.reward)} now")
+    echo(f"run         {directory}")
+    echo(f"            leyden show {directory} {result.rollout.rollout_id}")
 
 
 def _reward(reward: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
+from leyden.cli.output import echo, echo_json
 from leyden.errors import ConfigError, LabelMoved
 from leyden.utils.text import fault_reason
 
@@ -54,7 +55,6 @@ def list_versions(
       leyden resources list
       leyden resources list --audit --json
     """
-    import json
     from datetime import UTC, datetime
 
     def day(seconds: float) -> str:
@@ -65,14 +65,14 @@ def list_versions(
         if audit:
             records = await opened.query_audit(limit=100)
             if not records and not as_json:
-                typer.echo("no label has been moved yet")
+                echo("no label has been moved yet")
             for one in records:
                 if as_json:
-                    typer.echo(one.model_dump_json())
+                    echo_json(one.model_dump(mode="json"), indent=None)
                     continue
                 moved = f"{name_of(one.before)} -> {name_of(one.after)}" if one.label else name_of(one.after)
                 why = f": {one.why}" if one.why else ""
-                typer.echo(
+                echo(
                     f"{day(one.time)}  {one.action} {one.label or one.state or ''} {moved} by {one.who or 'unknown'}{why}"
                 )
             return
@@ -81,18 +81,17 @@ def list_versions(
             labels.setdefault((each.resources_id, each.version), []).append(each.label)
         versions = await opened.query_resources(all_versions=True)
         if not versions and not as_json:
-            typer.echo("no version yet; write the first one with `leyden resources add ID FILE`")
+            echo("no version yet; write the first one with `leyden resources add ID FILE`")
         for update in versions:
             names = labels.get((update.resources_id, update.version), []) + ["frozen"] * update.frozen
             if as_json:
-                typer.echo(
-                    json.dumps(
-                        {"id": update.resources_id, "version": update.version, "labels": names, "author": update.author}
-                    )
+                echo_json(
+                    {"id": update.resources_id, "version": update.version, "labels": names, "author": update.author},
+                    indent=None,
                 )
             else:
                 by = f" by {update.author}" if update.author else ""
-                typer.echo(
+                echo(
                     f"{update.resources_id} {update.version}  {day(update.update_time)}{by}  {' '.join(names)}".rstrip()
                 )
 
@@ -107,10 +106,9 @@ def show(resources_id: _Id, version: _Version, store: StoreUrl = DEFAULT_STORE, 
     Examples:
       leyden resources show rs-1 4
     """
-    import json
 
     update = with_store(store, token, lambda opened: opened.get_resources_by_id(resources_id, version=version))
-    typer.echo(json.dumps(_content(update), indent=2, ensure_ascii=False))
+    echo_json(_content(update))
 
 
 @resources_commands.command()
@@ -150,7 +148,7 @@ def add(
     written = with_store(
         store, token, lambda opened: opened.update_resources(resources_id, given, author=author or login())
     )
-    typer.echo(f"{resources_id} {written.version}")
+    echo(f"{resources_id} {written.version}")
 
 
 @resources_commands.command()
@@ -176,7 +174,7 @@ def diff(
 
     before, after = with_store(store, token, read)
     changed = list(difflib.unified_diff(before, after, f"version {version}", f"version {other}", lineterm=""))
-    typer.echo("\n".join(changed) if changed else "the two versions are equal")
+    echo("\n".join(changed) if changed else "the two versions are equal")
 
 
 @resources_commands.command()
@@ -211,7 +209,7 @@ def promote(
         if now is not None:
             moves.append(LabelMove(label=previous, to=now, expected=labels.get(previous)))
         await _moved(opened.move_labels(moves, who=who or login(), why=why))
-        typer.echo(f"{label}: {name_of(now)} -> {name_of((resources_id, version))}")
+        echo(f"{label}: {name_of(now)} -> {name_of((resources_id, version))}")
 
     with_store(store, token, move)
 
@@ -254,7 +252,7 @@ def rollback(
         moves += [LabelMove(label=each, to=None, expected=now) for each in others]
         await _moved(opened.move_labels(moves, freeze=[now] if freeze_it else [], who=who or login(), why=why))
         lost = f" and no longer {', '.join(others)}" if others else ""
-        typer.echo(
+        echo(
             f"{label}: {name_of(now)} -> {name_of(before)}" + (f"; {name_of(now)} is frozen{lost}" if freeze_it else "")
         )
 
@@ -286,7 +284,7 @@ def freeze(
         await opened.freeze_resources(resources_id, version, frozen=not thaw, who=who or login(), why=why)
 
     with_store(store, token, change)
-    typer.echo(f"{name} {'may have labels again' if thaw else 'is frozen'}")
+    echo(f"{name} {'may have labels again' if thaw else 'is frozen'}")
 
 
 async def _moved(moving: Awaitable[None]) -> None:

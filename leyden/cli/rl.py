@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from leyden.cli.output import echo, write_output
 from leyden.errors import ConfigError, LeydenError
 from leyden.extras import require_packages
 
@@ -71,7 +72,7 @@ def train(
             f"{directory} holds a run already; continue it with --resume {directory}, or give another --run-dir"
         )
     content = json.dumps(read_config(chosen), indent=2, default=str) + "\n"
-    typer.echo(f"run: {directory}")
+    echo(f"run: {directory}")
     how_to_go_on = f"Continue with: leyden rl train --resume {directory}"
     bar = ProgressBar(metrics=("reward", "pa", "val/pa", "loss"), unit="orders")
     private_directory(directory)
@@ -89,8 +90,8 @@ def train(
         _report_stopped(how_to_go_on)
         raise typer.Exit(130)
     shown = [f"{name} {result.metrics[name]:.4g}" for name in ("reward", "pa", "val/pa") if name in result.metrics]
-    typer.echo(f"trained: {result.iterations} iterations  {'  '.join(shown)}")
-    typer.echo(f"test:    leyden rl backtest {config_file or chosen} --run {directory}")
+    echo(f"trained: {result.iterations} iterations  {'  '.join(shown)}")
+    echo(f"test:    leyden rl backtest {config_file or chosen} --run {directory}")
 
 
 @rl_commands.command()
@@ -132,13 +133,13 @@ def backtest(
     table = output or (checkpoint if checkpoint is not None and checkpoint.is_dir() else Path()) / "backtest.csv"
     result = backtest_orders(config, checkpoint, table, tag=orders)
     if json_file is not None:
-        json_file.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
-    typer.echo(
+        write_output(json_file, json.dumps(asdict(result), indent=2) + "\n")
+    echo(
         f"{result.n_orders} orders: price advantage {result.pa:+.2f} +- {result.pa_standard_error:.2f} basis points (standard error)"
     )
-    typer.echo(f"traded: {result.ffr:.1%} of their amounts")
-    typer.echo(f"table:  {table}")
+    echo(f"traded: {result.ffr:.1%} of their amounts")
+    echo(f"table:  {table}")
 
 
 def _report_stopped(how_to_go_on: str) -> None:
-    typer.echo(f"\nstopped; every finished iteration is kept. {how_to_go_on}", err=True)
+    echo(f"\nstopped; every finished iteration is kept. {how_to_go_on}", err=True)

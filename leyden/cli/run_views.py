@@ -5,11 +5,8 @@ text.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
-
-from rich.console import Console
 
 from leyden.runs import RecordedRun, RewardMetrics, open_run
 from leyden.runs.beginning import PAUSED_SECONDS
@@ -19,14 +16,7 @@ if TYPE_CHECKING:
     from leyden.types.run import RunRecord
 
 COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
-_PIPE_WIDTH = 250
-"""Columns of a table that goes to a pipe or a file: enough that no row is wrapped."""
 _WAIT_SECONDS = 10.0
-
-
-def terminal() -> Console:
-    """Return a console on standard output, as wide as the terminal; in a pipe, 250 columns wide."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:

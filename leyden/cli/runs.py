@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden.cli.output import echo, echo_json, terminal
+
 if TYPE_CHECKING:
     from leyden.runs import RecordedRun
 
@@ -35,7 +37,6 @@ def runs(
       leyden runs http://127.0.0.1:4747
       leyden runs --json | jq -r '.[] | select(.state == "failed") | .name'
     """
-    import json
 
     from leyden.cli.run_views import as_data, open_runs
     from leyden.errors import ConfigError
@@ -51,13 +52,13 @@ def runs(
     else:
         found, total = open_runs(source, limit=limit)
     if as_json:
-        typer.echo(json.dumps([as_data(run) for run in found], indent=2, default=str))
+        echo_json([as_data(run) for run in found])
     elif not found:
-        typer.echo(f"no runs in {source or directory}; a trainer's fit() makes one, and so does leyden demo")
+        echo(f"no runs in {source or directory}; a trainer's fit() makes one, and so does leyden demo")
     else:
         _show(found)
         if total > len(found):
-            typer.echo(f"{total - len(found):,} older runs are not shown; use --limit", err=True)
+            echo(f"{total - len(found):,} older runs are not shown; use --limit", err=True)
 
 
 def _show(found: list[RecordedRun]) -> None:
@@ -65,7 +66,7 @@ def _show(found: list[RecordedRun]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from leyden.cli.run_views import COLOURS, age, as_data, reward_text, terminal
+    from leyden.cli.run_views import COLOURS, age, as_data, reward_text
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leyden.cli.output import echo, echo_json, terminal
 from leyden.cli.store_options import ServerToken, ServerWait, StoreAddress
 
 if TYPE_CHECKING:
@@ -46,23 +47,18 @@ def samples(
       leyden samples http://127.0.0.1:4747 disk_free_percent --json | jq '.[-1].value'
     """
     import asyncio
-    import json
     import time
-
-    from leyden.cli.run_views import terminal
 
     now = time.time()
     found = asyncio.run(_read(url, token, wait, name, worker or None, now - 3600 * hours))
     if worker == "":
         found = [each for each in found if each.worker_id is None]
     if as_json:
-        typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=2))
+        echo_json([each.model_dump(mode="json") for each in found])
     elif found:
         terminal().print(_table(found, now - 3600 * hours, now))
     else:
-        typer.echo(
-            "no such samples in this time; a monitor writes them: leyden store --monitor, or Trainer(monitor=True)"
-        )
+        echo("no such samples in this time; a monitor writes them: leyden store --monitor, or Trainer(monitor=True)")
 
 
 async def _read(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from leyden.cli.output import echo
 from leyden.errors import ConfigError
 
 DEFAULT_PORT = 4749
@@ -120,6 +121,6 @@ async def _serve(store: str, host: str, port: int, token: str | None, options: d
         address = f"http://{netloc(reachable(host), listener.getsockname()[1])}"
         await server.start(listener)
         labels = ", ".join(f"{label}: {key[0]} {key[1]}" for label, key in session.status().labels.items()) or "nothing"
-        typer.echo(f"serving {labels} at {address}, {'with the token' if token else 'without a token'}")
+        echo(f"serving {labels} at {address}, {'with the token' if token else 'without a token'}")
         await ended.wait()
         await server.stop(grace_seconds=2.0)

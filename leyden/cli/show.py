@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden.cli.output import Coloured, echo, echo_json
+
 if TYPE_CHECKING:
     from leyden.runs import RecordedRun
     from leyden.runs.reading import FailedRollout
@@ -99,25 +101,25 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             for each in groups
         ]
         data = {**as_data(run), "rollouts_by_status": counts, "failures": reasons, "config": run.record.config}
-        typer.echo(json.dumps(data, indent=2, default=str))
+        echo_json(data)
         return
     _print_head(run)
     if counts:
-        _print(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
+        echo(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
     elif trouble is not None:
-        _print(f"rollouts    unknown: {trouble}")
+        echo(f"rollouts    unknown: {trouble}")
     if groups:
-        _print(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
+        echo(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
         for group in groups[:_SHOWN_REASONS]:
             kind = f"[{group.reason_kind}] " if group.reason_kind else ""
-            _print(f"  {group.count:,} x {kind}{group.reason[:300]}")
-            _print(f"      leyden show {source} {group.example}")
+            echo(f"  {group.count:,} x {kind}{group.reason[:300]}")
+            echo(f"      leyden show {source} {group.example}")
         if len(groups) > _SHOWN_REASONS:
-            _print(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
+            echo(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
     if run.log_path is not None:
-        _print(f"log         {run.log_path}")
+        echo(f"log         {run.log_path}")
     if run.directory is not None and (how := _how_to_continue(run)) is not None:
-        _print(f"continue    {how}")
+        echo(f"continue    {how}")
 
 
 def _how_to_continue(run: RecordedRun) -> str | None:
@@ -138,30 +140,29 @@ def _print_head(run: RecordedRun) -> None:
     """Print the run's name, state, time, algorithm, tasks and rewards, as far as it has them."""
     from leyden.cli.run_views import COLOURS, age, as_data, budget_left, reward_text, seconds_of
     from leyden.runs.chart import sparkline
-    from leyden.utils.figures import duration, figure, harmless
+    from leyden.utils.figures import duration, figure
 
     record, data, metrics = run.record, as_data(run), run.summary_metrics()
-    _print(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
+    echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
     colour = COLOURS[run.state]
-    state = typer.style(run.state, fg=colour)
     cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
-    typer.echo(f"state       {state}" + (harmless(f": {cause}") if cause else ""))
-    _print(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
+    echo("state       ", Coloured(run.state, colour), f": {cause}" if cause else "")
+    echo(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
     for name in ("algorithm", "model"):
         if data[name]:
-            _print(f"{name:<12}{data[name]}")
+            echo(f"{name:<12}{data[name]}")
     sets: dict[str, Any] = record.config.get("data") or {}
     if lengths := [f"{each['length']:,} {name}" for name, each in sets.items() if each]:
-        _print(f"tasks       {', '.join(lengths)}")
+        echo(f"tasks       {', '.join(lengths)}")
     if metrics.iterations:
-        _print(f"steps       {metrics.iterations:,}")
+        echo(f"steps       {metrics.iterations:,}")
     for name, reward in (("reward", metrics.reward), ("val reward", metrics.val_reward)):
         if reward is None or (name == "val reward" and metrics.reward == reward):
             continue
         best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
-        _print(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
+        echo(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
     if left := [f"{value} {name}" for name, value in budget_left(run).items()]:
-        _print(f"budget left {', '.join(left)}")
+        echo(f"budget left {', '.join(left)}")
 
 
 # ---- rollouts ------------------------------------------------------------------------------------
@@ -182,15 +183,15 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
     if as_json:
         from dataclasses import asdict
 
-        typer.echo(json.dumps([asdict(each) for each in newest], indent=2, default=str))
+        echo_json([asdict(each) for each in newest])
         return
     if not failures:
-        typer.echo("no rollout has failed")
+        echo("no rollout has failed")
     for each in newest:
         kind = f"[{each.reason_kind}] " if each.reason_kind else ""
-        _print(f"{each.rollout_id}  {age(each.time)}{_step(each.iteration)}  {kind}{' '.join(each.reason.split())}")
+        echo(f"{each.rollout_id}  {age(each.time)}{_step(each.iteration)}  {kind}{' '.join(each.reason.split())}")
     if len(failures) > len(newest):
-        _print(f"{len(failures) - len(newest):,} more are not shown; use --limit", err=True)
+        echo(f"{len(failures) - len(newest):,} more are not shown; use --limit", err=True)
 
 
 async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
@@ -211,13 +212,13 @@ async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: boo
             }
             for each in found
         ]
-        typer.echo(json.dumps(rows, indent=2, default=str))
+        echo_json(rows)
         return
     if not found:
-        typer.echo("no rollout has a reward")
+        echo("no rollout has a reward")
     for each in found:
         step = _step(iteration_of(each.rollout))
-        _print(f"{each.rollout.rollout_id}  {each.reward:>8.4g}{step}  {Preview(each.rollout.input)}")
+        echo(f"{each.rollout.rollout_id}  {each.reward:>8.4g}{step}  {Preview(each.rollout.input)}")
 
 
 def _step(iteration: int | None) -> str:
@@ -252,7 +253,7 @@ async def _print_rollout_as_json(store: LightningStore, rollout_id: str) -> None
         "tokens": [{"total": len(each.token_ids), "of_the_model": each.n_trained} for each in trajectories],
         "spans": [span.model_dump(mode="json", exclude={"tokens"}) for span in spans],
     }
-    typer.echo(json.dumps(data, indent=2, default=str))
+    echo_json(data)
 
 
 async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -> None:
@@ -266,24 +267,17 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
     rollout = await store.get_rollout_by_id(rollout_id)
     spans = (await store.query_spans_of([rollout_id]))[rollout_id]
     reward = find_final_reward(spans)
-    _print(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
-    _print(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
-    _print(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
+    echo(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
+    echo(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
+    echo(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
     for attempt in await store.query_attempts(rollout_id):
         took = "" if attempt.end_time is None else f", {attempt.end_time - attempt.start_time:.2f} s"
         reason = attempt.metadata.get("reason")
         why = f": {' '.join(str(reason).split())}" if reason else ""
-        _print(f"attempt {attempt.sequence_id}   {attempt.status}{took}{why}")
+        echo(f"attempt {attempt.sequence_id}   {attempt.status}{took}{why}")
     if not spans:
-        typer.echo("no step was recorded")
+        echo("no step was recorded")
         return
-    typer.echo("")
+    echo("")
     for line in transcript_lines(spans, max_characters=None if full else 2000):
-        _print(line)
-
-
-def _print(line: str, *, err: bool = False) -> None:
-    """Print a line that contains texts of models or agents, without control characters."""
-    from leyden.utils.figures import harmless
-
-    typer.echo(harmless(line), err=err)
+        echo(line)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden.cli.output import echo
 from leyden.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def upgrade(
             f"there is no store in a file at {url}; give the path of one, such as .leyden/NAME/store.sqlite"
         )
     asyncio.run(_open_once(path))
-    typer.echo(f"{path} is up to date")
+    echo(f"{path} is up to date")
 
 
 async def _open_once(path: Path) -> None:
@@ -143,6 +144,6 @@ async def _serve(
         server = LightningStoreServer(opened, **address, insecure=insecure, retention=retention, views=metrics(opened))
         async with server, Monitor().watch(opened) if monitor else nullcontext():
             who = "with the token" if address["token"] else "without a token"
-            typer.echo(f"serving {opened.url} at {server.endpoint}, {who}")
-            typer.echo(f"API reference: {server.endpoint}/openapi.json")
+            echo(f"serving {opened.url} at {server.endpoint}, {who}")
+            echo(f"API reference: {server.endpoint}/openapi.json")
             await ended.wait()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from leyden.cli.output import echo, terminal
 from leyden.cli.store_options import ServerToken
 from leyden.errors import ConfigError
 
@@ -42,12 +43,11 @@ def export(
     exported = asyncio.run(_export(url, token, out_dir, status))
     counts = ", ".join(f"{count:,} {name}" for name, count in exported.rows.items())
     size = sum(file.stat().st_size for file in exported.directory.iterdir())
-    typer.echo(f"{exported.directory}: {counts}; {size / 1e6:,.1f} MB")
+    echo(f"{exported.directory}: {counts}; {size / 1e6:,.1f} MB")
 
 
 async def _export(url: str, token: str | None, directory: Path, status: Any) -> Exported:
     """Export a store to Parquet files in `directory`, with a progress bar on a terminal."""
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from leyden.store import open_store
@@ -57,7 +57,7 @@ async def _export(url: str, token: str | None, directory: Path, status: Any) -> 
     options: dict[str, Any] = {"read_only": not scheme.startswith("postgres")}
     if scheme in ("http", "https"):
         options = {"token": token}
-    console = Console(stderr=True)
+    console = terminal(err=True)
     shown = Progress(
         TextColumn("rollouts"),
         MofNCompleteColumn(),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leyden.cli.output import echo
+
 if TYPE_CHECKING:
     from leyden.store.restore import Imported
 
@@ -30,7 +32,7 @@ def import_(
     import asyncio
 
     imported = asyncio.run(_import(url, directory))
-    typer.echo(f"{url}: " + ", ".join(f"{count:,} {name}" for name, count in imported.rows.items()))
+    echo(f"{url}: " + ", ".join(f"{count:,} {name}" for name, count in imported.rows.items()))
 
 
 async def _import(url: str, directory: Path) -> Imported:

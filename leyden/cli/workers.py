@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leyden.cli.output import echo, echo_json, terminal
 from leyden.cli.store_options import ServerToken, ServerWait, StoreAddress
 
 if TYPE_CHECKING:
@@ -35,20 +36,18 @@ def workers(
       leyden workers http://127.0.0.1:4747 --json | jq '.[] | select(.health != "healthy")'
     """
     import asyncio
-    import json
 
-    from leyden.cli.run_views import terminal
     from leyden.monitor import health_of
 
     now = time.time()
     found = [w for w in asyncio.run(_read(url, token, wait)) if now - (w.last_heartbeat_time or 0) < _SHOWN_SECONDS]
     if as_json:
         rows = [{**worker.model_dump(mode="json"), "health": health_of(worker, now)} for worker in found]
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows)
     elif found:
         terminal().print(_table(found, now))
     else:
-        typer.echo("no worker reported within the last day")
+        echo("no worker reported within the last day")
 
 
 async def _read(url: str, token: str | None, wait_seconds: float) -> list[Worker]:

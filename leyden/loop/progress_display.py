@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from leyden.loop.terminal import printing_above
-from leyden.utils.figures import duration, figure, one_line, shortened
+from leyden.utils.figures import duration, figure, harmless, one_line, shortened
 
 _WIDEST_BAR, _NARROWEST_BAR = 24, 4
 """Columns of a bar; with less room than the narrowest, none is drawn."""
@@ -251,7 +251,7 @@ class Terminal:
 
     def _drawn(self, line: Line, fraction: float | None) -> Text:
         """Return a line with its bar. fraction: the part of the bar that is full; None: no bar."""
-        text = Text(line.label, no_wrap=True, overflow="crop")
+        text = Text(harmless(line.label), no_wrap=True, overflow="crop")
         if fraction is not None and line.bar:
             full = round(line.bar * min(1.0, max(0.0, fraction)))
             stroke = "━" if self._console.encoding.startswith("utf") else "-"
@@ -259,4 +259,4 @@ class Terminal:
             text.append(" ")
             text.append(stroke * full, style=finished)
             text.append((stroke if self._console.color_system else " ") * (line.bar - full), style="bar.back")
-        return text.append(f"  {line.text}" if line.text else "")
+        return text.append(f"  {harmless(line.text)}" if line.text else "")

@@ -52,6 +52,7 @@ from leyden.trainer.run_store import RunStore
 from leyden.types import Retention
 from leyden.types.run import current_run_id
 from leyden.utils.exhaustion import warn_if_exhausted
+from leyden.utils.figures import printable_on
 from leyden.utils.latch import Latch
 from leyden.utils.logs import log_for_files, notice
 from leyden.utils.text import describe_error
@@ -530,5 +531,5 @@ def _show(text: str) -> None:
     must not end the run.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{printable_on(sys.stderr, text)}\n")
         sys.stderr.flush()

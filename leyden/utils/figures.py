@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import IO
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 """Characters that a terminal would obey: control characters other than tabs and line breaks, marks
@@ -54,6 +55,28 @@ def harmless(text: str) -> str:
     which retitle a terminal, write to its clipboard, or hide what stands there.
     """
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def is_on_terminal(stream: IO[str] | None) -> bool:
+    """Return whether a stream is a terminal; False for a stream that is missing or closed."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def printable_on(stream: IO[str], text: str) -> str:
+    """Return the text as a stream can show it: `harmless` on a terminal, and with `?` in the place
+    of characters that its encoding lacks.
+    """
+    if is_on_terminal(stream):
+        text = harmless(text)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding, getattr(stream, "errors", None) or "strict")
+    except UnicodeEncodeError:
+        text = text.encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def shortened(text: str, width: int) -> str:

@@ -17,7 +17,7 @@ import reprlib
 import sys
 from typing import TextIO
 
-from leyden.utils.figures import harmless
+from leyden.utils.figures import harmless, printable_on
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -168,7 +168,7 @@ def notice(logger: logging.Logger, message: str, *args: object) -> None:
     """
     logger.info(message, *args)
     if not _is_shown(logger):
-        sys.stderr.write(f"{message % args}\n")
+        sys.stderr.write(f"{printable_on(sys.stderr, message % args)}\n")
         sys.stderr.flush()
 
 

@@ -231,24 +231,6 @@ def test_a_curve_without_matplotlib_is_svg(said: Said, tmp_path: Path, monkeypat
     )
 
 
-def test_texts_of_agents_and_tasks_do_not_control_the_terminal(said: Said, tmp_path: Path) -> None:
-    attack = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
-
-    @ly.rollout
-    async def hostile(task: str) -> float:
-        ly.emit_message(f"a message {task}")
-        raise ValueError(f"a reason {task}")
-
-    ly.Trainer(algorithm="baseline", run_dir=tmp_path / "run", progress=False).fit(hostile, [attack])
-    run = str(tmp_path / "run")
-    rollout_id = json.loads(said("show", run, "--failed", "--json")[0])[0]["rollout_id"]
-    shown = "".join(sum((said(*each) for each in (["show", run], ["show", run, "--failed"])), ()))
-    shown += "".join(said("show", run, rollout_id))
-    assert "a message" in shown
-    assert "a reason" in shown
-    assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
-
-
 def test_a_value_that_is_no_number_is_null_in_the_json_of_a_plot(said: Said, recorded: Path) -> None:
     folder = recorded / ".leyden" / "broken"
     ly.Trainer(algorithm="baseline", run_dir=folder, progress=False).fit(agent, [{"n": 1}])

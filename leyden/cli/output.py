@@ -1,0 +1,154 @@
+"""Print: the one way from every command to the terminal, to a pipe or to a file.
+
+Texts of models, agents, tasks and stores may hold characters that a terminal obeys, and any of
+them may be in any line. So everything that is printed goes through here: a terminal gets it without
+such characters, and a pipe or a file gets it as it is. A character that the stream's encoding lacks
+is printed as `?`. Output that cannot be written ends the command (`OutputLost`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from leyden.errors import ConfigError
+from leyden.utils.figures import is_on_terminal, printable_on
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PIPE_WIDTH = 250
+"""Columns of a table that goes to a pipe or a file: enough that no row is wrapped."""
+_OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT}
+_BROKEN_PIPE_STATUS = 141
+"""What a shell reports for a program that SIGPIPE has ended."""
+
+
+class OutputLost(Exception):
+    """Standard output takes no more text."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output cannot be written: {error.strerror or error}")
+        self.is_closed_pipe = isinstance(error, BrokenPipeError)
+
+
+class Coloured(NamedTuple):
+    """A piece of a line that has a colour on a terminal."""
+
+    text: str
+    colour: str
+
+
+def echo(*pieces: object, err: bool = False) -> None:
+    """Print a line of pieces, without space between them.
+
+    err: print to standard error. An error of that stream is ignored, as no one could read it.
+    """
+    stream = sys.stderr if err else sys.stdout
+    has_colours = is_on_terminal(stream) and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+    shown = (
+        typer.style(printable_on(stream, each.text), fg=each.colour)
+        if isinstance(each, Coloured) and has_colours
+        else printable_on(stream, each.text if isinstance(each, Coloured) else str(each))
+        for each in pieces
+    )
+    try:
+        stream.write("".join([*shown, "\n"]))
+        stream.flush()
+    except OSError as error:
+        if not err:
+            raise OutputLost(error) from error
+
+
+def echo_json(data: Any, *, indent: int | None = 2) -> None:
+    """Print data as JSON. Characters that a terminal obeys, or that the stream's encoding lacks,
+    are escaped, so that a program reads exactly the data.
+    """
+    text = json.dumps(data, indent=indent, default=str, ensure_ascii=False)
+    if printable_on(sys.stdout, text) != text:
+        text = json.dumps(data, indent=indent, default=str)
+    echo(text)
+
+
+def terminal(*, err: bool = False) -> Console:
+    """Return a console of rich for tables, as wide as the terminal; in a pipe, 250 columns wide."""
+    is_wide = not is_on_terminal(sys.stderr if err else sys.stdout)
+    width = _PIPE_WIDTH if is_wide else shutil.get_terminal_size().columns
+    return _console_class()(highlight=False, stderr=err, width=width)
+
+
+@functools.cache
+def _console_class() -> type[Console]:
+    """Return a console that prints like `echo`. It is made here because `--help` needs no rich."""
+    from collections.abc import Iterable
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class PrintingConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for each in super().render(renderable, options):
+                yield each if each.control else Segment(printable_on(self.file, each.text), each.style)
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            try:
+                super().print(*objects, **options)
+            except OSError as error:
+                raise OutputLost(error) from error
+
+    return PrintingConsole
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user asked for, and make its folder if it is missing. Raise ConfigError
+    if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8", newline="")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path") from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path} cannot be written: half of a surrogate pair is no text: {error}") from error
+
+
+# ---- standard streams ----------------------------------------------------------------------------
+
+
+def open_standard_streams() -> str | None:
+    """Put the null device in the place of a standard input or error that is closed, so that no file
+    takes its number. Return why the command cannot run: its output is closed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- until the process ends
+    return "standard output is closed; to run without it, add >/dev/null" if sys.stdout is None else None
+
+
+def lost_output(error: OutputLost | OSError) -> int | None:
+    """Report that standard output was lost, and return the exit status of the command; None for an
+    error of something else. Nothing is reported if the reader of a pipe has ended.
+    """
+    if not isinstance(error, OutputLost):
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            return None
+        error = OutputLost(error)
+    with suppress(OSError, ValueError):  # what is buffered cannot be written, and must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.is_closed_pipe:
+        return _BROKEN_PIPE_STATUS
+    echo(Coloured(f"leyden: {error}", "red"), err=True)
+    return 1
