@@ -263,7 +263,8 @@ class GatewayApp:
                 401,
                 "invalid_control_key",
                 "only this gateway's own runners may end an attempt, and only its operator may control it; give those on other "
-                "machines the gateway's LEYDEN_STORE_TOKEN, or if it has none, its token as the api_key of their ProxyLLM",
+                "machines the gateway's LEYDEN_STORE_TOKEN, or if it has none, its token as the api_key of their ProxyLLM; a gateway "
+                "with neither obeys its own user on its own machine",
             )
 
     async def _kept_response(

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.gate import Gate
-from leyden.gateway.remote import client_session, control_key_of
+from leyden.gateway.remote import client_session, control_key_of, found_secret
 from leyden.gateway.upstream import UpstreamModel
 from leyden.gateway.upstream_metrics import UpstreamStatus
 from leyden.host.http import Refusal
@@ -201,10 +201,10 @@ class RemoteGateway:
 
         url: the gateway's address, such as `http://127.0.0.1:8000`, with or without `/v1`.
         secret: the LEYDEN_STORE_TOKEN that the gateway was started with, or else its token. None if
-            it has neither.
+            it has neither: this process must then run on the gateway's machine, as its user.
         """
         self._root = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"Authorization": f"Bearer {control_key_of(secret)}"}
+        self._secret = secret
         self._sessions = PerLoop(partial(client_session, total_seconds=_SECONDS))
 
     async def state(self) -> GatewayState:
@@ -240,10 +240,9 @@ class RemoteGateway:
         the gateway cannot be reached or refuses.
         """
         session = await self._sessions.get()
+        headers = {"Authorization": f"Bearer {control_key_of(self._secret or found_secret(self._root))}"}
         try:
-            async with session.request(
-                verb, f"{self._root}/{PREFIX}{command}", json=body, headers=self._headers
-            ) as reply:
+            async with session.request(verb, f"{self._root}/{PREFIX}{command}", json=body, headers=headers) as reply:
                 answer = await reply.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise GatewayError(

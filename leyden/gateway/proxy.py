@@ -35,7 +35,7 @@ from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
 from leyden.gateway.recorder import Failures, Recorder
 from leyden.gateway.relay import Relay, RelayOptions
-from leyden.gateway.remote import RemoteRecorder, control_key_of
+from leyden.gateway.remote import ControlSecret, RemoteRecorder, control_key_of
 from leyden.gateway.spool import SPANS, Spool
 from leyden.gateway.transport import HttpTransport, Transport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
@@ -212,6 +212,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._live_key = live_key
         self._control_key = secrets.token_urlsafe(32)
         """The secret that runners in other processes send when they end an attempt."""
+        self._control_secret: ControlSecret | None = None
         self._policy_versions: dict[str, int] = {}
         """The version of the weights by model name. Any thread writes it, one item at a time."""
         self._failures: Failures = {}
@@ -311,9 +312,17 @@ class LLMProxy(NamedOptions, KeepsArguments):
         `FoundGateways` as their recorder).
 
         secret: None: the gateway's token takes its place, which such runners find in their
-            resources. Without a token either, every program on this machine may end attempts.
+            resources. Without a token either, a random secret lies in a file that only this user
+            can read, while the gateway's port is open.
+        Raise GatewayError if that file cannot be written.
         """
-        self._control_key = control_key_of(secret or self._token)
+        if self._control_secret is not None:
+            self._control_secret.withdraw()
+        self._control_secret = None if secret or self._token else ControlSecret()
+        shared = secret or self._token or (self._control_secret and self._control_secret.text)
+        self._control_key = control_key_of(shared or "")
+        if self._control_secret is not None and self._running is not None:
+            self._control_secret.publish(self._listening_port())
 
     @property
     def host(self) -> str:
@@ -489,6 +498,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         Calling it again does nothing.
         """
         await self.leave()
+        if self._control_secret is not None:
+            self._control_secret.withdraw()
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             await reservation.close()
@@ -574,6 +585,12 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 "give LLMProxy another port=, or port=None for a free one"
             ) from error
         self._port = listener.getsockname()[1]
+        if self._control_secret is not None:
+            try:
+                self._control_secret.publish(self._listening_port())
+            except GatewayError:
+                listener.close()
+                raise
         return listener
 
     @asynccontextmanager

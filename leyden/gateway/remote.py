@@ -7,14 +7,20 @@ gateway in each attempt's resources. Both send the gateway's control key, which 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import os
+import secrets
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
 from leyden.errors import GatewayError, StoreError
+from leyden.host.listening import is_loopback
 from leyden.types import NamedResources, ProxyLLM
 from leyden.utils.attempt_key import NO_TOKEN
 from leyden.utils.per_loop import PerLoop
@@ -30,15 +36,70 @@ def end_path(rollout_id: str, attempt_id: str) -> str:
     return f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/end"
 
 
-def control_key_of(secret: str | None) -> str:
+def control_key_of(secret: str) -> str:
     """Return the control key, which gateway and runners derive from a secret that they share. The
     secret itself is never sent.
 
-    secret: the store's token, else the gateway's. None gives a key that any program can derive.
-        Neither server has a token then, so every program on this machine may end an attempt in the
-        store anyway.
+    secret: the store's token, else the gateway's, else the one of `ControlSecret`.
     """
-    return hmac.digest((secret or "").encode(), b"leyden gateway control", "sha256").hex()
+    return hmac.digest(secret.encode(), b"leyden gateway control", "sha256").hex()
+
+
+class ControlSecret:
+    """A random secret of a gateway that has no token and whose store has none either. It lies in a
+    file that only the gateway's user can read, so that this user's runners and operators find it,
+    and other programs of the machine do not.
+    """
+
+    def __init__(self) -> None:
+        self.text = secrets.token_urlsafe(32)
+        self._path: Path | None = None
+
+    def publish(self, port: int) -> None:
+        """Write the file of the gateway at this port, in place of one that a dead gateway has left.
+        Raise GatewayError if it cannot be written.
+        """
+        path = _secret_path(port)
+        try:
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(self.text)
+        except OSError as error:
+            raise GatewayError(
+                f"{path} cannot be written, by which runners find the gateway's control key ({error.strerror or error}); "
+                "give the gateway a token, or set LEYDEN_STORE_TOKEN"
+            ) from error
+        self._path = path
+
+    def withdraw(self) -> None:
+        """Remove the file, unless another gateway has replaced it."""
+        if self._path is not None and _read_secret(self._path) == self.text:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._path = None
+
+
+def found_secret(root: str) -> str:
+    """Return the `ControlSecret` of the gateway at this address; "" if this user has none there."""
+    parts = urlsplit(root)
+    if not is_loopback(parts.hostname or ""):
+        return ""
+    return _read_secret(_secret_path(parts.port or 80))
+
+
+def _secret_path(port: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"leyden-{os.getuid()}-gateway-{port}"
+
+
+def _read_secret(path: Path) -> str:
+    """Return the text of a file that belongs to this user alone; "" for any other file."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+            about = os.fstat(file.fileno())
+            return file.read(1000) if about.st_uid == os.getuid() and not about.st_mode & 0o077 else ""
+    except (OSError, ValueError):
+        return ""
 
 
 class RemoteRecorder:
@@ -75,12 +136,12 @@ class FoundGateways:
 
     def __init__(self, secret: str | None) -> None:
         """secret: the gateways' secret (`LLMProxy.share_control`); None: the token in each
-        gateway's resource.
+        gateway's resource, or else the gateway's `ControlSecret`.
         """
         self._secret = secret
         self._sessions = PerLoop(client_session)
-        self._found: dict[tuple[str, str], dict[str, str]] = {}
-        """The gateways of each attempt: control keys by base URL."""
+        self._found: dict[tuple[str, str], dict[str, str | None]] = {}
+        """The gateways of each attempt: their tokens by base URL."""
 
     def __reduce__(self) -> tuple[Callable[..., FoundGateways], tuple[Any, ...]]:
         return FoundGateways, (self._secret,)
@@ -88,7 +149,7 @@ class FoundGateways:
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
         """Remember which gateways the agent may call."""
         found = {
-            gateway.root: control_key_of(self._secret or (None if gateway.api_key == NO_TOKEN else gateway.api_key))
+            gateway.root: self._secret or (None if gateway.api_key == NO_TOKEN else gateway.api_key)
             for gateway in resources.values()
             if isinstance(gateway, ProxyLLM)
         }
@@ -104,7 +165,8 @@ class FoundGateways:
         Raise StoreError if a call could not be written, GatewayError if a gateway cannot be
         reached.
         """
-        for root, control_key in self._found.pop((rollout_id, attempt_id), {}).items():
+        for root, token in self._found.pop((rollout_id, attempt_id), {}).items():
+            control_key = control_key_of(token or found_secret(root))
             await _end(await self._sessions.get(), root, control_key, rollout_id, attempt_id)
 
 

@@ -43,6 +43,7 @@ from leyden.gateway.asgi import (
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.control import PREFIX, join_states
 from leyden.gateway.proxy import LLMProxy
+from leyden.gateway.remote import ControlSecret
 from leyden.host.child import Backoff, Child, ChildFailure, Parent, describe_exit
 from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply
 from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
@@ -76,7 +77,8 @@ class GatewayWorkers:
         """Check the options; `start` starts the processes.
 
         store_url: where calls are recorded: the URL of a store server, or of a PostgreSQL.
-        control_secret: signs control commands; all processes have the same one.
+        control_secret: signs control commands; all processes have the same one. None: the gateway's
+            token, or without one a `ControlSecret`.
         options: options of `LLMProxy`.
         Raise ConfigError for an option that `LLMProxy` refuses.
         """
@@ -90,6 +92,9 @@ class GatewayWorkers:
         LLMProxy(host=host, **options)  # only to raise ConfigError now, not in a worker
         self._n_workers = n_workers
         self._host, self._port = host, port
+        self._control_secret = None if control_secret or options.get("token") else ControlSecret()
+        if self._control_secret is not None:
+            control_secret = self._control_secret.text
         self._given = {"store_url": store_url, "control_secret": control_secret, "options": {**options, "host": host}}
         self._workers: list[asyncio.Task[None]] = []
 
@@ -118,6 +123,12 @@ class GatewayWorkers:
                 "0 for a free one"
             ) from error
         self._port = self._listener.getsockname()[1]
+        if self._control_secret is not None:
+            try:
+                self._control_secret.publish(self._port)
+            except GatewayError:
+                self._listener.close()
+                raise
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-gateway-"))  # only this user can enter it
         ready = [asyncio.get_running_loop().create_future() for _ in range(self._n_workers)]
         self._workers = [asyncio.create_task(self._keep(index, ready[index])) for index in range(self._n_workers)]
@@ -143,6 +154,8 @@ class GatewayWorkers:
         if self._workers:
             self._workers = []
             self._listener.close()
+            if self._control_secret is not None:
+                self._control_secret.withdraw()
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _keep(self, index: int, ready: asyncio.Future[None]) -> None:

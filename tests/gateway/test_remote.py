@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import pickle
+from pathlib import Path
 
 import aiohttp
 import openai
 import pytest
 
 from leyden.errors import GatewayError, StoreError
-from leyden.gateway import FoundGateways, LLMProxy, control_key_of
+from leyden.gateway import FoundGateways, LLMProxy, RemoteGateway, control_key_of
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.remote import RemoteRecorder, end_path
 from leyden.host.http import Refusal
@@ -67,7 +69,7 @@ async def test_a_gateway_with_a_token_demands_it_where_no_secret_is_shared(
         proxy.share_control(secret)
         caller = await new_caller(proxy, store)
         root, ids = proxy.endpoint.removesuffix("/v1"), (caller.rollout_id, caller.attempt_id)
-        for known_to_all in (control_key_of(None), control_key_of(""), caller.llm.api_key or "", "sesame", ""):
+        for known_to_all in (control_key_of(""), caller.llm.api_key or "", "sesame", ""):
             async with (
                 aiohttp.ClientSession(headers={"Authorization": f"Bearer {known_to_all}"}) as session,
                 session.post(root + end_path(*ids)) as response,
@@ -81,6 +83,67 @@ async def test_a_gateway_with_a_token_demands_it_where_no_secret_is_shared(
         with pytest.raises(openai.APIStatusError, match="410"):
             await caller.client.chat.completions.create(model="fake", messages=say("late"))
         await caller.client.close()
+
+
+@pytest.mark.parametrize("live_key", [None, "shared with sessions"])
+@pytest.mark.parametrize("when", ["before the start", "while it runs"])
+async def test_a_gateway_without_any_token_obeys_its_own_user_and_no_program_that_can_only_guess(
+    upstream: FakeUpstream,
+    store: InMemoryLightningStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    live_key: str | None,
+    when: str,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    proxy = LLMProxy(model_list=[upstream.llm()], store=store, live_key=live_key)
+    if when != "while it runs":
+        proxy.share_control(None)
+    async with proxy:
+        if when == "while it runs":
+            proxy.share_control(None)
+        (file,) = secret_files(tmp_path)
+        assert file.stat().st_mode & 0o777 == 0o600
+        root = proxy.endpoint.removesuffix("/v1")
+        for known_to_all in (control_key_of(""), control_key_of(live_key or ""), live_key or "", ""):
+            headers = {"Authorization": f"Bearer {known_to_all}"}
+            async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{root}/control/state") as reply:
+                assert reply.status == 401
+        assert not (await RemoteGateway(proxy.endpoint).state())["paused"]
+        caller = await new_caller(proxy, store)
+        ids = caller.rollout_id, caller.attempt_id
+        recorder = pickle.loads(pickle.dumps(FoundGateways(None)))
+        recorder.begin_attempt(*ids, {"llm": proxy.as_resource()})
+        await recorder.flush(*ids)
+        with pytest.raises(openai.APIStatusError, match="410"):
+            await caller.client.chat.completions.create(model="fake", messages=say("late"))
+        await caller.client.close()
+        file.chmod(0o644)  # readable by others: no secret
+        with pytest.raises(GatewayError, match="own user"):
+            await RemoteGateway(proxy.endpoint).state()
+        file.chmod(0o600)
+    assert not secret_files(tmp_path)
+
+
+def secret_files(folder: Path) -> list[Path]:
+    return list(folder.glob("leyden-*-gateway-*"))
+
+
+async def test_a_secret_of_a_dead_gateway_is_replaced_and_a_file_that_cannot_be_is_named(
+    upstream: FakeUpstream, store: InMemoryLightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        left = tmp_path / f"leyden-{os.getuid()}-gateway-{proxy.endpoint.split(':')[2].removesuffix('/v1')}"
+        left.symlink_to(tmp_path / "elsewhere")
+        proxy.share_control(None)
+        assert not left.is_symlink()
+        assert not (tmp_path / "elsewhere").exists()
+        await RemoteGateway(proxy.endpoint).state()
+        proxy.share_control("a secret")
+        left.mkdir()
+        with pytest.raises(GatewayError, match="LEYDEN_STORE_TOKEN"):
+            proxy.share_control(None)
 
 
 async def test_ids_that_the_store_does_not_know_are_refused_and_not_remembered(store: InMemoryLightningStore) -> None:
