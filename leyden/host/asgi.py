@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import logging
 import os
 import resource
@@ -31,7 +32,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from leyden.host.listening import loop_factory
+from leyden.host.listening import BACKLOG, loop_factory
 from leyden.options import check_number
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,10 @@ Each takes 2 kB of memory and 20 bytes to send.
 """
 _CHECKS_PER_LIMIT = 8
 """The number of checks of the connections within the shortest limit."""
+_ACCEPTED_AT_ONCE = 32
+"""Connections that asyncio accepts in one turn of its loop. It tries again as often when no file
+descriptors are left.
+"""
 _SPARE_DESCRIPTORS = 64
 """File descriptors kept for the rest of the process; an eighth of its limit if that is less."""
 _REPORT_SECONDS = 60.0
@@ -113,6 +118,7 @@ class AsgiServer:
         self._state = ServerState()
         self._slow_clients = _SlowClients(self._state, limits or ConnectionLimits())
         self._protocol_class: Any = _H11Protocol if http == "h11" else _Protocol
+        self._log = _CountingLog(self._slow_clients)
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -120,9 +126,10 @@ class AsgiServer:
         self._config.load()
         loop = asyncio.get_running_loop()
         if listener.family == socket.AF_UNIX:
-            self._server = await loop.create_unix_server(self._protocol, sock=listener, backlog=2048)
+            self._server = await loop.create_unix_server(self._protocol, sock=listener, backlog=_ACCEPTED_AT_ONCE)
         else:
-            self._server = await loop.create_server(self._protocol, sock=listener, backlog=2048)
+            self._server = await loop.create_server(self._protocol, sock=listener, backlog=_ACCEPTED_AT_ONCE)
+        listener.listen(BACKLOG)
         self._slow_clients.start(loop, listener)
 
     @property
@@ -138,6 +145,7 @@ class AsgiServer:
         """
         if self._server is None:
             return
+        self._slow_clients.stop_accepting()
         self._server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
@@ -166,6 +174,7 @@ class AsgiServer:
         protocol = self._protocol_class(config=self._config, server_state=self._state, app_state={})
         protocol.access_log = False
         protocol.slow_clients = self._slow_clients
+        protocol.logger = self._log
         return protocol
 
 
@@ -351,6 +360,21 @@ class _TooManyRequests(Exception):
     """
 
 
+class _CountingLog:
+    """uvicorn's logger, whose warnings, one for each malformed request, are counted."""
+
+    def __init__(self, slow_clients: _SlowClients) -> None:
+        self._logger = logging.getLogger("uvicorn.error")
+        self._slow_clients = slow_clients
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+    def warning(self, msg: object, *args: object, **_: Any) -> None:
+        """Count the message for the next report."""
+        self._slow_clients.count(f"uvicorn: {str(msg) % args if args else msg}".rstrip("."))
+
+
 class _SlowClients:
     """Closes connections of one server whose clients take too long, and logs how many."""
 
@@ -369,17 +393,51 @@ class _SlowClients:
         self._counts: dict[str, tuple[int, str]] = {}
         """Events since the last report: how many of each kind, and the last client."""
         self._reported_at = float("-inf")
+        self._listener: socket.socket | None = None
+        """None if the server accepts no connections any more."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handle_error: Any = None
+        """The loop's handler of errors before this one."""
 
     def start(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         """Check the connections regularly until `stop`."""
-        self._checked_at = loop.time()
+        self._loop, self._listener, self._checked_at = loop, listener, loop.time()
+        self._handle_error = loop.get_exception_handler()
+        loop.set_exception_handler(self._on_error)
         self._timer = loop.call_later(self._interval, self._check, loop, listener)
 
     def stop(self) -> None:
         """Stop the timer, and log the counts not yet reported."""
-        if self._timer is not None:
+        if self._timer is not None and self._loop is not None:
             self._timer.cancel()
             self._report()
+            if self._loop.get_exception_handler() == self._on_error:
+                self._loop.set_exception_handler(self._handle_error)
+
+    def stop_accepting(self) -> None:
+        """Expect that the listening socket is closed from here on."""
+        self._listener = None
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Count an error of accepting, of which asyncio reports many a second with a traceback.
+        Pass any other error to the handler that was there before.
+        """
+        error = context.get("exception")
+        if isinstance(error, OSError) and "accept" in context["message"] and self._accepts_at(context.get("socket")):
+            self._cannot_accept(error)
+        elif self._handle_error is None:
+            loop.default_exception_handler(context)
+        else:
+            self._handle_error(loop, context)
+
+    def _accepts_at(self, listener: Any) -> bool:
+        return self._listener is not None and listener is not None and listener.fileno() == self._listener.fileno()
+
+    def _cannot_accept(self, error: OSError) -> None:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            self.count(f"turned new clients away because all {_most_descriptors()} files are open (ulimit -n)")
+        else:
+            self.count(f"accepts no new clients: {os.strerror(error.errno or 0)}")
 
     def make_room(self, newcomer: _Limited) -> None:
         """Close idle connections if file descriptors run short; if none is idle, close the new
@@ -394,7 +452,7 @@ class _SlowClients:
         for connection in idle[:spare] or [newcomer]:
             connection.transport.abort()
             which = "an idle connection" if idle else "a new connection, while all others are busy,"
-            self._count(
+            self.count(
                 f"closed {which} because this process may open no more than {most} files (ulimit -n)", connection
             )
 
@@ -413,16 +471,17 @@ class _SlowClients:
             if late := connection.overdue(self._clock, limits):
                 connection.end(late)
                 within = limits.head_seconds if late is _Awaited.HEAD else limits.stall_seconds
-                self._count(f"closed a connection that {late.value} within {within:g} s", connection)
-        try:
-            os.close(os.dup(listener.fileno()))
-        except OSError:
-            self._count(f"turned new clients away because all {_most_descriptors()} files are open (ulimit -n)")
+                self.count(f"closed a connection that {late.value} within {within:g} s", connection)
+        if self._listener is not None:
+            try:
+                os.close(os.dup(listener.fileno()))
+            except OSError as error:
+                self._cannot_accept(error)
         if self._counts and now - self._reported_at >= _REPORT_SECONDS:
             self._reported_at = now
             self._report()
 
-    def _count(self, event: str, connection: _Limited | None = None) -> None:
+    def count(self, event: str, connection: _Limited | None = None) -> None:
         """Count an event for the next report. connection: the client that it concerns, if one."""
         client = None if connection is None else connection.client
         times = self._counts.get(event, (0, ""))[0]

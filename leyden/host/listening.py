@@ -21,7 +21,7 @@ from leyden.errors import ConfigError
 
 UNIX_SCHEME: Final = "http+unix"
 """The scheme of URLs whose host is the path of a Unix socket, percent-encoded."""
-_BACKLOG = 2048
+BACKLOG = 2048
 """The most connections that wait until the server accepts them."""
 _CONNECT_SECONDS = 1.0
 
@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
     port: 0 chooses a free one. Raise OSError if the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 def listen_unix(path: Path) -> socket.socket:
@@ -46,7 +46,7 @@ def listen_unix(path: Path) -> socket.socket:
     try:
         listener.bind(str(path))
         path.chmod(0o600)  # no client can connect before `listen`
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise

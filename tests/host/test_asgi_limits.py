@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from leyden.host.asgi import AsgiThread, ConnectionLimits
+from leyden.host.asgi import AsgiServer, AsgiThread, ConnectionLimits
 from leyden.host.http import Receive, Scope, Send
 from leyden.host.listening import listen
 
@@ -310,3 +311,95 @@ def test_silent_clients_that_take_all_descriptors_shut_nobody_else_out(http: str
         _, log = process.communicate("stop\n", timeout=30)
     assert process.returncode == 0, log
     assert "may open no more than 96 files (ulimit -n)" in log
+
+
+IN_A_LOOP = """
+import asyncio, logging, os, resource, sys
+from leyden.host.asgi import AsgiServer
+from leyden.host.listening import listen, loop_factory
+from tests.host.test_asgi_limits import App
+
+async def main():
+    logging.basicConfig()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    listener = listen("127.0.0.1", 0)
+    server = AsgiServer(App(), keep_alive_seconds=5)
+    held = [os.dup(0) for _ in range(96 - 40)]  # the program's own files
+    await server.start(listener)
+    print(listener.getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    for descriptor in held:
+        os.close(descriptor)
+    await server.stop(grace_seconds=0.1)
+
+with asyncio.Runner(loop_factory=loop_factory() if sys.argv[1] == "uvloop" else None) as runner:
+    runner.run(main())
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_server_without_descriptors_logs_a_line_a_minute(loop: str):
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_A_LOOP, loop],
+        cwd=Path(__file__).resolve().parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        address = "127.0.0.1", int(process.stdout.readline())
+        clients = [socket.create_connection(address, timeout=LATE) for _ in range(200)]
+        for client in clients[:100]:
+            with suppress(OSError):
+                client.sendall(b"nonsense\r\n\r\n")
+        time.sleep(2.5)  # asyncio tries again each second
+        for client in clients:
+            client.close()
+        _, log = process.communicate("stop\n", timeout=30)
+    assert process.returncode == 0, log
+    assert len(log.splitlines()) <= 6, log[:3000]
+    assert "ulimit -n" in log
+    assert "Traceback" not in log
+
+
+def test_malformed_requests_are_counted_and_not_logged_one_by_one(app: App, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        for http in ("auto", "h11"):
+            with serving(app, http) as connect:
+                for _ in range(20):
+                    with closing(connect()) as connection:
+                        connection.sendall(b"nonsense\r\n\r\n")
+                        rest_of(connection)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) <= 8
+    assert sum(int(line.partition("(")[2].split()[0]) for line in said if "Invalid HTTP" in line) == 40
+    assert {record.name for record in caplog.records} == {"leyden.host.asgi"}
+
+
+async def test_a_listener_that_is_closed_is_not_said_to_lack_descriptors(caplog: pytest.LogCaptureFixture):
+    listener = listen("127.0.0.1", 0)
+    server = AsgiServer(App(), keep_alive_seconds=5, limits=LIMITS)
+    await server.start(listener)
+    with caplog.at_level(logging.WARNING, logger="leyden.host.asgi"):
+        os.close(listener.fileno())
+        while not caplog.records:  # noqa: ASYNC110 -- a log has no event
+            await asyncio.sleep(0.01)
+        os.dup2(0, listener.fileno())  # so that the server can close it
+        await server.stop(grace_seconds=0.1)
+    assert all("accepts no new clients: Bad file descriptor" in record.getMessage() for record in caplog.records)
+
+
+async def test_the_loops_own_handler_of_errors_is_kept(caplog: pytest.LogCaptureFixture):
+    loop, seen = asyncio.get_running_loop(), list[str]()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: seen.append(context["message"]))
+    try:
+        server = AsgiServer(App(), keep_alive_seconds=5)
+        await server.start(listen("127.0.0.1", 0))
+        loop.call_exception_handler({"message": "of the program"})
+        await server.stop(grace_seconds=0.1)
+        loop.call_exception_handler({"message": "afterwards"})
+    finally:
+        loop.set_exception_handler(before)
+    assert seen == ["of the program", "afterwards"]
