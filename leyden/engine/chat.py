@@ -8,21 +8,24 @@ knows a tokenizer, and no model, no decoder and no HTTP.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from leyden.engine.refusal import bad_request
 from leyden.engine.text import StreamedText, Text
 from leyden.engine.tools import PARSERS, Reader, Schemas, ToolCall, ToolParser, parse
 from leyden.engine.turns import TurnKey, Turns, turn_keys
 from leyden.engine.wire import ChatRequest, CompletionRequest
+from leyden.host.http import Refusal
 
 Json = dict[str, Any]
+logger = logging.getLogger("leyden.engine")
 
 _REMEMBERED_PROMPTS = 4096
 """The number of prompts that are cached."""
@@ -56,24 +59,38 @@ class Chat:
         self._prompts: OrderedDict[str, Prompt] = OrderedDict()
         self._ends = {token: text.piece(token)[0] for token in eos_ids}
         self._turns = Turns(list(self._ends.values()))
+        self._nonce = secrets.token_hex(4)
+        if unstopped := self._unstopped_end():
+            logger.warning(
+                "the chat template of the model %r ends an answer with %s, at which sampling does not stop (it stops at %s): a "
+                "model that follows the template answers up to max_tokens. Add the token to eos_token_id in the model's "
+                "generation_config.json, make it the tokenizer's eos_token, or send it in stop_token_ids",
+                model,
+                unstopped,
+                ", ".join(f"{text!r} ({token})" for token, text in self._ends.items()) or "no token",
+            )
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Return the prompt of a conversation, ready for the assistant's turn.
 
         Raise Refusal if the template cannot express the request.
         """
-        self._check(request)
+        if not getattr(self._text.tokenizer, "chat_template", None):
+            raise bad_request(
+                f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions",
+                param="messages",
+                code="no_chat_template",
+            )
         options = request.template_options
         key = json.dumps([request.messages, request.tools, options])
         keys = [each for each in turn_keys(request.messages, request.tools) if each in self._turns]
         prompt = self._prompts.get(key)
         if prompt is not None and not keys:
+            self._check_parser(request)
             self._prompts.move_to_end(key)
             return prompt
-        try:
-            text = self._render(request.messages, request.tools, options)
-        except Exception as error:  # a template may raise any error for messages that it does not accept
-            raise bad_request(f"the chat template refuses the messages: {error}", param="messages") from error
+        text = self._written(request.messages, request.tools, options)
+        self._check_parser(request)
         if keys:
             return self._continued(text, keys, request.schemas)
         prompt = Prompt(self._text.encode(text, special=False), text)
@@ -157,6 +174,30 @@ class Chat:
 
     # ---- what the template can express ----------------------------------------------------------
 
+    def _unstopped_end(self) -> str:
+        """Return what the template writes at the end of an answer; empty if a response stops there,
+        or if there is no template that could tell.
+        """
+        answer = {"role": "assistant", "content": f"leyden{self._nonce}"}
+        known = {*self._text.tokenizer.added_tokens_decoder, *self._ends}
+        found = ""
+        # Some templates end the last answer of a conversation in another way than earlier ones.
+        for more in ([], [_QUESTION]):
+            try:
+                text = self._render([_QUESTION, answer, *more], [], add_generation_prompt=False)
+            except Exception:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
+                return ""
+            _, answered, end = text.partition(answer["content"])
+            if not answered:
+                return ""
+            token = next((each for each in self._text.encode(end, special=False) if each in known), None)
+            if token in self._ends:
+                return ""
+            found = found or (
+                f"{end!r}, which is no token" if token is None else f"{self._text.piece(token)[0]!r} ({token})"
+            )
+        return found
+
     @cached_property
     def parser(self) -> ToolParser | None:
         """The parser of tool calls: the named one, or the first that can read the calls that the
@@ -177,11 +218,6 @@ class Chat:
         tokens = () if self.parser is None else self.parser.tokens
         known: dict[int, Any] = self._text.tokenizer.added_tokens_decoder
         return frozenset(number for number, token in known.items() if token.special and token.content in tokens)
-
-    @cached_property
-    def _shows_tools(self) -> bool:
-        """Whether the template writes the request's tools into the prompt."""
-        return _PROBE.name in self._attempt([_QUESTION], add_generation_prompt=True)
 
     @cached_property
     def _probed_turn(self) -> str:
@@ -205,30 +241,8 @@ class Chat:
         except Exception:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
             return ""
 
-    def _check(self, request: ChatRequest) -> None:
-        """Raise Refusal for a request that the template cannot express."""
-        if not getattr(self._text.tokenizer, "chat_template", None):
-            raise bad_request(
-                f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions",
-                param="messages",
-                code="no_chat_template",
-            )
-        if request.tools and not self._shows_tools:
-            raise bad_request(
-                f"the chat template of the model {self._model!r} has no place for tools, so the model cannot know of "
-                f"them; save the tokenizer with a template that renders 'tools', or send none",
-                param="tools",
-                code="template_without_tools",
-            )
-        if any(message["role"] == "tool" or message.get("tool_calls") for message in request.messages) and (
-            not self._probed_turn
-        ):
-            raise bad_request(
-                f"the chat template of the model {self._model!r} drops tool calls or their results; save the tokenizer "
-                f"with a template that renders 'tool_calls' and the role 'tool'",
-                param="messages",
-                code="template_without_tool_calls",
-            )
+    def _check_parser(self, request: ChatRequest) -> None:
+        """Raise Refusal for a request whose tool calls could not be read."""
         if request.may_call and self.parser is None:
             raise bad_request(
                 f"the chat template of the model {self._model!r} writes tool calls in a form that is not known here; "
@@ -237,6 +251,102 @@ class Chat:
                 param="tools",
                 code="no_tool_parser",
             )
+
+    def _written(self, messages: list[Json], tools: list[Json], options: Mapping[str, Any]) -> str:
+        """Return the template's text of a conversation, which is proven to hold every text of it.
+
+        A template may read a content as a list of parts where it gets a string. It then writes
+        nothing of it, or raises an error. Such contents are given as parts.
+        """
+        given, refused, dropped = messages, None, list[_Text]()
+        try:
+            dropped = self._dropped(given, tools, options)
+        except Exception as error:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
+            refused = error
+        unread = {each.message for each in dropped if each.kind == "content"}
+        if refused or unread:
+            given = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                if refused or index in unread
+                else message
+                for index, message in enumerate(messages)
+            ]
+            try:
+                dropped = self._dropped(given, tools, options)
+            except Exception as error:
+                if refused:
+                    raise bad_request(f"the chat template refuses the messages: {refused}", param="messages") from error
+        if dropped:
+            raise self._drops(dropped[0], messages)
+        return self._render(given, tools, options)
+
+    def _dropped(self, messages: list[Json], tools: list[Json], options: Mapping[str, Any]) -> list[_Text]:
+        """Return the texts of a conversation that the template does not write.
+
+        Each text gets a mark of its own, at its end and, unless the assistant said it, at its
+        beginning. All marks must be in the template's text. Templates that trim, quote or escape a
+        text keep its marks, and so do those that drop the reasoning before an earlier answer.
+        """
+        marked: list[_Text] = []
+
+        def mark(text: str, kind: _Kind, message: int, *, also_before: bool = False) -> str:
+            """Return the text with its marks."""
+            own = [f"leyden{self._nonce}x{len(marked) + number}x" for number in range(1 + also_before)]
+            marked.extend(_Text(each, kind, message) for each in own)
+            return "".join([*own[1:], text, own[0]])
+
+        def marked_message(index: int, message: Json) -> Json:
+            content: str | list[Json] = message["content"]
+            before = message["role"] != "assistant"
+            text = str(content[0]["text"]) if isinstance(content, list) else content
+            if text.strip():
+                text = mark(text, "content", index, also_before=before)
+                content = [{"type": "text", "text": text}] if isinstance(content, list) else text
+            calls = [
+                {**call, "function": _marked_call(call["function"], partial(mark, kind="call", message=index))}
+                for call in cast(list[Json], message.get("tool_calls", []))
+            ]
+            return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+
+        def marked_tool(tool: Json) -> Json:
+            return {**tool, "function": {**tool["function"], "name": mark(tool["function"]["name"], "tool", -1)}}
+
+        text = self._render(
+            [marked_message(index, message) for index, message in enumerate(messages)],
+            list(map(marked_tool, tools)),
+            options,
+        )
+        # A template that writes a list of parts as it is, not their texts, writes this around them.
+        whole = any(isinstance(message["content"], list) for message in messages) and (
+            "'type': 'text'" in text or '"type": "text"' in text
+        )
+        return [each for each in marked if each.mark not in text or (whole and each.kind == "content")]
+
+    def _drops(self, text: _Text, messages: list[Json]) -> Refusal:
+        """Return the refusal of a conversation of which the template drops a text."""
+        template = f"the chat template of the model {self._model!r}"
+        if text.kind == "tool":
+            return bad_request(
+                f"{template} has no place for tools, so the model cannot know of them; save the tokenizer with a "
+                "template that renders 'tools', or send none",
+                param="tools",
+                code="template_without_tools",
+            )
+        message = messages[text.message]
+        if text.kind == "call" or message["role"] == "tool":
+            return bad_request(
+                f"{template} drops tool calls or their results; save the tokenizer with a template that renders "
+                "'tool_calls' and the role 'tool'",
+                param="messages",
+                code="template_without_tool_calls",
+            )
+        beside = " beside its tool_calls" if message.get("tool_calls") else ""
+        return bad_request(
+            f"{template} drops the content of messages[{text.message}], of the role {message['role']!r}{beside}, so the "
+            "model would not see it; save the tokenizer with a template that renders it, or send the message without it",
+            param="messages",
+            code="template_drops_content",
+        )
 
     def _render(
         self,
@@ -255,6 +365,25 @@ class Chat:
             **(options or {}),
         )
         return cast(str, text)
+
+
+_Kind = Literal["content", "call", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text of a conversation, and the mark by which it is found in the prompt."""
+
+    mark: str
+    kind: _Kind
+    message: int
+    """The index of its message; -1 for a tool."""
+
+
+def _marked_call(function: Json, mark: Callable[[str], str]) -> Json:
+    """Return a call with a marked name, and a marked argument beside its own."""
+    argument = mark("")
+    return {**function, "name": mark(function["name"]), "arguments": {**function["arguments"], argument: argument}}
 
 
 class PartialReply:

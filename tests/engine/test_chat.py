@@ -307,3 +307,136 @@ def test_a_body_that_no_template_could_take_is_refused(messages: str, says: str)
 def test_a_character_that_is_escaped_as_a_pair_is_read():
     body = rb'{"model": "policy", "messages": [{"role": "user", "content": "\ud83d\ude80"}]}'
     assert parse_request(body, ChatRequest).messages[0]["content"] == "\N{ROCKET}"
+
+
+def turns_of(content: str) -> str:
+    """A template that writes each content by an expression."""
+    return f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{content}<|im_end|>\n{{% endfor %}}<|im_start|>assistant\n"
+
+
+EACH_PART = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+PLAIN = [
+    {"role": "system", "content": "Be brief."},
+    USER,
+    {"role": "assistant", "content": "<think>Hm.</think>\n\nIn it."},
+    {"role": "user", "content": " Really?\n"},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        EACH_PART,
+        "{% for part in m.content %}{% if part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}",
+        "{{ m.content[0].text }}",
+        "{{ m.content | map(attribute='text') | join }}",
+        "{% if m.content is string %}{{ raise_exception('parts') }}{% endif %}" + EACH_PART,
+        "{% if m.role == 'user' %}" + EACH_PART + "{% else %}{{ m.content }}{% endif %}",
+        "{{ m.content }}",
+        "{{ m.content | trim }}",
+        "{{ m.content | tojson }}",
+        "{{ m.content | e }}",
+        "{{ m.content.split('</think>')[-1] | trim }}",
+    ],
+)
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_every_text_is_in_the_prompt_whether_a_template_reads_strings_or_parts(content: str, as_parts: bool):
+    made = Chat(Text(tiny.tokenizer(turns_of(content))), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+    sent = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in PLAIN] if as_parts else PLAIN
+    prompt = made.prompt(request(sent, []))
+    at = 0
+    for text in ("Be brief.", "Where is it?", "In it.", "Really?"):
+        at = prompt.text.index(text, at)
+    assert "'type'" not in prompt.text
+    assert "leyden" not in prompt.text
+    assert made._text.decode(prompt.token_ids) == prompt.text.replace("<|im_start|>", "").replace("<|im_end|>", "")
+
+
+CALLED = [USER, *turn("a", ToolCall("look", {}))]
+
+
+@pytest.mark.parametrize(
+    ("content", "messages", "says"),
+    [
+        ("{% if m.role != 'system' %}{{ m.content }}{% endif %}", PLAIN, r"messages\[0\], of the role 'system'"),
+        (
+            "{% if m.role != 'system' %}{{ m.content }}{% endif %}",
+            [USER, {"role": "developer", "content": "Be brief."}],
+            r"messages\[1\], of the role 'system'",
+        ),
+        ("{% if m.role != 'assistant' %}{{ m.content }}{% endif %}", PLAIN, r"messages\[2\], of the role 'assistant'"),
+        ("{% if loop.last %}{{ m.content }}{% endif %}", PLAIN, r"messages\[0\], of the role 'system'"),
+        ("{{ m.content[:8] }}", PLAIN, r"messages\[0\]"),
+        ("{{ m.content[-4:] }}", [USER], r"messages\[0\], of the role 'user'"),
+        ("{% for c in m.content %}{{ c }} {% endfor %}", [USER], r"messages\[0\], of the role 'user'"),
+        (
+            "{% if m.role != 'tool' %}{{ m.content }}{{ m.tool_calls | default([]) | tojson }}{% endif %}",
+            CALLED,
+            "their results",
+        ),
+        (
+            "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}",
+            CALLED,
+            "drops tool calls",
+        ),
+        (
+            "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}",
+            [USER, {**CALLED[1], "content": "I look."}, CALLED[2]],
+            r"messages\[1\], of the role 'assistant' beside its tool_calls",
+        ),
+    ],
+)
+def test_a_text_that_the_template_drops_is_named(content: str, messages: Any, says: str):
+    made = Chat(Text(tiny.tokenizer(turns_of(content))), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+    with pytest.raises(Refusal, match=says):
+        made.prompt(request(messages, []))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_conversation_with_tools_passes_through_every_template(name: str):
+    call_id = "abc123XYZ"
+    messages = [
+        USER,
+        *turn(call_id, ToolCall("look", {"text": 'a "b"\n'})),
+        {"role": "assistant", "content": "Here."},
+        USER,
+    ]
+    prompt = CHATS[name].prompt(request(messages))
+    assert prompt.text.count("Where is it?") == 2
+
+
+def ended_by(template: str, eos_ids: set[int]) -> Chat:
+    return Chat(Text(tiny.tokenizer(template)), model="policy", eos_ids=frozenset(eos_ids), tool_parser=None)
+
+
+@pytest.mark.parametrize(
+    ("template", "eos_ids", "says"),
+    [
+        (
+            tiny.TEMPLATE,
+            {0},
+            r"ends an answer with '<|im_end|>' (2), at which sampling does not stop (it stops at '<|pad|>' (0))",
+        ),
+        (tiny.TEMPLATE, set[int](), "(it stops at no token)"),
+        (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+            {2},
+            r"ends an answer with '\n', which is no token",
+        ),
+        (tiny.TEMPLATE, {0, 2}, ""),
+        ("{% for m in messages %}{{ m.content }}{{ '<|im_end|>' if loop.last else '<|pad|>' }}{% endfor %}", {2}, ""),
+        ("{{ raise_exception('no conversations') }}", {2}, ""),
+    ],
+)
+def test_an_end_of_turn_at_which_sampling_does_not_stop_is_named_at_the_start(
+    template: str, eos_ids: set[int], says: str, caplog: pytest.LogCaptureFixture
+):
+    ended_by(template, eos_ids)
+    assert len(caplog.records) == bool(says)
+    assert says in caplog.text
+
+
+def test_templates_of_well_known_models_end_their_turns(caplog: pytest.LogCaptureFixture):
+    for name in FORMS:
+        chat(name)
+    assert not caplog.records

@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is_gradient_checkpointing:FutureWarning",  # PEFT reads a name of the past
     "ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning",
-    "ignore:fan_in_fan_out is set to False:UserWarning",
+    "ignore:fan_in_fan_out is set to:UserWarning",
 )
 
 
