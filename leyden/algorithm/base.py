@@ -24,6 +24,7 @@ from leyden.types import GATEWAY_SCHEME, LLM, AttemptStatus, NamedResources
 from leyden.utils import ids
 from leyden.utils.arguments import KeepsArguments
 from leyden.utils.latch import Latch
+from leyden.utils.text import error_line
 
 if TYPE_CHECKING:
     from leyden.engine.base import PolicyBackend
@@ -253,7 +254,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
                 yield proxy.as_resource(*attempt, model=model)
                 status, outcome = "succeeded", {}
             except Exception as error:
-                outcome["reason"] = f"{type(error).__name__}: {error}"
+                outcome["reason"] = error_line(error)
                 raise
             finally:
                 proxy.end_attempt(*attempt)

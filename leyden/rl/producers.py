@@ -14,6 +14,7 @@ from typing import Any, Final
 from leyden.errors import ConfigError, DataQueueClosed, SimulatorError
 from leyden.host.child import Child, Parent, StartMethod, end_with_parent, known_start_method, require_importable_main
 from leyden.utils.pickling import pack, pack_by_value
+from leyden.utils.text import error_line
 
 _DEATHS: Final = 3
 """An item over which this many producers have died is given up."""
@@ -161,4 +162,4 @@ def portable(error: Exception, what: str) -> Exception:
             return error
     except Exception:  # noqa: BLE001 -- an exception's own code may raise anything
         pass
-    return SimulatorError(f"{what}: {type(error).__name__}: {error}")
+    return SimulatorError(f"{what}: {error_line(error)}")

@@ -52,7 +52,7 @@ from leyden.types import (
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.frames import users_part
 from leyden.utils.logs import Preview
-from leyden.utils.text import describe_error
+from leyden.utils.text import describe_error, error_line, inner_errors
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,8 @@ class AttemptRunner:
                 logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=shown)
             warn_if_exhausted(logger, f"rollout {rollout.rollout_id}", error)
             _record_error(error)
-            return _failed("exception", error)
+            lacks = all(isinstance(inner, MissingResource | UnknownResources) for inner in inner_errors(error))
+            return _failed("missing_resource" if lacks else "exception", error)
         return SUCCEEDED
 
     async def _call_to_debug(self, debugger: Debugger, rollout: AttemptedRollout, resources: NamedResources) -> Any:
@@ -328,8 +329,7 @@ def _unrecorded(outcome: Outcome | None, error: Exception) -> Outcome:
 
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:
     """Return the outcome of an attempt that an error ended."""
-    text = describe_error(error)
-    return Outcome("failed", kind, f"{type(error).__name__}: {text}" if text else type(error).__name__, error)
+    return Outcome("failed", kind, error_line(error), error)
 
 
 def _remaining_seconds(rollout: AttemptedRollout, claimed: float) -> float | None:

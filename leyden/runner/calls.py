@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any
 
-from leyden.utils.text import describe_error
+from leyden.utils.text import error_line, inner_errors
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class _Escaped(Exception):
     """
 
     def __init__(self, original: BaseException) -> None:
-        super().__init__(f"{type(original).__name__}: {describe_error(original)}")
+        super().__init__(error_line(original))
         self.original = original
 
 
@@ -161,9 +161,11 @@ def _result(task: asyncio.Future[Any]) -> Any:
     the runner.
     """
     if task.cancelled():
-        raise RuntimeError("the agent cancelled itself (asyncio.CancelledError)")
+        raise RuntimeError(_CANCELLED_ITSELF)
     error = task.exception()
     if isinstance(error, _Escaped):
+        if _holds(error.original, asyncio.CancelledError):
+            raise RuntimeError(_CANCELLED_ITSELF) from error.original
         raise RuntimeError(f"the agent raised {error}") from error.original
     return task.result()
 
@@ -197,7 +199,7 @@ async def call_sync(
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
         else:
-            wrapped = RuntimeError(f"the agent raised {type(error).__name__}: {describe_error(error)}")
+            wrapped = RuntimeError(f"the agent raised {error_line(error)}")
             wrapped.__cause__ = error
             future.set_exception(wrapped)
 
@@ -232,7 +234,7 @@ class QuitDebugging(Exception):
     """Carries the debugger's "quit", or Ctrl-C, out of the agent and to the end of the run."""
 
     def __init__(self, original: BaseException) -> None:
-        super().__init__(f"{type(original).__name__}: {describe_error(original)}")
+        super().__init__(error_line(original))
         self.original = original
 
 
@@ -273,9 +275,9 @@ class CallingThread:
             """Call the agent, on the thread of `serve`, and settle the future on its own loop."""
             try:
                 result, failure = context.run(_call_beside_loop, agent), None
-            except KeyboardInterrupt:
-                raise  # out of `serve`: Ctrl-C ends the run
-            except BaseException as error:  # noqa: BLE001 -- handed to the awaiting runner
+            except BaseException as error:
+                if _holds(error, KeyboardInterrupt):
+                    raise KeyboardInterrupt from error  # out of `serve`: Ctrl-C ends the run
                 result, failure = None, error
             loop.call_soon_threadsafe(_settle, future, result, failure)
 
@@ -312,14 +314,22 @@ async def call_to_debug(agent: Callable[[], Awaitable[Any]]) -> Any:
     """
     try:
         return await agent()
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise RuntimeError("the agent cancelled itself (asyncio.CancelledError)") from None
-    except (bdb.BdbQuit, KeyboardInterrupt) as error:
-        raise QuitDebugging(error) from error
-    except (Exception, GeneratorExit):
-        raise
     except BaseException as error:
-        raise RuntimeError(f"the agent raised {type(error).__name__}: {describe_error(error)}") from error
+        task = asyncio.current_task()
+        if _holds(error, asyncio.CancelledError):
+            if task is None or task.cancelling():
+                raise asyncio.CancelledError from error
+            raise RuntimeError(_CANCELLED_ITSELF) from None
+        if _holds(error, bdb.BdbQuit, KeyboardInterrupt):
+            raise QuitDebugging(error) from error
+        if isinstance(error, Exception | GeneratorExit):
+            raise
+        raise RuntimeError(f"the agent raised {error_line(error)}") from error
+
+
+def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Return whether an error, or an error in an exception group, is of one of these kinds."""
+    return any(isinstance(inner, kinds) for inner in inner_errors(error))
+
+
+_CANCELLED_ITSELF = "the agent cancelled itself (asyncio.CancelledError)"

@@ -10,7 +10,7 @@ from leyden.loop import Callback, LogLevel, LogWriter, MetricsRow, TrainLoop, Ve
 from leyden.loop.metrics import Row
 from leyden.runs.folder import METRICS
 from leyden.runs.recording import FolderRecorder
-from leyden.utils.text import describe_error
+from leyden.utils.text import error_line
 
 
 class FolderWriter(LogWriter):
@@ -63,7 +63,7 @@ def recording(folder: FolderRecorder) -> Generator[None]:
         folder.close("stopped", "interrupted")
         raise
     except BaseException as error:
-        folder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+        folder.close("failed", error_line(error))
         raise
     finally:
         folder.close("succeeded")

@@ -40,6 +40,7 @@ from leyden.types import (
 )
 from leyden.types.live import LIVE_TIMEOUT_SECONDS
 from leyden.utils import ids
+from leyden.utils.text import error_line
 
 logger = logging.getLogger(__name__)
 
@@ -310,7 +311,7 @@ class OnlineSession:
         try:
             yield served
         except BaseException as error:
-            self.end(served, "failed", reason=f"{type(error).__name__}: {error}")
+            self.end(served, "failed", reason=error_line(error))
             raise
         self.end(served)
 

@@ -31,7 +31,7 @@ from leyden.tracer.delivery import SpanOutbox
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus, get_reward_value
 from leyden.utils import ids
 from leyden.utils.numbers import as_number, finite_number
-from leyden.utils.text import describe_error, storable
+from leyden.utils.text import describe_error, inner_errors, storable
 
 logger = logging.getLogger(__name__)
 
@@ -313,12 +313,16 @@ def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
 
 
 def exception_attributes(error: BaseException) -> Attributes:
-    """Return OpenTelemetry's attributes of an exception: type, message, stack trace."""
-    kind = type(error)
+    """Return OpenTelemetry's attributes of an exception: type, message, stack trace. A group with
+    one error in it has the type and message of that one.
+    """
+    inner = inner_errors(error)
+    named = inner[0] if len(inner) == 1 else error
+    kind = type(named)
     prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
         semconv.EXCEPTION_TYPE: f"{prefix}{kind.__qualname__}",
-        semconv.EXCEPTION_MESSAGE: describe_error(error),
+        semconv.EXCEPTION_MESSAGE: describe_error(named),
         semconv.EXCEPTION_STACKTRACE: storable("".join(traceback.format_exception(error))),
     }
 

@@ -55,7 +55,7 @@ from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.figures import printable_on
 from leyden.utils.latch import Latch
 from leyden.utils.logs import log_for_files, notice
-from leyden.utils.text import describe_error
+from leyden.utils.text import describe_error, error_line
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Fit:
                     if self.directory is not None and not nothing_started:
                         error.add_note(how_to_resume(self.directory, failed=True))
                     try:
-                        await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+                        await recorder.close("failed", error_line(error))
                     except Exception:
                         logger.exception("the end of the run could not be recorded")
                     raise

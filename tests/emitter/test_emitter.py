@@ -212,6 +212,24 @@ def test_an_exception_is_recorded_with_its_type_message_and_stack(trace: Trace):
         emit_exception("oops")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("group", "kind", "message"),
+    [
+        (ExceptionGroup("unhandled", [ConnectionError("refused")]), "ConnectionError", "refused"),
+        (
+            ExceptionGroup("unhandled", [KeyError("k"), ConnectionError("refused")]),
+            "ExceptionGroup",
+            "ConnectionError: refused; KeyError: 'k'",
+        ),
+    ],
+)
+def test_a_group_is_recorded_as_the_errors_in_it(trace: Trace, group: Exception, kind: str, message: str):
+    span = emit_exception(group)
+    assert span.attributes[semconv.EXCEPTION_TYPE] == kind
+    assert span.attributes[semconv.EXCEPTION_MESSAGE] == message
+    assert "refused" in str(span.status.description)
+
+
 EMISSIONS: list[tuple[Callable[..., Span], Any]] = [
     (emit_reward, 1.0),
     (emit_message, "x"),

@@ -13,7 +13,7 @@ import pytest
 
 import leyden as ly
 from leyden.algorithm import Dataset
-from leyden.errors import ConfigError, StoreError, UnknownRollout
+from leyden.errors import ConfigError, MissingResource, StoreError, UnknownRollout
 from leyden.litagent import LitAgent
 from leyden.runner import Hook
 from leyden.store import InMemoryLightningStore
@@ -204,6 +204,45 @@ async def cancels_itself(task: Any) -> float:
     raise asyncio.CancelledError
 
 
+async def raises_in_task_groups(task: Any) -> float:
+    async def tool() -> None:
+        raise ConnectionError("refused")
+
+    async with asyncio.TaskGroup() as outer:
+
+        async def session() -> None:
+            async with asyncio.TaskGroup() as inner:
+                inner.create_task(tool())
+                inner.create_task(asyncio.sleep(60))  # is cancelled
+
+        outer.create_task(session())
+    return 1.0
+
+
+async def exits_in_a_group(task: Any) -> float:
+    raise BaseExceptionGroup("unhandled", [SystemExit(3), asyncio.CancelledError()])
+
+
+def raises_a_group_in_a_thread(task: Any) -> float:
+    raise ExceptionGroup("unhandled", [ConnectionError("refused"), ExceptionGroup("x", [TimeoutError("slow")])])
+
+
+async def cancels_itself_in_a_group(task: Any) -> float:
+    raise BaseExceptionGroup("unhandled", [asyncio.CancelledError()])
+
+
+async def hangs_and_answers_its_cancellation_with_a_group(task: Any) -> float:
+    try:
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError as error:
+        raise BaseExceptionGroup("unhandled", [error, ValueError("while closing")]) from None
+    return 1.0
+
+
+async def lacks_a_resource_in_a_group(task: Any) -> float:
+    raise ExceptionGroup("unhandled", [MissingResource("there is no resource 'llm'")])
+
+
 async def returns_text(task: Any) -> Any:
     return "done"
 
@@ -255,6 +294,12 @@ async def returns_nothing(task: Any) -> None:
         (interrupts, "failed", "exception", "KeyboardInterrupt"),
         (cancels_itself, "failed", "exception", "cancelled itself"),
         (raises_in_a_thread, "failed", "exception", "SystemExit: out"),
+        (raises_in_task_groups, "failed", "exception", "ConnectionError: refused"),
+        (exits_in_a_group, "failed", "exception", "the agent raised SystemExit: 3"),
+        (raises_a_group_in_a_thread, "failed", "exception", "ConnectionError: refused; TimeoutError: slow"),
+        (cancels_itself_in_a_group, "failed", "exception", "cancelled itself"),
+        (hangs_and_answers_its_cancellation_with_a_group, "timeout", "timeout", "timeout_seconds=0.3"),
+        (lacks_a_resource_in_a_group, "failed", "missing_resource", "there is no resource 'llm'"),
         (returns_text, "failed", "invalid_return", "'done'"),
         (returns_nan, "failed", "invalid_return", "nan"),
         (hangs, "timeout", "timeout", "timeout_seconds=0.3"),
@@ -271,6 +316,7 @@ async def test_whatever_an_agent_does_is_recorded_with_its_reason(
     (attempt,) = await run_all(store, ly.rollout(function), [1], config=config)
     assert (attempt.status, attempt.metadata["reason_kind"]) == (status, kind)
     assert reason in attempt.metadata["reason"]
+    assert "unhandled" not in attempt.metadata["reason"]
     assert len(attempt.metadata["reason"]) < 20_000
     assert attempt.end_time is not None
 

@@ -20,7 +20,7 @@ from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import shown_text
 from leyden.errors import BudgetExceeded, LeydenError, ReflectionFailed
 from leyden.types import LLM
-from leyden.utils.text import describe_error
+from leyden.utils.text import error_line
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -156,7 +156,7 @@ class Reflector:
         except LeydenError:
             raise
         except Exception as error:  # noqa: BLE001 -- a client of any package; the other branches go on
-            self.counts.errors[f"{type(error).__name__}: {describe_error(error)[:_SHOWN_CHARACTERS]}"] += 1
+            self.counts.errors[error_line(error)[:_SHOWN_CHARACTERS]] += 1
             return None
         if place:
             self._journal.add(place, answer, fault=fault, purpose=purpose, tokens=tokens)

@@ -25,7 +25,7 @@ from leyden.runs.recorder import RunRecorder
 from leyden.runs.recording import FolderRecorder
 from leyden.store import LightningStoreServer, SqliteLightningStore
 from leyden.utils.arguments import arguments_of
-from leyden.utils.text import describe_error
+from leyden.utils.text import error_line
 
 _EXAMPLES = """examples:
   python -m leyden.algorithm.verl data.train_files=train.jsonl data.val_files=val.jsonl
@@ -108,7 +108,7 @@ async def _recorded(algorithm: VERL, folder: Path, store: SqliteLightningStore) 
         await recorder.close("stopped", "interrupted")
         raise
     except Exception as error:
-        await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+        await recorder.close("failed", error_line(error))
         raise
     await recorder.close("succeeded")
 

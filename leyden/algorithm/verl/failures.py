@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from leyden.errors import ConfigError, EngineError
-from leyden.utils.text import describe_error
+from leyden.utils.text import describe_error, error_line
 
 _LAST_LINES = 20
 """How many lines of a log or a traceback a message shows."""
@@ -74,7 +74,7 @@ def explained(
     except Exception as error:
         if (death := _first_death(servers())) is None:
             raise
-        text = f"{type(error).__name__}: {describe_error(error)}"
+        text = error_line(error)
         raise EngineError(f"verl failed{_in(step())}, because {_describe(death, logs)}\nIt led to {text}") from error
 
 
@@ -109,7 +109,7 @@ def _process_of(error: RayError) -> _Process:
     """
     text = _COLOUR.sub("", describe_error(error))
     if isinstance(error, RayTaskError):
-        return _raised(text, f"{type(error.cause).__name__}: {describe_error(error.cause)}")
+        return _raised(text, error_line(error.cause))
     if isinstance(error, RayActorError) and error.actor_init_failed:
         return _raised(text, text.rstrip().rpartition("\n")[2])
     if isinstance(error, RayActorError):
