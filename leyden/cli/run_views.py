@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from leyden.runs import RecordedRun, RewardMetrics, open_run
@@ -55,8 +56,7 @@ def opened_store(url: str) -> Any:
 def as_data(run: RecordedRun) -> dict[str, Any]:
     """Return a run's record, times and rewards as JSON data."""
     record, metrics = run.record, run.summary_metrics()
-    algorithm = cast("dict[str, Any]", record.config.get("algorithm") or {})
-    model = cast("dict[str, Any]", record.config.get("model") or {})
+    algorithm, model = part_of(record.config, "algorithm"), part_of(record.config, "model")
     return {
         "run_id": record.run_id,
         "name": record.name,
@@ -75,6 +75,12 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
         "rollouts": metrics.rollouts,
         "failed": metrics.failed,
     }
+
+
+def part_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a part of a run's configuration; empty if it has none, or something else there."""
+    part = config.get(name)
+    return cast("dict[str, Any]", part) if isinstance(part, dict) else {}
 
 
 def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
@@ -114,7 +120,8 @@ def seconds_of(run: RecordedRun) -> float:
     end = record.end_time
     if end is None:
         end = time.time() if run.state == "running" else record.last_heartbeat_time or record.start_time
-    return max(0.0, end - record.start_time - record.config.get(PAUSED_SECONDS, 0.0))
+    paused = record.config.get(PAUSED_SECONDS)
+    return max(0.0, end - record.start_time - (paused if isinstance(paused, int | float) else 0.0))
 
 
 def reward_text(reward: RewardMetrics | None) -> str:

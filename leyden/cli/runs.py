@@ -39,34 +39,43 @@ def runs(
     """
 
     from leyden.cli.run_views import as_data, open_runs
-    from leyden.errors import ConfigError
-    from leyden.runs import list_runs
+    from leyden.errors import ConfigError, LeydenError
+    from leyden.runs.reading import find_runs
 
+    damaged: list[str] = []
     if source is None and not directory.is_dir():
         if directory != Path(".leyden"):
             raise ConfigError(f"--dir {directory}: there is no such folder")
         found, total = [], 0
     elif source is None:
-        listed = list_runs(directory)
+        listed, damaged = find_runs(directory)
         found, total = listed[:limit], len(listed)
     else:
         found, total = open_runs(source, limit=limit)
+    readable: list[tuple[RecordedRun, dict[str, Any]]] = []
+    for run in found:
+        try:
+            readable.append((run, as_data(run)))
+        except LeydenError as error:
+            damaged.append(f"{run.directory or run.record.name}: {error}")
     if as_json:
-        echo_json([as_data(run) for run in found])
-    elif not found:
+        echo_json([data for _, data in readable])
+    elif not found and not damaged:
         echo(f"no runs in {source or directory}; a trainer's fit() makes one, and so does leyden demo")
     else:
-        _show(found)
+        _show(readable)
         if total > len(found):
             echo(f"{total - len(found):,} older runs are not shown; use --limit", err=True)
+    for trouble in damaged:
+        echo(f"a run is left out: {trouble}", err=True)
 
 
-def _show(found: list[RecordedRun]) -> None:
+def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
     """Print the runs as a table, with the course of the reward as a sparkline."""
     from rich.markup import escape
     from rich.table import Table
 
-    from leyden.cli.run_views import COLOURS, age, as_data, reward_text
+    from leyden.cli.run_views import COLOURS, age, reward_text
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration
 
@@ -78,11 +87,11 @@ def _show(found: list[RecordedRun]) -> None:
         table.add_column(column, no_wrap=True)
     for column in ("started", "took"):
         table.add_column(column, justify="right", no_wrap=True)
-    for run in found:
-        data: dict[str, Any] = as_data(run)
+    for run, data in found:
+        folder = "" if run.directory is None else run.directory.name
         reward = run.summary_metrics().reward
         table.add_row(
-            escape(data["name"]),
+            escape(data["name"] + (f" ({folder})" if folder not in ("", data["name"]) else "")),
             escape(data["kind"]),
             escape((data["algorithm"] or "-").rpartition(".")[2]),
             escape(Path(data["model"]).name if data["model"] else "-"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -138,7 +138,7 @@ def _how_to_continue(run: RecordedRun) -> str | None:
 
 def _print_head(run: RecordedRun) -> None:
     """Print the run's name, state, time, algorithm, tasks and rewards, as far as it has them."""
-    from leyden.cli.run_views import COLOURS, age, as_data, budget_left, reward_text, seconds_of
+    from leyden.cli.run_views import COLOURS, age, as_data, budget_left, part_of, reward_text, seconds_of
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration, figure
 
@@ -151,8 +151,9 @@ def _print_head(run: RecordedRun) -> None:
     for name in ("algorithm", "model"):
         if data[name]:
             echo(f"{name:<12}{data[name]}")
-    sets: dict[str, Any] = record.config.get("data") or {}
-    if lengths := [f"{each['length']:,} {name}" for name, each in sets.items() if each]:
+    sets = part_of(record.config, "data")
+    lengths = [f"{n:,} {name}" for name in sets if isinstance(n := part_of(sets, name).get("length"), int)]
+    if lengths:
         echo(f"tasks       {', '.join(lengths)}")
     if metrics.iterations:
         echo(f"steps       {metrics.iterations:,}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import time
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import psutil
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from leyden.errors import ConfigError
 from leyden.types.run import RunRecord
 from leyden.utils.atomic import private_directory, write_file
 from leyden.utils.figures import one_line
+from leyden.utils.text import fault_reason
 
 RUNS = Path(".leyden")
 """The default directory of runs, relative to the current folder."""
@@ -155,8 +157,8 @@ def read_manifest(directory: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{directory} holds no run ({MANIFEST} is missing)") from None
     except OSError as error:
-        raise ConfigError(f"cannot read the run in {directory}: {error}") from error
-    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     content = cast(dict[str, Any], read) if isinstance(read, dict) else {}
     if not isinstance(content.get("run_id"), str):
@@ -166,19 +168,25 @@ def read_manifest(directory: Path) -> Manifest:
             return _read_current(content, touched)
         if content.get("format") == 1:
             return _read_format_1(content, directory)
-    except (ValidationError, KeyError, TypeError) as error:
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path} is damaged: {where}: {fault_reason(first)}") from error
+    except (KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     raise ConfigError(f"{path} has format {content.get('format')!r}; this version of Leyden reads 1 and {_FORMAT}")
 
 
 def _read_current(content: dict[str, Any], touched: float) -> Manifest:
     fields = {name: content[name] for name in RunRecord.model_fields if name in content}
-    record = RunRecord(**fields)
-    if record.status == "running":
-        record.last_heartbeat_time = touched
-    return Manifest(
-        record, content.get("options", {}), content.get("host"), content.get("pid"), content.get("process_start_time")
-    )
+    others = {name: content[name] for name in ("options", "host", "pid", "process_start_time") if name in content}
+    manifest = TypeAdapter(Manifest).validate_python({"record": fields, **others})
+    record = manifest.record
+    if not all(math.isfinite(each) for each in (record.start_time, record.end_time) if each is not None):
+        raise TypeError("start_time and end_time must be finite")
+    if manifest.record.status == "running":
+        manifest.record.last_heartbeat_time = touched
+    return manifest
 
 
 def _read_format_1(content: dict[str, Any], directory: Path) -> Manifest:

@@ -7,15 +7,18 @@ the store anew. A half-written last line, which a kill may leave, is skipped.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from leyden.errors import ConfigError
 from leyden.loop import MetricsRow, Stage
@@ -27,7 +30,12 @@ from leyden.store import LightningStore, open_store
 from leyden.types import AttemptedRollout, Rollout, failure_reason
 from leyden.types.run import RunRecord
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_OFFERED = 5
+"""How many runs an error message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,37 +215,38 @@ def failure_of(rollout: Rollout) -> FailedRollout:
 def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     """Open a run that is running, finished or crashed.
 
-    source: a run's folder; the name or id of a run under `.leyden/`, or a unique beginning of
-        either; "latest" for the run under `.leyden/` that was started last; or the path or URL of a
-        store.
+    source: a run's folder; the folder's name, name or id of a run under `.leyden/`, or a unique
+        beginning of one; "latest" for the run under `.leyden/` that was started last; or the path
+        or URL of a store.
     run_id: the run's id, for a store that holds several runs.
     Raise ConfigError if there is no such run, or if several match.
     """
-    path = Path(source)
-    if "://" in str(source) or path.is_file():
+    path, name = Path(source), str(source)
+    if "://" in name or os.path.isfile(path):  # noqa: PTH113 -- False for a name that no file can have
         return _run_of_a_store(source, run_id)
     if run_id is not None:
         raise ConfigError(f"run_id={run_id!r} is for a store, and {str(source)!r} is none; leave run_id out")
-    if (path / MANIFEST).is_file():
+    if _holds_run(path):
         return _FolderRun(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112
         raise ConfigError(f"{path} holds no run ({MANIFEST} is missing){_offer(list_runs(path))}")
-    runs = list_runs()
-    if str(source) == "latest":
+    if name and path.name == name and _holds_run(RUNS / name):  # no two folders have one name
+        return _FolderRun(RUNS / name)
+    if name == "latest":
+        runs = list_runs()
         if not runs:
             raise ConfigError(f"there is no run in {RUNS.resolve()}; start one, or give a run's folder")
         return runs[0]
-    found = [run for run in runs if str(source) in (run.record.name, run.record.run_id)]
-    if source and not found:
-        names = ((run, run.record.name, run.record.run_id) for run in runs)
-        found = [run for run, name, run_id in names if name.startswith(str(source)) or run_id.startswith(str(source))]
+    runs, damaged = find_runs()
+    found = [run for run in runs if name in (run.record.name, run.record.run_id)]
+    if name and not found:
+        found = [run for run in runs if any(each.startswith(name) for each in _names(run))]
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(
-            f"{str(source)!r} begins the names of {len(found)} runs{_offer(found)}; give more of the name"
-        )
-    raise ConfigError(f"there is no run {str(source)!r} in {RUNS.resolve()}{_offer(runs)}")
+        raise ConfigError(f"{name!r} fits {len(found)} runs{_offer(found)}; give the name of one folder")
+    left_out = "".join(f"; {trouble}" for trouble in damaged[:_OFFERED])
+    raise ConfigError(f"there is no run {name!r} in {RUNS.resolve()}{_offer(runs)}{left_out}")
 
 
 def _run_of_a_store(source: str | Path, run_id: str | None) -> RecordedRun:
@@ -276,21 +285,53 @@ def _in_thread(open_it: Callable[[], LightningStore], query: Callable[[Lightning
 def list_runs(root: Path = RUNS) -> list[RecordedRun]:
     """Return the runs in the folders of `root`, the last started first.
 
-    Folders with a damaged `run.json` are left out. A run that is not directly under `root` is not
-    found.
+    A folder whose `run.json` cannot be read is left out, with a warning. A run that is not directly
+    under `root` is not found. Raise ConfigError if `root` cannot be read.
     """
+    runs, damaged = find_runs(root)
+    for trouble in damaged:
+        logger.warning("a run is left out: %s", trouble)
+    return runs
+
+
+def find_runs(root: Path = RUNS) -> tuple[list[RecordedRun], list[str]]:
+    """Return what `list_runs` returns, and for each run that is left out why, without a warning."""
     runs: list[RecordedRun] = []
-    for manifest in root.glob(f"*/{MANIFEST}"):
+    damaged: list[str] = []
+    try:
+        folders = sorted(root.iterdir())
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise ConfigError(f"the runs in {root} cannot be listed: {error.strerror}") from error
+    for folder in filter(_holds_run, folders):
         try:
-            runs.append(_FolderRun(manifest.parent))
-        except ConfigError:
-            continue
-    return sorted(runs, key=lambda run: run.record.start_time, reverse=True)
+            runs.append(_FolderRun(folder))
+        except ConfigError as error:
+            damaged.append(str(error))
+    return sorted(runs, key=lambda run: run.record.start_time, reverse=True), damaged
+
+
+def _holds_run(folder: Path) -> bool:
+    """Return whether a folder has a `run.json`, readable or not."""
+    try:
+        (folder / MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no name of a file
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
+
+
+def _names(run: RecordedRun) -> list[str]:
+    """Return the names under which a run is found: that of its folder, its own, and its id."""
+    folder = [] if run.directory is None else [run.directory.name]
+    return [*folder, run.record.name, run.record.run_id]
 
 
 def _offer(runs: Iterable[RecordedRun]) -> str:
-    names = [run.record.name for run in runs]
-    return f"; there are: {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if names else ""
+    names = [_names(run)[0] for run in runs]
+    return f"; there are: {', '.join(names[:_OFFERED])}{', ...' * (len(names) > _OFFERED)}" if names else ""
 
 
 # ---- lines of JSON -------------------------------------------------------------------------------
@@ -308,6 +349,10 @@ def read_rows(path: Path) -> list[MetricsRow]:
             iteration, stage, seconds = (line.pop(name) for name in ROW_FIELDS)
         except KeyError as error:
             raise _damaged(path, number, f"{error} is missing") from None
+        if type(iteration) is not int or stage not in get_args(Stage) or type(seconds) not in (int, float):
+            raise _damaged(
+                path, number, f"iteration, stage or seconds has a wrong type: {iteration!r}, {stage!r}, {seconds!r}"
+            )
         metrics = {name: float("nan") if value is None else value for name, value in line.items()}
         rows.append(MetricsRow(iteration, stage, seconds, metrics))
     return in_order(rows)
@@ -323,6 +368,8 @@ def read_failures(path: Path) -> list[FailedRollout]:
     for number, line in _lines(path):
         try:
             failures.append(FailedRollout(**{name: value for name, value in line.items() if name in known}))
+            if not isinstance(failures[-1].reason, str) or not isinstance(failures[-1].time, int | float):
+                raise _damaged(path, number, "reason or time has a wrong type")
         except TypeError as error:
             # "FailedRollout.__init__() missing 1 required ...": without the name of the function
             raise _damaged(path, number, str(error).partition("() ")[2]) from None
@@ -338,13 +385,17 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     lines = text.split("\n")
+    if lines[-1] and not lines[-1].startswith("{"):
+        raise _damaged(path, len(lines), "it is not the beginning of a JSON object")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not written yet
         if not line.strip():
             continue
         try:
             read: Any = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, number, error) from error
         if not isinstance(read, dict):
             raise _damaged(path, number, "it is no JSON object")

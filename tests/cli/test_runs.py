@@ -18,6 +18,8 @@ import pytest
 
 import leyden as ly
 from leyden.cli import main
+from leyden.errors import ConfigError
+from leyden.runs import open_run
 from leyden.runs.beginning import begin_run
 
 REWARDS = (0.1, 0.2, 0.4, 0.8)
@@ -254,3 +256,105 @@ def test_a_run_that_was_stopped_says_how_to_continue_it(said: Said, recorded: Pa
     finally:
         manifest.write_text(before)
     assert "continue" not in said("show", "latest")[0]
+
+
+# ---- folders that were moved, copied or damaged --------------------------------------------------
+
+
+@pytest.fixture
+def two_runs(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of two runs, `first` and `second`, in which commands run."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        ly.Trainer(algorithm="baseline", run_dir=Path(".leyden") / name, progress=False).fit(agent, [{"n": 1}])
+    return tmp_path / ".leyden"
+
+
+def test_a_run_is_found_by_the_name_of_its_folder_and_by_its_recorded_name(two_runs: Path, said: Said) -> None:
+    (two_runs / "first").rename(two_runs / "renamed")
+    for name in ("renamed", "first", "ren", "fir"):
+        assert open_run(name).directory == Path(".leyden/renamed"), name
+    shutil.copytree(two_runs / "renamed", two_runs / "copied")
+    for name in ("renamed", "copied", "cop"):
+        assert open_run(name).record.name == "first"
+    with pytest.raises(ConfigError, match=r"'first' fits 2 runs; there are: (copied, renamed|renamed, copied); give"):
+        open_run("first")
+    shutil.copytree(two_runs / "renamed", two_runs / "first")
+    assert open_run("first").directory == Path(".leyden/first"), "its folder has the name"
+    listed = said("runs")[0]
+    assert "first (renamed)" in listed and "first (copied)" in listed and "second " in listed
+
+
+DAMAGE: dict[str, tuple[str, Any]] = {
+    "truncated run.json": ("run.json", b'{"format": 2, "run_'),
+    "binary run.json": ("run.json", bytes(range(256))),
+    "empty run.json": ("run.json", b""),
+    "list run.json": ("run.json", b"[]"),
+    "deep run.json": ("run.json", b"[" * 100_000),
+    "wrong pid": ("run.json", {"pid": "x", "status": "running"}),
+    "wrong time": ("run.json", {"start_time": "yesterday"}),
+    "infinite time": ("run.json", {"start_time": float("inf")}),
+    "wrong config": ("run.json", {"config": 5}),
+    "wrong status": ("run.json", {"status": "dancing"}),
+    "run.json is a folder": ("run.json", None),
+    "no permission": ("run.json", PermissionError),
+    "binary metrics": ("metrics.jsonl", bytes(range(256))),
+    "no JSON in metrics": ("metrics.jsonl", b"{}\n{\n"),
+    "zeros in metrics": ("metrics.jsonl", b"\0" * 64),
+    "wrong types in metrics": ("metrics.jsonl", b'{"iteration": "x", "stage": "train", "seconds": 1}\n'),
+    "wrong stage in metrics": ("metrics.jsonl", b'{"iteration": 1, "stage": ["train"], "seconds": 1}\n'),
+    "metrics is a folder": ("metrics.jsonl", None),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_run_is_a_line_and_hides_no_other_run(
+    two_runs: Path, said: Said, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, content = DAMAGE[case]
+    path = two_runs / "first" / name
+    if content is PermissionError:  # root may read everything, so the system's answer is made here
+        stat = Path.stat
+
+        def denied(self: Path, **options: Any) -> Any:
+            if self == Path(".leyden/first/run.json"):
+                raise PermissionError(13, "Permission denied", str(self))
+            return stat(self, **options)
+
+        monkeypatch.setattr(Path, "stat", denied)
+    elif content is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        changed = {**json.loads(path.read_text()), **content} if isinstance(content, dict) else content
+        path.write_bytes(changed if isinstance(changed, bytes) else json.dumps(changed).encode())
+    out, error = said("runs")
+    assert "second" in out
+    assert [line for line in error.splitlines() if line.startswith("a run is left out: ") and name in line], error
+    assert [row["name"] for row in json.loads(said("runs", "--json")[0])] == ["second"]
+    assert "first" in said("show", "first", code=1)[1]
+    assert said("show", "latest")[0].startswith("run         second")
+
+
+def test_a_configuration_of_other_types_is_shown_as_far_as_it_can_be(two_runs: Path, said: Said) -> None:
+    path = two_runs / "first" / "run.json"
+    manifest = json.loads(path.read_text())
+    for config in ({"algorithm": [1], "model": "x", "data": 3}, {"data": {"train": 1, "val": {"length": "y"}}}):
+        path.write_text(json.dumps({**manifest, "config": config}))
+        assert "first" in said("runs")[0]
+        assert said("show", "first")[0].startswith("run         first")
+
+
+def test_a_folder_of_runs_that_cannot_be_listed_is_an_error(
+    two_runs: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    assert "the runs in .leyden cannot be listed: Permission denied" in said("runs", code=1)[1]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "\0", "", ".", "..", "/"])
+def test_a_name_that_no_run_can_have_is_no_run(said: Said, name: str) -> None:
+    assert said("show", name, code=1)[1].startswith("leyden: ")

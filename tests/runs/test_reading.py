@@ -145,7 +145,7 @@ def test_runs_are_found_by_name_by_id_by_a_unique_beginning_and_as_the_latest(
     for source in ("games-2", "1games-2", "1g", ".leyden/games-2", Path(".leyden/games-2")):
         assert open_run(source).record.name == "games-2"
     assert open_run("latest").record.name == "games-1"
-    with pytest.raises(ConfigError, match="'games' begins the names of 2 runs; there are: games-1, games-2"):
+    with pytest.raises(ConfigError, match="'games' fits 2 runs; there are: games-1, games-2"):
         open_run("games")
     with pytest.raises(ConfigError, match=r"no run 'nothing' in .*; there are: games-1, games-2, other"):
         open_run("nothing")
