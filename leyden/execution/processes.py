@@ -42,6 +42,10 @@ _CANCEL_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
 """The seconds that a process may take to end after it reported that its work is over. Then it is
 killed."""
+_SUSPENDED_SECONDS = 10.0
+"""The seconds that a process may be suspended after the command to stop. Then it is killed."""
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks whether a process is suspended."""
 _DEATHS_IN_A_ROW = 5
 """A worker that dies at once this many times in a row ends the run."""
 
@@ -134,8 +138,29 @@ class RunnerProcess:
         self._child.attend(self._take).add_done_callback(self._end)
 
     def send(self, command: RunnerCommand) -> None:
-        """Send a command. Do nothing if the process has ended."""
+        """Send a command. Do nothing if the process has ended. A process that is suspended and so
+        cannot obey "stop" is killed after some seconds.
+        """
         self._child.send(command)
+        if command == "stop":
+            self._kill_if_suspended()
+
+    def _kill_if_suspended(self, seconds: float = 0.0) -> None:
+        """Look each second whether the process is suspended, until it has ended or has been
+        suspended long enough to be killed.
+
+        Looks are counted, because this process may be suspended too.
+        """
+        if self.ended.done():
+            return
+        if not _is_suspended(self.pid):
+            seconds = 0.0
+        elif seconds >= _SUSPENDED_SECONDS:
+            headline = f"it was suspended (SIGSTOP) for {seconds:g} s while it should end"
+            self._failure = RunnerFailure(headline, headline, culprit_may_be_over=True)
+            self.kill()
+            return
+        self._loop.call_later(_LOOK_SECONDS, self._kill_if_suspended, seconds + _LOOK_SECONDS)
 
     def terminate(self) -> None:
         """Request that the process cancels its work and ends (SIGTERM)."""
@@ -354,6 +379,16 @@ def _check_worth_another(worker_id: int, ending: Ending, deaths_at_once: int, at
             f"the process of runner {worker_id} died {deaths_at_once} times in a row, each time within {at_once_seconds:g} s of its "
             f"beginning: it {ending}"
         )
+
+
+def _is_suspended(pid: int) -> bool:
+    """Return whether a signal or a debugger has suspended a process."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _end_group(pid: int) -> None:

@@ -634,7 +634,7 @@ class Command:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait() if code is None else code
-        self._reader.join()
+        self._reader.join(_OBITUARY_SECONDS)  # a process that left the group may hold the pipe
         self._process.stdout.close()
         return code
 

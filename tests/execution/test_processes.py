@@ -17,6 +17,7 @@ import pytest
 
 import leyden as ly
 from leyden.errors import ConfigError, RunnerDied, StoreError
+from leyden.execution import processes
 from leyden.execution.client_server import ClientServerExecutionStrategy
 from leyden.execution.inter_process import InterProcessExecutionStrategy
 from leyden.execution.placement import CUDA_DEVICES, share_out_gpus
@@ -372,6 +373,7 @@ async def _enqueue_and_wait_for_one(*, store: ly.LightningStore, train_dataset: 
 TWO_ROLES = """
 import asyncio, logging, sys
 import leyden as ly
+from leyden.execution import processes
 from leyden.execution.client_server import ClientServerExecutionStrategy
 
 @ly.rollout
@@ -432,3 +434,44 @@ def test_runner_processes_elsewhere_end_by_themselves(tmp_path: Path, ending: st
         assert (machine.returncode, output) == (0, "done\n"), errors
         assert ("the algorithm has ended" if ending == "normal" else "the algorithm's store has gone") in errors
     assert gone(processes, 8) == []
+
+
+# ---- what is suspended -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["ipc", "cs"])
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_suspended_runner_holds_up_no_run_that_is_done(
+    strategy: str, begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "_SUSPENDED_SECONDS", 1.0)
+    suspended: list[psutil.Process] = []
+
+    @ly.rollout
+    async def note(task: int) -> float:
+        (tmp_path / str(os.getpid())).touch()
+        await asyncio.sleep(0.2)
+        return 1.0
+
+    @ly.algo
+    async def suspend_one(*, store: ly.LightningStore, train_dataset: list[int]) -> None:
+        config = ly.RolloutConfig(max_attempts=5, unresponsive_seconds=2, retry_condition=["unresponsive"])
+        if not begun:  # before it is ready to work
+            while not runners():  # noqa: ASYNC110 -- a process table has no event
+                await asyncio.sleep(0.005)
+            suspended.append(runners()[0])
+            suspended[0].suspend()
+        rollouts = [await store.enqueue_rollout(task, config=config) for task in train_dataset]
+        if begun:
+            while len(workers := os.listdir(tmp_path)) < 2:  # noqa: ASYNC110, PTH208
+                await asyncio.sleep(0.01)
+            suspended.append(psutil.Process(int(workers[0])))
+            suspended[0].suspend()
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rollouts])
+
+    store = await fit(note, list(range(20)), algorithm=suspend_one, strategy=strategy, n_runners=2, concurrency=2)
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"succeeded"}
+    assert not suspended[0].is_running()
+    assert runners() == []
+    assert "suspended (SIGSTOP)" in caplog.text
+    await store.close()

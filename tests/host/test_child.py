@@ -262,3 +262,22 @@ def test_a_guarded_program_keeps_its_exit_code_and_its_output() -> None:
     assert "ended with exit code 5" in program.obituary()
     assert lines == ["out"]
     program.close(grace_seconds=0)
+
+
+async def test_a_suspended_child_is_killed_after_the_grace_period() -> None:
+    child = Child(echo, name="echo", start_method="fork")
+    child.send(1)
+    assert child.receive(20) == 1
+    psutil.Process(child.pid).suspend()
+    assert child.close(grace_seconds=0.1) == -signal.SIGKILL
+
+
+def test_a_process_that_left_the_group_of_a_program_does_not_hold_up_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leyden.host.child._OBITUARY_SECONDS", 0.2)
+    started = "import subprocess as s; print(s.Popen(['sleep', '60'], start_new_session=True).pid, flush=True)"
+    program, _ = command(f"{started}; input()")
+    pid = int(program.read_line())
+    began = time.monotonic()
+    program.close(5)
+    assert time.monotonic() - began < 20
+    os.kill(pid, signal.SIGKILL)
