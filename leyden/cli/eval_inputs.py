@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from leyden.cli.model_option import ModelOption
 from leyden.errors import ConfigError
 from leyden.litagent import LitAgent
 from leyden.runs import RecordedRun, list_runs, open_run
@@ -221,29 +222,20 @@ def _add_model(given: Given, text: str) -> None:
     Raise ConfigError for another form, a name that is given twice, a missing folder and a second
     folder.
     """
-    name, equals, place = text.partition("=")
-    if not (name and equals and place):
-        raise ConfigError(
-            f"--model is {text!r}; it must be NAME=URL or NAME=FOLDER, such as policy=http://127.0.0.1:8000/v1"
-        )
+    model = ModelOption.of(text)
+    name = model.name
     if name in given.servers or (given.folder is not None and given.folder[0] == name):
         raise ConfigError(f"--model names {name!r} twice")
-    if place.startswith(("http://", "https://")):
-        given.servers[name] = place
+    if not model.is_folder:
+        given.servers[name] = model.place
     elif given.folder is not None:
         raise ConfigError(
             f"--model {text}: {given.folder[1]} is loaded here already; one model can be, others need a URL"
         )
-    elif _looks_like_path(place) and not Path(place).is_dir():
-        raise ConfigError(f"--model {text}: there is no folder {place}")
     else:
-        given.folder = name, place
+        given.folder = name, model.place
     if name not in {model for model, _ in given.llms.values()}:  # else it takes the place of the run's model
         given.llms[name] = name, {} if name in given.servers else {"temperature": _TEMPERATURE}
-
-
-def _looks_like_path(place: str) -> bool:
-    return place.startswith((".", "/", "~")) or place.count("/") > 1
 
 
 def _resources_of_file(path: Path) -> NamedResources:

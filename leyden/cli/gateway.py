@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from leyden.cli.model_option import ModelOption
 from leyden.cli.output import echo
-from leyden.errors import ConfigError
 from leyden.redaction import redact
 
 DEFAULT_PORT = 4748
@@ -20,7 +21,11 @@ DEFAULT_PORT = 4748
 
 def gateway(
     model: Annotated[
-        list[str], typer.Option(help="NAME=URL: a model and its server's base URL; several times for several.")
+        list[str],
+        typer.Option(
+            metavar="NAME=URL|FOLDER",
+            help="A model's name, and its server's base URL or its folder; several times for several.",
+        ),
     ],
     store: Annotated[
         str,
@@ -67,13 +72,16 @@ def gateway(
     """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
 
     Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's
-    key. A model that is named several times has several servers. Runners end their attempts here if
-    they have the same LEYDEN_STORE_TOKEN; without one, the gateway's token serves.
+    key. A model that is named several times has several servers. A folder is loaded here, by
+    Leyden's own engine, such as the model/ that a training run leaves in its folder. Runners end
+    their attempts here if they have the same LEYDEN_STORE_TOKEN; without one, the gateway's token
+    serves.
 
     \b
     Examples:
       leyden gateway --model policy=http://127.0.0.1:8000/v1
       leyden gateway --model a=http://gpu-1:8000/v1 --model a=http://gpu-2:8000/v1
+      leyden gateway --model policy=.leyden/my-run/model
       leyden gateway --num-workers 4 --model policy=http://gpu-1:8000/v1
       LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1
     """
@@ -83,25 +91,51 @@ def gateway(
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
-    models = [{**_model_entry(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
+    given = [ModelOption.of(text) for text in model]
+    models = [
+        {"model_name": each.name, "endpoint": each.place, "api_key": model_key, "record_tokens": record_tokens}
+        for each in given
+        if not each.is_folder
+    ]
     options: dict[str, Any] = {"host": host, "token": token, "model_list": models, "durable": durable}
     options["max_body_bytes"] = max_body_mb * 2**20
     options["spool"] = spool
     options["live_key"] = live_key
     look_for_cycles_rarely()
-    asyncio.run(_serve(store, port, num_workers, options))
+    asyncio.run(_serve(store, port, num_workers, options, [each for each in given if each.is_folder]))
 
 
-def _model_entry(given: str) -> dict[str, Any]:
-    """Return name and endpoint of one `--model NAME=URL`. Raise ConfigError for another form."""
-    name, equals, url = given.partition("=")
-    if not (name and equals and url):
-        raise ConfigError(f"--model is {given!r}; it must be NAME=URL, such as policy=http://127.0.0.1:8000/v1")
-    return {"model_name": name, "endpoint": url}
+async def _serve(
+    store: str, port: int, num_workers: int, options: dict[str, Any], folders: Sequence[ModelOption]
+) -> None:
+    """Run the gateway until SIGINT or SIGTERM, and before it an engine for each folder. Print its
+    address and whether the models' servers answer.
+    """
+    from leyden.gateway.upstream import upstream_models
+
+    upstream_models(options["model_list"])  # a wrong URL is told before a model is loaded
+    async with AsyncExitStack() as engines:
+        loaded = [await engines.enter_async_context(_loaded(model)) for model in folders]
+        served = {**options, "model_list": [*options["model_list"], *loaded]}
+        await _serve_models(store, port, num_workers, served, servers=options["model_list"])
 
 
-async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any]) -> None:
-    """Run the gateway until SIGINT or SIGTERM. Print its address and whether the models answer."""
+@asynccontextmanager
+async def _loaded(model: ModelOption) -> AsyncGenerator[dict[str, Any]]:
+    """Run an engine with the model of a folder. Yield the gateway's entry for it."""
+    from leyden.engine import EmbeddedBackend
+
+    async with EmbeddedBackend(model.place, model_name=model.name, api_key=secrets.token_urlsafe()) as engine:
+        llm = engine.endpoint()
+        yield {"model_name": llm.model, "endpoint": llm.endpoint, "api_key": llm.api_key}
+
+
+async def _serve_models(
+    store: str, port: int, num_workers: int, options: dict[str, Any], *, servers: Sequence[Mapping[str, Any]]
+) -> None:
+    """Run the gateway until SIGINT or SIGTERM. servers: the models whose servers other programs
+    run.
+    """
     import asyncio
 
     ended = asyncio.Event()
@@ -117,7 +151,7 @@ async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any
         names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
         by = f", by {num_workers} processes" if num_workers > 1 else ""
         echo(f"serving {names} at {endpoint}, {who}{by}; recording in {recording}")
-        checks = asyncio.ensure_future(_report_targets(store, options["model_list"]))
+        checks = asyncio.ensure_future(_report_targets(store, servers))
         await ended.wait()
         checks.cancel()
         await asyncio.gather(checks, return_exceptions=True)

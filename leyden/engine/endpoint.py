@@ -1,21 +1,21 @@
-"""The engine's OpenAI-compatible endpoint: an ASGI application over a decoder.
+"""The engine's endpoint: an ASGI application over a decoder.
 
-It serves `/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models` and
-`/health`. If a client disconnects, its responses leave the batch. The module knows the decoder's
-queue and the wire format; no gradients, no rollouts. To serve more paths, give `Endpoint` handlers.
+It serves `/v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages` (streamed or
+not), `/v1/models` and `/health`. If a client disconnects, its responses leave the batch. The module
+knows the decoder's queue and the wire format; no gradients, no rollouts. To serve more paths, give
+`Endpoint` handlers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leyden.dialects import openai_error, sse_event, usage
+from leyden.dialects import dialect_of_client, dump, openai_error, sse_event, usage
 from leyden.engine.answers import Choice, chunk, response
 from leyden.engine.chat import Chat, PartialReply, Prompt
 from leyden.engine.decoder import Decoder, Generation, PendingGenerations
@@ -23,6 +23,7 @@ from leyden.engine.grammar import GrammarConstraint, Grammars
 from leyden.engine.loading import LoadedPolicy
 from leyden.engine.refusal import bad_request, unknown_token
 from leyden.engine.text import Offsets
+from leyden.engine.translation import TRANSLATED, TranslatedSend, read_passage
 from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
 from leyden.errors import LeydenError
 from leyden.host.http import (
@@ -68,7 +69,7 @@ class EndpointOptions:
 
 
 class Endpoint:
-    """The engine's ASGI application: completions in OpenAI's form, health, and control commands."""
+    """The engine's ASGI application: completions in four APIs, health, and control commands."""
 
     def __init__(
         self,
@@ -97,16 +98,17 @@ class Endpoint:
         self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request. Every error becomes a response in OpenAI's form."""
+        """Serve one HTTP request. An error becomes a response in the form of the client's API."""
+        dialect = TRANSLATED.get(scope["path"]) or dialect_of_client(name for name, _ in scope["headers"])
         try:
             await self._route(scope, receive, send)
         except ClientGone:
             return
         except Refusal as refusal:
-            error = openai_error(refusal.status, refusal.message, param=refusal.param, code=refusal.code or None)
+            error = dialect.error(refusal.status, refusal.message, param=refusal.param, code=refusal.code or None)
             await send_reply(send, error, status=refusal.status, headers=[JSON, *refusal.headers])
         except LeydenError as error:
-            await send_reply(send, openai_error(500, str(error)), status=500)
+            await send_reply(send, dialect.error(500, str(error)), status=500)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Dispatch a request by its path: health, control commands, completions, the list of
@@ -128,11 +130,16 @@ class Endpoint:
             body = await read_body(headers, receive, max_bytes=MAX_BODY_BYTES)
             request = await parsed(body, lambda body: parse_request(body, _COMPLETIONS[path]))
             await self._complete(request, receive, send)
+        elif path in TRANSLATED:
+            check_method(scope, "POST")
+            body = await read_body(headers, receive, max_bytes=MAX_BODY_BYTES)
+            passage = await parsed(body, lambda body: read_passage(body, TRANSLATED[path]))
+            request = await parsed(passage.body, lambda body: parse_request(body, ChatRequest))
+            await self._complete(request, receive, TranslatedSend(passage, send))
         elif path == "/v1/models":
-            model = {"id": self._options.model_name, "object": "model", "created": 0, "owned_by": "leyden"}
-            await send_reply(send, json.dumps({"object": "list", "data": [model]}).encode())
+            await send_reply(send, dump(dialect_of_client(headers).models_page([self._options.model_name])))
         else:
-            possible = ", ".join(("/health", "/v1/models", *_COMPLETIONS))
+            possible = ", ".join(("/health", "/v1/models", *_COMPLETIONS, *TRANSLATED))
             raise bad_request(f"there is nothing at {scope['method']} {path}; possible: {possible}", status=404)
 
     async def _complete(self, request: ChatRequest | TextRequest, receive: Receive, send: Send) -> None:
@@ -371,9 +378,10 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 def _check_key(scope: Scope, wanted: str | None) -> None:
     """Raise Refusal unless a request has the endpoint's API key; None: it has none."""
-    if wanted is not None and not is_secret(bearer_token(header(scope, b"authorization")), wanted.encode()):
+    given = header(scope, b"x-api-key") or bearer_token(header(scope, b"authorization"))
+    if wanted is not None and not is_secret(given, wanted.encode()):
         raise bad_request(
-            "the API key is missing or wrong; send the engine's api_key as `Authorization: Bearer`",
+            "the API key is missing or wrong; send the engine's api_key as `Authorization: Bearer`, or as `x-api-key`",
             status=401,
             code="invalid_api_key",
         )

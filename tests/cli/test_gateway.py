@@ -11,14 +11,17 @@ import socket
 import sys
 from pathlib import Path
 
+import anthropic
 import openai
 import pytest
 
+from leyden import semconv
 from leyden.cli import main
 from leyden.cli.gateway import _report_targets  # pyright: ignore[reportPrivateUsage] -- the command never ends by itself
 from leyden.store import SqliteLightningStore
 from leyden.testing import FakeUpstream
 from leyden.utils.attempt_key import attempt_key
+from tests.engine import tiny
 
 LEYDEN = [sys.executable, "-c", "from leyden.cli import main; main()"]
 
@@ -59,6 +62,44 @@ async def test_it_records_calls_in_the_store_that_is_named_and_ends_by_sigterm(t
     assert list(span.tokens.response_ids) == truth.response_ids
 
 
+@pytest.mark.timeout(90)
+async def test_a_trained_model_is_served_from_its_folder_in_every_api(tmp_path: Path) -> None:
+    folder, file = tiny.make(tmp_path / "model"), tmp_path / "store.db"
+    async with SqliteLightningStore(file) as store:
+        rollout = await store.start_rollout({})
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    process = await asyncio.create_subprocess_exec(
+        *LEYDEN,
+        "gateway",
+        *("--port", "0", "--model", f"policy={folder}", "--durable", "--store", str(file)),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"LEYDEN_GATEWAY_TOKEN": "sesame"},
+    )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        found = re.search(r"serving policy at (http://\S+/v1), with the token", line)
+        assert found, line
+        key, said = attempt_key("sesame", *ids), [{"role": "user", "content": "hi"}]
+        async with openai.AsyncOpenAI(base_url=found[1], api_key=key) as client:
+            chat = await client.chat.completions.create(model="policy", messages=said, max_tokens=4)
+            response = await client.responses.create(model="policy", input="hi", max_output_tokens=4)
+        root = found[1].removesuffix("/v1")
+        async with anthropic.AsyncAnthropic(base_url=root, api_key=key) as client:
+            message = await client.messages.create(model="policy", messages=said, max_tokens=4)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    async with SqliteLightningStore(file) as store:
+        spans = list(await store.query_spans(*ids))
+    assert [span.attributes[semconv.GEN_AI_RESPONSE_ID] for span in spans] == [chat.id, response.id, message.id]
+    assert len({tuple(span.tokens.prompt_ids) for span in spans if span.tokens}) == 1
+    assert all(span.tokens and len(span.tokens.response_ids) <= 4 for span in spans)
+
+
 async def test_a_store_and_a_model_that_do_not_answer_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         away = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -80,7 +121,9 @@ async def test_a_store_and_a_model_that_do_not_answer_are_named(capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "policy"], "NAME=URL"),
+        (["--model", "policy"], "NAME=URL or NAME=FOLDER"),
+        (["--model", "policy=./nowhere"], "there is no folder ./nowhere"),
+        (["--model", "a=http://x/v1", "--model", "policy=a/b/c"], "there is no folder a/b/c"),
         (["--model", "policy=localhost:80"], "http(s) base URL"),
         (["--model", "m=http://x/v1", "--host", "0.0.0.0"], "give token, or bind to 127.0.0.1"),
         (["--model", "m=http://x/v1", "--host", "0.0.0.0", "--token", ""], "token is empty"),

@@ -1,0 +1,37 @@
+"""Read `--model NAME=URL` and `--model NAME=FOLDER`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from leyden.errors import ConfigError
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOption:
+    """A model of the command line: its name, and where it is."""
+
+    name: str
+    place: str
+    """The base URL of the model's server, or the model's folder or hub name."""
+    is_folder: bool
+    """Whether the command is to load the model itself."""
+
+    @classmethod
+    def of(cls, text: str) -> ModelOption:
+        """Return the model that one `--model` names. Raise ConfigError for another form, and for a
+        folder that does not exist.
+        """
+        name, equals, place = text.partition("=")
+        if not (name and equals and place):
+            raise ConfigError(
+                f"--model is {text!r}; it must be NAME=URL or NAME=FOLDER, such as policy=http://127.0.0.1:8000/v1"
+            )
+        is_path = place.startswith((".", "/", "~")) or ("://" not in place and place.count("/") > 1)
+        if is_path and not Path(place).is_dir():
+            raise ConfigError(f"--model {text}: there is no folder {place}")
+        return cls(name, place, is_path or Path(place).is_dir() or _HUB_NAME.fullmatch(place) is not None)
