@@ -51,7 +51,9 @@ class MissingName:
     instead: str
     """One sentence that says what to write instead."""
     module: str | None = None
-    """The module of the original package to use instead, if that package is installed."""
+    """The module to use instead, if it is installed."""
+    needs: str | None = None
+    """The package that must be installed for `module`. None: the module's own."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class _Module(ModuleType):
         remedy, for a name that Leyden does not have.
         """
         target = self._leyden_entry.names.get(name)
-        if isinstance(target, MissingName) and target.module and _installed(target.module):
+        if isinstance(target, MissingName) and target.module and _installed(target.needs or target.module):
             value = getattr(importlib.import_module(target.module), name)
         elif isinstance(target, MissingName):
             raise ForeignNameError(f"{self.__name__}.{name} has no counterpart in Leyden: {target.instead}")

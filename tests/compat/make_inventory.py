@@ -2,7 +2,8 @@
 
 The wheels are downloaded with pip and read as text (`ast`); nothing of them is imported. The result is
 `tests/compat/<package>.json`: by module and name, the releases that have the name, its signature in the
-newest of them, and for a class its public members. Tests and the tables of the docs read this file.
+newest of them, and for a class its bases, its public members and the attributes that its constructor sets.
+Tests and the tables of the docs read this file.
 """
 
 from __future__ import annotations
@@ -163,7 +164,27 @@ def class_parts(node: ast.ClassDef) -> dict[str, Any]:
                 members.setdefault(name, "")
             case _:
                 pass
-    return {"signature": own, "bases": [ast.unparse(base) for base in node.bases], "members": members}
+    attributes = [name for name in assigned(node) if name not in members]
+    return {
+        "signature": own,
+        "bases": [ast.unparse(base) for base in node.bases],
+        "members": members,
+        **({"attributes": attributes} if attributes else {}),
+    }
+
+
+def assigned(node: ast.ClassDef) -> list[str]:
+    """Return the public attributes that a class's constructor sets."""
+    found = [
+        target.attr
+        for part in node.body
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+        for statement in ast.walk(part)
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    ]
+    return sorted({name for name in found if is_public(name)})
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

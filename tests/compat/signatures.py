@@ -1,9 +1,10 @@
-"""Compare the parameters of the peers' public functions and methods with those of the alias.
+"""Compare the peers' public functions and classes with those of the alias.
 
 `differences` returns, for each function, class and method of the inventory that the alias serves, what a call written for
 the newest release that has it could meet: a parameter that is missing, that stands at another place, that has another
-default, or that is required here alone. Parameters that the alias has beside the peer's are no difference. `INSTEAD`
-says for each difference what to write; `make_names_table` puts it into the page for people who migrate.
+default, or that is required here alone. For a class it also returns the attributes and properties that are missing, and
+the base classes of which it is no subclass. What the alias has beside the peer's is no difference. `INSTEAD` says for
+each difference what to write; `make_names_table` puts it into the page for people who migrate.
 """
 
 from __future__ import annotations
@@ -39,23 +40,34 @@ _AGENT_LIGHTNING: dict[str, str] = {
     "DummySpanRecordingContext OtelSpanRecordingContext.get_otel_span WeaveSpanRecordingContext": (
         "Let `tracer.operation_context(name)` make it, and read `get_recorded_span()`."
     ),
-    "ExecutionEvent.clear ThreadingEvent.clear": "A stop signal stays set; make a new one.",
-    "FunctionalAlgorithm LoadedDataset algo instantiate_component": "Give it by place.",
+    "LoadedDataset instantiate_component": "Give it by place.",
+    "AgentDataset.filter_overlong_prompts LoadedDataset.dataframe": (
+        "Leave this out: the data set of verl 0.9 reads its own settings, and `dataset[index]` its tasks."
+    ),
+    "AgentModeDaemon AgentModeDaemon.adapter AgentModeDaemon.backend_llm_server_addresses AgentModeDaemon.image_base_dir "
+    "AgentModeDaemon.is_train AgentModeDaemon.llm_proxy AgentModeDaemon.llm_timeout_seconds "
+    "AgentModeDaemon.mini_batch_size AgentModeDaemon.mode AgentModeDaemon.pad_token_id AgentModeDaemon.processor "
+    "AgentModeDaemon.proxy_port AgentModeDaemon.reward_fillna_value AgentModeDaemon.run_until_all_finished "
+    "AgentModeDaemon.server AgentModeDaemon.server_port AgentModeDaemon.store AgentModeDaemon.tokenizer "
+    "AgentModeDaemon.trace_aggregator AgentModeDaemon.train_information AgentModeDaemon.train_rollout_n": (
+        "VERL makes the daemon from its configuration; pass a subclass as `VERL(daemon_cls=...)`, and override `run_batch`."
+    ),
     "LLMProxy.restart": "Call `restart()`: the port stays.",
+    "LLMProxy.server_launcher LLMProxy.server_launcher_args": "Read `proxy.host` and `proxy.port`.",
+    "LegacyAgentRunner TrainerLegacy": "Call its methods; `isinstance` and `issubclass` with the new bases say no.",
     "LightningSpanProcessor LightningSpanProcessor.attempt_id LightningSpanProcessor.disable_store_submission "
     "LightningSpanProcessor.rollout_id LightningSpanProcessor.spans LightningSpanProcessor.store "
     "LightningSpanProcessor.with_context": "Open a trace with `OtelTracer`, and read `get_last_trace()`.",
-    "LightningStore.add_otel_span LightningStore.otlp_traces_endpoint LightningStore.query_rollouts": (
-        "A store of your own needs neither; the stores that the alias serves have them."
-    ),
-    "ParallelWorkerBase.run Runner.run": "Call `await runner.iter()` or `await runner.step(task)`.",
     "SharedMemoryExecutionStrategy": "The algorithm is in the main thread unless you give `main_thread`.",
     "TraceToMessages.get_tool_calls": "Call `leyden.adapter.read_tool_call(span)` for each span.",
+    "OperationContext.tracer": "Call `get_active_tracer()`.",
     "TraceTree": "An empty tuple stands for no children.",
     "TraceTree.extract_prompt_image_urls TraceTree.find_llm_calls TraceTree.match_rewards TraceTree.maybe_reward_dict "
     "TraceTree.span_to_triplet TraceTree.to_trajectory": "Call `TracerTraceToTriplet(...).adapt(spans)`.",
     "WeaveTracer.complete_call_callback WeaveTracer.complete_call_handler WeaveTracer.convert_call_to_span "
-    "WeaveTracer.partial_call_callback WeaveTracer.partial_call_handler": "Read the spans of `get_last_trace()`.",
+    "WeaveTracer.partial_call_callback WeaveTracer.partial_call_handler WeaveTracer.weave_user_settings": (
+        "Read the spans of `get_last_trace()`."
+    ),
     "main": "Call `agentlightning.verl.entrypoint.main()`, which reads the command line.",
     "build_component": "Leave the texts of its errors out.",
 }
@@ -68,10 +80,24 @@ _QLIB: dict[str, str] = {
         "Name the parameters of your own methods as you like: they are given by place."
     ),
     "CategoricalActionInterpreter.interpret CurrentStepStateInterpreter.interpret DummyStateInterpreter.interpret "
-    "EnvWrapper.step FullHistoryStateInterpreter.interpret GymSpaceValidationError LogBuffer.load_state_dict "
+    "EnvWrapper.step FullHistoryStateInterpreter.interpret GymSpaceValidationError GymSpaceValidationError.x LogBuffer.load_state_dict "
     "LogCollector.add_any LogCollector.add_array LogCollector.add_scalar LogCollector.add_string "
     "LogWriter.load_state_dict LogWriter.on_env_reset LogWriter.on_env_step SingleAssetOrderExecutionSimple.step "
     "Trainer.load_state_dict TrainingVesselBase.load_state_dict TwapRelativeActionInterpreter.interpret is_invalid": _BY_PLACE,
+    "ActionInterpreter AllOne CategoricalActionInterpreter CurrentStepStateInterpreter DummyStateInterpreter "
+    "FullHistoryStateInterpreter LogBuffer PAPenaltyReward PPOReward RewardCombination StateInterpreter "
+    "TwapRelativeActionInterpreter": (
+        "Ask `isinstance` with the base in `leyden.rl`, or for a method: classes that Leyden has itself are no subclasses of "
+        "the wrappers that programs subclass."
+    ),
+    "DataQueue.dataset DataQueue.producer_num_workers DataQueue.repeat DataQueue.shuffle": (
+        "Keep what you gave the queue."
+    ),
+    "EarlyStopping.best_weights EarlyStopping.monitor_op": "Read `early_stopping.state_dict()`.",
+    "MetricsWriter.train_records MetricsWriter.valid_records": "Read the files that it writes.",
+    "SingleAssetOrderExecutionSimple.feature_columns_today SingleAssetOrderExecutionSimple.feature_columns_yesterday "
+    "SingleAssetOrderExecutionSimple.market_price SingleAssetOrderExecutionSimple.market_vol "
+    "SingleAssetOrderExecutionSimple.market_vol_limit": "Read the simulator's state: `get_state()`.",
     "DataQueue.done DataQueue.put": "Iterate over the queue, which ends by itself; add items with `put(item, timeout_seconds=...)`.",
     "EarlyStopping.get_monitor_value": "Log the value in a reward or simulator, and give its name as `monitor`.",
     "EnvWrapper.render": "Leave `mode` out.",
@@ -101,7 +127,53 @@ def differences(package: str) -> dict[str, str]:
                 for place, peers, ours in callables(name, described, load(target)):
                     if faults := compare(peers, ours):
                         found.setdefault(place, "; ".join(faults))
+                for place, fault in attributes(name, described, load(target)):
+                    found.setdefault(place, fault)
+                if (faults := bases(package, described, load(target))) and faults[0] not in found.get(name, ""):
+                    found[name] = "; ".join([*([found[name]] if name in found else []), *faults])
     return dict(sorted(found.items()))
+
+
+def attributes(name: str, described: dict[str, Any], ours: Any) -> Iterator[tuple[str, str]]:
+    """Yield (place, fault) for the attributes of a class that instances lack here."""
+    if not isinstance(ours, type) or hasattr(ours, "__getattr__"):
+        return
+    plain = [member for member, signature in described.get("members", {}).items() if not signature]
+    fields = {*getattr(ours, "model_fields", ()), *(key for kind in ours.__mro__ for key in annotated(kind))}
+    for attribute in (*plain, *described.get("attributes", ())):
+        if not (attribute in fields or hasattr(ours, attribute) or is_attribute(ours, attribute)):
+            yield f"{name}.{attribute}", "missing"
+
+
+def annotated(kind: type) -> Mapping[str, Any]:
+    return vars(kind).get("__annotations__", {})
+
+
+def bases(package: str, described: dict[str, Any], ours: Any) -> list[str]:
+    """Return the public base classes of a class of the peer that its counterpart here does not have."""
+    if not isinstance(ours, type):
+        return []
+    served = {
+        name: target
+        for foreign in TABLES[package].values()
+        for name, target in foreign.names.items()
+        if isinstance(target, str)
+    }
+    names = [base.partition("[")[0] for base in described.get("bases", ())]
+    known = [(name, load(served[name])) for name in names if name in served]
+    return list(
+        dict.fromkeys(
+            f"no subclass of `{name}`" for name, base in known if isinstance(base, type) and not is_below(ours, base)
+        )
+    )
+
+
+def is_below(ours: type, base: type) -> bool:
+    """Return whether a class is a subclass, as far as Python can say: of a protocol with attributes it cannot."""
+    try:
+        return issubclass(ours, base)
+    except TypeError:
+        return True
 
 
 def callables(name: str, described: dict[str, Any], ours: Any) -> Iterator[tuple[str, str, Any]]:

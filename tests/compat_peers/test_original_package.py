@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -194,3 +195,15 @@ async def test_the_program_of_the_guide_before_the_move_runs_with_the_original(t
     count = "import asyncio\nprint(len(asyncio.run(trainer.store.query_rollouts())))\n"
     (tmp_path / "program.py").write_text(rest + count)
     assert await output(tmp_path / "program.py") == "4"
+
+
+@pytest.mark.parametrize("name", ["own_parts", "own_bundles"])
+async def test_a_program_with_parts_of_its_own_prints_with_the_original_what_the_alias_is_tested_for(name):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    compat = HERE.parent / "compat"
+    with program(compat / f"{name}.py", port) as running:
+        out, errors = await asyncio.to_thread(running.communicate, timeout=150)
+    assert running.returncode == 0, errors
+    assert out == (compat / f"{name}.txt").read_text()

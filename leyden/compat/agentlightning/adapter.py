@@ -26,6 +26,9 @@ class Adapter(native.Adapter[S, T], Generic[S, T]):
         """Return the converted data."""
         return self.adapt(source)
 
+    def adapt(self, source: S) -> T:
+        raise NotImplementedError
+
 
 class TraceAdapter(Adapter[Sequence[NativeSpan], T], native.TraceAdapter[T], Generic[T]):
     """Converts the spans of one attempt."""

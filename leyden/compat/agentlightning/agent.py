@@ -1,4 +1,4 @@
-# pyright: reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleMethodOverride=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 """Agents, runners and hooks with Agent Lightning's constructors and getters."""
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from leyden import litagent as native
 from leyden import runner as native_runner
+from leyden.compat.agentlightning.interfaces import Runner, as_latch, users_store
+from leyden.compat.agentlightning.own_store import as_native
+from leyden.compat.agentlightning.resources import old_resources
 from leyden.compat.agentlightning.types import Span, SpanCoreFields
 from leyden.errors import ConfigError
 from leyden.runner import AttemptRecorder, Hook
-from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, NamedResources
 
 T = TypeVar("T")
@@ -48,11 +50,11 @@ class _OldAgent(native.LitAgent[Any]):
 
     def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Run the agent, and record the steps that it returns as spans of the attempt."""
-        return _as_result(super().run(task, resources, rollout), rollout)
+        return _as_result(super().run(task, old_resources(resources), rollout), rollout)
 
     async def run_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Run the agent, and record the steps that it returns as spans of the attempt."""
-        return _as_result(await super().run_async(task, resources, rollout), rollout)
+        return _as_result(await super().run_async(task, old_resources(resources), rollout), rollout)
 
 
 def _as_result(result: Any, rollout: AttemptedRollout) -> Any:
@@ -80,7 +82,7 @@ class LitAgent(_OldAgent, Generic[T]):
         self.trained_agents = trained_agents
 
 
-class FunctionalLitAgent(_OldAgent, native.FunctionalLitAgent):
+class FunctionalLitAgent(native.FunctionalLitAgent, LitAgent[Any]):
     """A function as an agent."""
 
     def __init__(self, rollout_func: Callable[..., Any], *, strip_proxy: bool = True, needs: str | None = None) -> None:
@@ -118,7 +120,7 @@ def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
     return "rollout_id" in inspect.signature(func).parameters
 
 
-class LitAgentRunner(native_runner.LitAgentRunner[T]):
+class LitAgentRunner(native_runner.LitAgentRunner[T], Runner[T]):
     """Runs an agent on the rollouts of the queue, one at a time.
 
     poll_interval, interval_jitter: of no effect, because a claim returns as soon as there is work.
@@ -141,6 +143,9 @@ class LitAgentRunner(native_runner.LitAgentRunner[T]):
             tracer, concurrency=concurrency, max_rollouts=max_rollouts, heartbeat_interval=heartbeat_interval
         )
 
+    run = Runner.run
+    run_context = Runner.run_context
+
     def init(
         self,
         agent: native.LitAgent[T],
@@ -152,15 +157,32 @@ class LitAgentRunner(native_runner.LitAgentRunner[T]):
         """Bind the agent and the hooks."""
         super().init(agent, hooks=hooks or (), recorders=recorders)
 
+    def init_worker(self, worker_id: int, store: Any, *, worker_name: str | None = None, **_: Any) -> None:
+        """Bind the store, which may be one of the program's own."""
+        super().init_worker(worker_id, as_native(store), worker_name=worker_name)
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Drop the reference to the store."""
+        super().teardown_worker(worker_id)
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Tear down the tracer, and drop the reference to the agent."""
+        super().teardown()
+
+    async def iter(self, event: Any = None) -> None:
+        """Run the rollouts of the queue until `event` is set, or `max_rollouts` have run."""
+        async with as_latch(event) as latch:
+            await super().iter(latch)
+
     def get_agent(self) -> native.LitAgent[T]:
         """Return the agent. Raise ValueError before `init`."""
         if self._agent is None:
             raise ConfigError("the runner has no agent; call init(agent) first")
         return self._agent
 
-    def get_store(self) -> LightningStore:
+    def get_store(self) -> Any:
         """Return the store. Raise ValueError before `init_worker`."""
-        return self._bound_store()
+        return users_store(self._bound_store())
 
     def get_worker_id(self) -> str:
         """Return the worker's name for the log: `Worker-` and its number."""

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from leyden import algorithm as native
 from leyden.algorithm.base import Dataset
+from leyden.compat.agentlightning.interfaces import Algorithm, FastAlgorithm
+from leyden.compat.agentlightning.own_store import as_native
+from leyden.compat.agentlightning.resources import old_resource
 from leyden.compat.agentlightning.rest import NativeView
+from leyden.compat.agentlightning.types import Span as OldSpan
 from leyden.store.base import LightningStore
+from leyden.types import Rollout, RolloutMode, Span
+
+logger = logging.getLogger(__name__)
 
 
 class _OnTheNativeStore(native.Algorithm):
@@ -20,7 +29,7 @@ class _OnTheNativeStore(native.Algorithm):
 
     def set_store(self, store: LightningStore) -> None:
         """Set the store that `get_store` returns."""
-        super().set_store(NativeView(store))
+        super().set_store(NativeView(as_native(store)))
 
 
 class VERL(_OnTheNativeStore, native.VERL):
@@ -35,13 +44,24 @@ class APO(_OnTheNativeStore, native.APO):
 
     def __init__(self, async_openai_client: Any, *, _poml_trace: bool = False, **options: Any) -> None:
         super().__init__(async_openai_client, **options)
+        self.async_openai_client = async_openai_client
+        models = inspect.signature(native.APO.__init__).parameters
+        self.gradient_model = options.get("gradient_model", models["gradient_model"].default)
+        self.apply_edit_model = options.get("apply_edit_model", models["apply_edit_model"].default)
 
     def __class_getitem__(cls, task: Any) -> type[APO]:
         return cls
 
+    def get_best_prompt(self, *args: Any, **options: Any) -> Any:
+        """Return the best prompt."""
+        return old_resource(super().get_best_prompt(*args, **options))
 
-class Baseline(native.Baseline):
-    """Run the agent on the data; without a validation set, on one half of it in mode `val`."""
+
+class Baseline(_OnTheNativeStore, native.Baseline):
+    """Run the agent on the data, and log what the adapter makes of it.
+
+    train_split: of no effect, as in Agent Lightning. Without data, an error is logged.
+    """
 
     def __init__(
         self,
@@ -59,6 +79,36 @@ class Baseline(native.Baseline):
             max_queue_length=max_queue_length,
             span_verbosity=span_verbosity,
         )
+        if not 0.0 < train_split < 1.0:
+            raise ValueError("train_split must be between 0 and 1.")
+
+    def _tasks(self, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Iterator[tuple[Any, RolloutMode]]:
+        """Yield each task with its mode: `train` for the first data set, `val` for the second."""
+        for data, mode in ((train, "train"), (val, "val")):
+            for index in range(0 if data is None else len(data)):
+                yield cast(Dataset[Any], data)[index], cast(RolloutMode, mode)
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        """Run the agent on the data. Log an error if there is none."""
+        if next(self._tasks(train_dataset, val_dataset), None) is None:
+            logger.error("Baseline has no tasks; give fit() or dev() a train_dataset or a val_dataset")
+            return
+        await super().run(train_dataset, val_dataset)
+
+    def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
+        """Log a rollout, and its data as the adapter returns them, whatever is shown of the log."""
+        super()._log_rollout(rollout, reward, spans)
+        if self._adapter is not None:
+            data = self._adapter.adapt([OldSpan.of(span) for span in spans])
+            logger.info("rollout %s: adapted data: %s", rollout.rollout_id, data)
+
+    def _log_adapted(self, spans: list[Span]) -> None:
+        """Do nothing: `_log_rollout` has logged it."""
+
+
+for _kind in (VERL, APO, Baseline):
+    Algorithm.register(_kind)
+FastAlgorithm.register(Baseline)
 
 
 def batch_iter_over_dataset(dataset: Dataset[Any], batch_size: int) -> Iterator[Sequence[Any]]:

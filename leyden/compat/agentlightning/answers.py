@@ -40,10 +40,6 @@ VLLM: Final = (
     "vLLM 0.10.2 and newer return token ids when the gateway asks for them; start vLLM unpatched and "
     "give its address to leyden.LLMProxy."
 )
-VERL_DAEMON: Final = (
-    "leyden.algorithm.verl.AgentModeDaemon has the same methods, and VERL makes it from its configuration; "
-    "pass a subclass as VERL(daemon_cls=...), and override run_batch, which does all steps of a batch."
-)
 VERL_METRICS: Final = (
     "leyden.VERL reports verl's own metrics; to compute them yourself, call "
     "verl.trainer.ppo.metric_utils.compute_data_metrics."
@@ -55,13 +51,17 @@ VERL_ROWS: Final = (
 VERL_RUN: Final = (
     "train with leyden.VERL(config), which runs verl's driver in this process, so Ray needs no task for it."
 )
+VERL_RUN_PPO: Final = (
+    "leyden.algorithm.verl.running.run_ppo has other parameters, a configuration and a daemon; train with "
+    "leyden.VERL(config), which calls it."
+)
 VERL_TOKENS: Final = (
     "leyden.adapter.TraceToTrajectory compares the recorded tokens of a rollout's calls, and a call that does not "
     "continue another one begins a row of its own; leave this out."
 )
 VERL_TRAINER: Final = (
-    "subclass leyden.algorithm.verl.AgentLightningTrainer, which overrides the hooks of verl 0.9's PPOTrainerSync, and "
-    "pass it as VERL(trainer_cls=...)."
+    "it is leyden.algorithm.verl.AgentLightningTrainer, which overrides the hooks of verl 0.9's PPOTrainerSync and "
+    "so needs that package; pass a subclass as VERL(trainer_cls=...)."
 )
 POML: Final = "APO's requests are text templates here; see leyden.algorithm.apo for the arguments that replace them."
 APO_PARTS: Final = (

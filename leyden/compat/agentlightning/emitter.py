@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from leyden.compat.agentlightning.otel import (
     check_attributes_sanity,
@@ -32,13 +32,12 @@ from leyden.compat.agentlightning.semconv import (
     agl_attributes,
 )
 from leyden.compat.agentlightning.tracer import DetachedTracer, RecordingContext, Tracer, get_active_tracer
-from leyden.compat.agentlightning.types import SpanCoreFields, SpanLike
-from leyden.types import SpanStatus
+from leyden.compat.agentlightning.types import SpanCoreFields, SpanLike, TraceStatus
 from leyden.types import get_reward_value as native_reward_value
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OK = SpanStatus(status_code="OK")
+_OK = TraceStatus("OK")
 _OBJECT_TYPE = LightningSpanAttributes.OBJECT_TYPE.value
 _OBJECT_LITERAL = LightningSpanAttributes.OBJECT_LITERAL.value
 _OBJECT_JSON = LightningSpanAttributes.OBJECT_JSON.value
@@ -56,6 +55,13 @@ class RewardDimension(TypedDict):
 
     name: str
     value: float
+
+
+class RewardSpanData(TypedDict):
+    """A reward, as version 0.1 writes it."""
+
+    type: Literal["reward"]
+    value: float | None
 
 
 def emit_reward(
@@ -107,7 +113,7 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None, prop
     if not isinstance(message, str):
         raise TypeError(f"the message is a {type(message).__name__}; it must be a string")
     own = {LightningSpanAttributes.MESSAGE_BODY.value: message, **_flat(attributes)}
-    return _tracer(propagate, "message").create_span(AGL_MESSAGE, own, status="UNSET")
+    return _tracer(propagate, "message").create_span(AGL_MESSAGE, own)
 
 
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Any:

@@ -62,11 +62,11 @@ def _passed_on(name: str) -> Any:
 
 
 _METHODS: Final = sorted(LightningStore.__abstractmethods__ - {"url", "capabilities"})
-_PassedOn: Any = type("_PassedOn", (LightningStore,), {name: _passed_on(name) for name in _METHODS})
+PassedOn: Any = type("PassedOn", (LightningStore,), {name: _passed_on(name) for name in _METHODS})
 """Passes every method on to the attribute `native`."""
 
 
-class NativeView(_PassedOn):
+class NativeView(PassedOn):
     """A store whose methods return what Leyden's clients expect, also if the wrapped store returns
     what Agent Lightning's does.
     """
@@ -98,7 +98,7 @@ class NativeView(_PassedOn):
         return cast(JsonStore, self._store).json_of(method, arguments, packed=packed)
 
 
-class OldView(OldStore, _PassedOn):
+class OldView(OldStore, PassedOn):
     """A store whose methods return what Agent Lightning's store does, with spans in the form that
     its client reads.
     """

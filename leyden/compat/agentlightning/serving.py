@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from leyden import execution as native
+from leyden.compat.agentlightning.interfaces import ExecutionStrategy, users_store
 from leyden.compat.agentlightning.litellm import ShowsTokenIds
+from leyden.compat.agentlightning.own_store import as_native
 from leyden.compat.agentlightning.resources import ProxyLLM
 from leyden.errors import ConfigError
 from leyden.execution.client_server import ClientServerExecutionStrategy as NativeClientServer
+from leyden.execution.inter_process import InterProcessExecutionStrategy as NativeInterProcess
 from leyden.gateway import LLMProxy as NativeProxy
 from leyden.gateway.app import GatewayApp
+from leyden.trainer.blocking import run_blocking
 from leyden.types import LLM
 
 LaunchMode = Literal["asyncio", "thread", "mp"]
@@ -82,15 +86,18 @@ class LLMProxy(NativeProxy):
                 f"middlewares={own}: the gateway has none; start leyden.LLMProxy behind a proxy of yours, or use its options"
             )
         if launcher_args is not None:
+            if port is not None or host is not None:
+                raise ValueError(f"port={port!r} and host={host!r} beside launcher_args: give launcher_args alone")
             port, host = launcher_args.port, launcher_args.host
             options.setdefault("access_host", launcher_args.access_host)
         options.setdefault("durable", True)
+        self.callbacks, self.middlewares, self.litellm_config = callbacks, middlewares, litellm_config
         self._shows_token_ids = callbacks is None or "return_token_ids" in callbacks
         self.model_list: list[Any] = list(model_list or (litellm_config or {}).get("model_list") or ())
         super().__init__(
             port=port,
             model_list=self.model_list,
-            store=store,
+            store=as_native(store),
             host=host or "127.0.0.1",
             upstream_retries=num_retries or 2,
             **options,
@@ -101,6 +108,19 @@ class LLMProxy(NativeProxy):
         shows = self._shows_token_ids and any(model.record_tokens for model in self.served_models)
         async with super()._doors(app, listener) as doors:
             yield [(ShowsTokenIds(door) if shows else door, at) for door, at in doors]
+
+    @property
+    def store(self) -> Any:
+        """The store that records go to, or None."""
+        return self.get_store()
+
+    def get_store(self) -> Any:
+        """Return the store that records go to, or None."""
+        return users_store(super().get_store())
+
+    def set_store(self, store: Any) -> None:
+        """Set the store that records go to, which may be one of the program's own."""
+        super().set_store(as_native(store))
 
     def update_model_list(self, model_list: Sequence[Any]) -> None:
         """Replace the models that the gateway serves."""
@@ -141,11 +161,58 @@ def get_active_llm_proxy() -> LLMProxy:
     return _active_proxy
 
 
-class SharedMemoryExecutionStrategy(native.SharedMemoryExecutionStrategy):
+class _ByHand(ExecutionStrategy):
+    """A mixin for Leyden's strategies: a program may call `execute` itself, which then blocks until
+    the work is done.
+    """
+
+    def execute(self, algorithm: Any, runner: Any, store: Any, **options: Any) -> Any:
+        """Run the bundles. A Trainer of Leyden, which gives `ready`, awaits this call; without
+        `ready` it blocks.
+        """
+        strategy: Any = super(ExecutionStrategy, self)
+        if "ready" in options:
+            return strategy.execute(algorithm, runner, store, **options)
+
+        async def work() -> None:
+            await strategy.execute(algorithm, PlainRunnerBundle(runner, self.n_runners), as_native(store))
+
+        return run_blocking(work())
+
+
+@dataclass(frozen=True)
+class PlainRunnerBundle:
+    """A runner bundle of a program, `async def runner(store, worker_id, event)`, as Leyden's
+    strategies expect it.
+    """
+
+    runner: Callable[..., Any]
+    n_runners: int
+    concurrency: int | None = None
+
+    @property
+    def worker_names(self) -> Sequence[str]:
+        """The workers' names in the store, by worker id."""
+        return [f"Worker-{worker_id}" for worker_id in range(self.n_runners)]
+
+    async def __call__(self, store: Any, worker_id: int, event: Any, *, at_most: int | None = None) -> None:
+        """Run one worker of the program."""
+        await self.runner(users_store(store), worker_id, event)
+
+    def init(self) -> None:
+        """Do nothing: the program's bundle prepares itself."""
+
+    def teardown(self) -> None:
+        """Do nothing: the program's bundle tears itself down."""
+
+
+class SharedMemoryExecutionStrategy(_ByHand, native.SharedMemoryExecutionStrategy):
     """Runs algorithm and runners in one process.
 
     join_timeout, graceful_delay: how long runners may take to finish. poll_interval: of no effect.
     """
+
+    alias = "shm"
 
     def __init__(
         self,
@@ -158,16 +225,27 @@ class SharedMemoryExecutionStrategy(native.SharedMemoryExecutionStrategy):
         **options: Any,
     ) -> None:
         options.setdefault("drain_seconds", min(graceful_delay, join_timeout))
-        super().__init__(n_runners, main_thread=main_thread, managed_store=managed_store, **options)
+        native.SharedMemoryExecutionStrategy.__init__(
+            self, n_runners, main_thread=main_thread, managed_store=managed_store, **options
+        )
+        self.join_timeout, self.graceful_delay, self.poll_interval = join_timeout, graceful_delay, poll_interval
 
 
-class ClientServerExecutionStrategy(NativeClientServer):
+class InterProcessExecutionStrategy(_ByHand, NativeInterProcess):
+    """Runners in processes on this machine, which reach the store over a Unix socket."""
+
+    alias = "ipc"
+
+
+class ClientServerExecutionStrategy(_ByHand, NativeClientServer):
     """A process for each runner.
 
     graceful_timeout: how long runners may take to finish. main_process, terminate_timeout,
         allowed_exit_codes: of no effect. The algorithm is in the main process, and the exit code of
         a process that the run has ended is never an error.
     """
+
+    alias = "cs"
 
     def __init__(
         self,
@@ -182,8 +260,13 @@ class ClientServerExecutionStrategy(NativeClientServer):
         allowed_exit_codes: Iterable[int] = (0, -15),
         **options: Any,
     ) -> None:
+        if main_process not in ("algorithm", "runner"):
+            raise ValueError("main_process must be 'algorithm' or 'runner'")
+        if main_process == "runner" and n_runners != 1:
+            raise ValueError("main_process='runner' requires n_runners to be 1")
         options.setdefault("drain_seconds", graceful_timeout)
-        super().__init__(
+        NativeClientServer.__init__(
+            self,
             n_runners,
             role=role,
             server_host=server_host,
@@ -191,3 +274,5 @@ class ClientServerExecutionStrategy(NativeClientServer):
             managed_store=managed_store,
             **options,
         )
+        self.graceful_timeout, self.terminate_timeout = graceful_timeout, terminate_timeout
+        self.main_process, self.allowed_exit_codes = main_process, tuple(allowed_exit_codes)

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportIncompatibleVariableOverride=false
 """Agent Lightning's stores: they return nothing for an unknown id, take its arguments and show
 spans under its names.
@@ -8,15 +9,17 @@ stays final, where Agent Lightning's store would change it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from opentelemetry.sdk.trace import ReadableSpan
 
 from leyden import semconv
 from leyden import store as native
+from leyden import types as native_types
 from leyden.compat.agentlightning.litellm import RAW_REQUEST, raw_request
-from leyden.compat.agentlightning.types import Span
+from leyden.compat.agentlightning.resources import old_update
+from leyden.compat.agentlightning.types import PaginatedResult, Span
 from leyden.errors import IllegalTransition, UnknownAttempt, UnknownResources, UnknownRollout, UnknownWorker
 from leyden.store.app import StoreApplication
 from leyden.store.base import LightningStore
@@ -24,7 +27,6 @@ from leyden.types import (
     UNSET,
     Attempt,
     EnqueueRolloutRequest,
-    PaginatedResult,
     ResourcesUpdate,
     Rollout,
     Unset,
@@ -57,6 +59,10 @@ class LightningStoreStatistics(TypedDict, total=False):
     total_resources: int
     total_workers: int
     uptime: float
+    total_span_bytes: int
+    eviction_threshold_bytes: int
+    safe_threshold_bytes: int
+    memory_capacity_bytes: int
 
 
 class OldStore(LightningStore):
@@ -74,18 +80,18 @@ class OldStore(LightningStore):
     ) -> PaginatedResult[Rollout]:
         """Return the rollouts that match all given conditions.
 
-        `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`.
+        `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`, which take
+        precedence.
         """
-        if status is not None:
-            options["status_in"] = status
-        if rollout_ids is not None:
-            options["rollout_id_in"] = rollout_ids
-        return await super().query_rollouts(**options)
+        for new, old in (("status_in", status), ("rollout_id_in", rollout_ids)):
+            if options.get(new) is None and old is not None:
+                options[new] = old
+        return await self._query(super().query_rollouts, **options)
 
     async def query_attempts(self, rollout_id: str, **options: Any) -> PaginatedResult[Attempt]:
         """Return a rollout's attempts; none for an unknown id."""
         try:
-            return await super().query_attempts(rollout_id, **options)
+            return await self._query(super().query_attempts, rollout_id, **options)
         except UnknownRollout:
             return _nothing(options)
 
@@ -208,7 +214,7 @@ class OldStore(LightningStore):
         if only_raw:
             options["name"] = semconv.MODEL_CALL
         try:
-            page = await super().query_spans(rollout_id, attempt_id, **options)
+            page = await self._query(super().query_spans, rollout_id, attempt_id, **options)
         except (UnknownRollout, UnknownAttempt):
             return _nothing(options)
         spans: list[NativeSpan] = [] if only_raw else [Span.of(span) for span in page]
@@ -238,9 +244,47 @@ class OldStore(LightningStore):
     async def get_resources_by_id(self, resources_id: str, **options: Any) -> ResourcesUpdate | None:
         """Return resources, or None for an unknown id."""
         try:
-            return await super().get_resources_by_id(resources_id, **options)
+            return old_update(await super().get_resources_by_id(resources_id, **options))
         except UnknownResources:
             return None
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        """Return the latest resources, or None."""
+        found = await super().get_latest_resources()
+        return None if found is None else old_update(found)
+
+    async def get_labelled_resources(self, label: str) -> ResourcesUpdate | None:
+        """Return the resources that have a label, or None."""
+        found = await super().get_labelled_resources(label)
+        return None if found is None else old_update(found)
+
+    async def add_resources(self, *args: Any, **options: Any) -> ResourcesUpdate:
+        """Add resources under a new id, and return them."""
+        return old_update(await super().add_resources(*args, **options))
+
+    async def update_resources(self, *args: Any, **options: Any) -> ResourcesUpdate:
+        """Add a version of resources, and return it."""
+        return old_update(await super().update_resources(*args, **options))
+
+    async def query_resources(self, **options: Any) -> PaginatedResult[ResourcesUpdate]:
+        """Return the resources that match, each in its latest version."""
+        page = await self._query(super().query_resources, **options)
+        return PaginatedResult([old_update(each) for each in page], page.limit, page.offset, page.total, page.exact)
+
+    async def query_workers(self, **options: Any) -> PaginatedResult[Worker]:
+        """Return the workers that match."""
+        return await self._query(super().query_workers, **options)
+
+    async def _query(
+        self, method: Callable[..., Awaitable[native_types.PaginatedResult[Any]]], *args: Any, **options: Any
+    ) -> PaginatedResult[Any]:
+        """Return a page of a query. A limit of 0, which Leyden's stores refuse, returns no items,
+        and the number of those that match.
+        """
+        if options.get("limit") != 0:
+            return PaginatedResult.of(await method(*args, **options))
+        counted = await method(*args, **{**options, "limit": 1, "offset": 0})
+        return PaginatedResult([], 0, options.get("offset", 0), counted.total, counted.exact)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         """Return a worker, or None for an unknown id."""
@@ -298,6 +342,7 @@ class LightningStoreClient(OldStore, native.LightningStoreClient):
     ) -> None:
         native.LightningStoreClient.__init__(self, server_address, **options)
         self.server_address_root = server_address.rstrip("/")
+        self.server_address = f"{self.server_address_root}/v1/agl"
 
     def __reduce__(self) -> Any:
         """Pickle the address."""
@@ -326,6 +371,8 @@ class LightningStoreServer(native.LightningStoreServer):
         **options: Any,
     ) -> None:
         if launcher_args is not None:
+            if port is not None or host is not None:
+                raise ValueError(f"port={port!r} and host={host!r} beside launcher_args: give launcher_args alone")
             host, port = launcher_args.host, launcher_args.port
         address = "127.0.0.1" if host in (None, "localhost") else host
         insecure = options.pop("insecure", address == "0.0.0.0" and "token" not in options)

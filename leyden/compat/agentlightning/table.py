@@ -55,9 +55,9 @@ _MODULES: dict[str, Names] = {
         "VersionedPromptTemplate": MissingName(say.APO_PARTS),
         **missing(say.POML, "APPLY_EDIT_PROMPT_FILES GRADIENT_PROMPT_FILES"),
     },
-    "algorithm.base": _same("leyden.algorithm", "Algorithm"),
+    "algorithm.base": _wrapped("interfaces", "Algorithm"),
     "algorithm.decorator": {
-        **_same("leyden.algorithm", "FunctionalAlgorithm algo"),
+        **_wrapped("interfaces", "FunctionalAlgorithm algo"),
         **missing(
             say.PROTOCOLS,
             "AlgorithmFunc AlgorithmFuncAsync AlgorithmFuncAsyncFallback AlgorithmFuncAsyncFull AlgorithmFuncAsyncLike "
@@ -65,7 +65,7 @@ _MODULES: dict[str, Names] = {
             "AlgorithmFuncSyncFull AlgorithmFuncSyncLike AlgorithmFuncSyncOnlyDataset AlgorithmFuncSyncOnlyStore AsyncFlag",
         ),
     },
-    "algorithm.fast": {**_same("leyden.algorithm", "FastAlgorithm"), **_wrapped("algorithm", "Baseline")},
+    "algorithm.fast": {**_wrapped("interfaces", "FastAlgorithm"), **_wrapped("algorithm", "Baseline")},
     "algorithm.utils": _wrapped("algorithm", "batch_iter_over_dataset with_llm_proxy with_store"),
     "algorithm.verl.interface": _wrapped("algorithm", "VERL"),
     "cli": _wrapped("cli", "main"),
@@ -84,24 +84,20 @@ _MODULES: dict[str, Names] = {
             "emitter", "RewardDimension emit_reward find_final_reward get_reward_value get_rewards_from_span reward"
         ),
         **_same("leyden.types", "find_reward_spans is_reward_span"),
-        "RewardSpanData": f"{_HERE}.emitter:RewardDimension",
+        **_wrapped("emitter", "RewardSpanData"),
     },
     "emitter.utils": _wrapped("otel", "get_tracer"),
     "env_var": _wrapped("env_var", "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
     "execution.base": {
-        **_same("leyden.execution", "AlgorithmBundle ExecutionStrategy RunnerBundle"),
+        **_same("leyden.execution", "AlgorithmBundle RunnerBundle"),
+        **_wrapped("interfaces", "ExecutionStrategy"),
         "resolve_managed_store_flag": MissingName(
             "use env_var.resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE)."
         ),
     },
     "execution.client_server": _wrapped("serving", "ClientServerExecutionStrategy"),
-    "execution.events": {
-        **_same("leyden.execution", "ExecutionEvent ThreadingEvent"),
-        "MultiprocessingEvent": MissingName(
-            "a strategy of Leyden stops its processes itself; use multiprocessing.Event between yours."
-        ),
-    },
-    "execution.inter_process": _same("leyden.execution.inter_process", "InterProcessExecutionStrategy"),
+    "execution.events": _wrapped("interfaces", "ExecutionEvent MultiprocessingEvent ThreadingEvent"),
+    "execution.inter_process": _wrapped("serving", "InterProcessExecutionStrategy"),
     "execution.shared_memory": _wrapped("serving", "SharedMemoryExecutionStrategy"),
     "instrumentation": {
         "AGENTOPS_INSTALLED": MissingName('use importlib.util.find_spec("agentops").'),
@@ -158,7 +154,7 @@ _MODULES: dict[str, Names] = {
     },
     "logging": _wrapped("logs", "DATE_FORMAT DEFAULT_FORMAT configure_logger setup setup_module"),
     "runner.agent": _wrapped("agent", "LitAgentRunner"),
-    "runner.base": _same("leyden.runner", "Runner"),
+    "runner.base": _wrapped("interfaces", "Runner"),
     "runner.legacy": _same("leyden.legacy", "LegacyAgentRunner"),
     "semconv": _wrapped(
         "semconv",
@@ -171,7 +167,7 @@ _MODULES: dict[str, Names] = {
         **_same("leyden.legacy", "AgentLightningServer"),
     },
     "store.base": {
-        **_same("leyden.store", "LightningStore"),
+        **_wrapped("interfaces", "LightningStore"),
         **_same("leyden.types", "UNSET Unset"),
         **_wrapped("store", "LightningStoreCapabilities LightningStoreStatistics is_finished is_queuing is_running"),
     },
@@ -258,17 +254,17 @@ _MODULES: dict[str, Names] = {
     "types.core": {
         **_same(
             "leyden.types",
-            "Attempt AttemptStatus AttemptedRollout EnqueueRolloutRequest PaginatedResult Rollout RolloutConfig "
+            "Attempt AttemptStatus AttemptedRollout EnqueueRolloutRequest Rollout RolloutConfig "
             "RolloutMode RolloutStatus TaskInput Worker WorkerStatus",
         ),
-        **_same("leyden.runner", "Hook ParallelWorkerBase"),
-        **_wrapped("types", "Dataset FilterField FilterOptions RolloutRawResult SortOptions Triplet"),
+        **_wrapped("interfaces", "Hook ParallelWorkerBase"),
+        **_wrapped("types", "Dataset FilterField FilterOptions PaginatedResult RolloutRawResult SortOptions Triplet"),
         **_wrapped("agent", "RolloutRawResultLegacy"),
         **_same("leyden.legacy", "GenericResponse RolloutLegacy Task TaskIfAny"),
     },
     "types.resources": {
-        **_same("leyden.types", "LLM NamedResources Resource ResourceUnion ResourcesUpdate"),
-        **_wrapped("resources", "PromptTemplate ProxyLLM"),
+        **_same("leyden.types", "LLM NamedResources Resource ResourceUnion"),
+        **_wrapped("resources", "PromptTemplate ProxyLLM ResourcesUpdate"),
     },
     "types.tracer": {
         **_same("leyden.types", "AttributeValue Attributes"),
@@ -312,17 +308,18 @@ _MODULES: dict[str, Names] = {
     "verl.__main__": {"main": _VERL_MAIN},
     "verl.async_server": missing(say.VLLM, "PatchedvLLMServer"),
     "verl.daemon": {
-        "AgentModeDaemon": MissingName(say.VERL_DAEMON),
+        **_same("leyden.algorithm.verl", "AgentModeDaemon"),
         **missing(say.VERL_ROWS, "get_left_padded_ids_and_attention_mask get_right_padded_ids_and_attention_mask"),
         **missing(say.VERL_TOKENS, "ids_startswith log_mismatch_detail"),
     },
     "verl.dataset": _same("leyden.algorithm.verl", "AgentDataset LoadedDataset"),
     "verl.entrypoint": {
-        **missing(say.VERL_RUN, "TaskRunner run_ppo"),
+        "TaskRunner": MissingName(say.VERL_RUN),
+        "run_ppo": MissingName(say.VERL_RUN_PPO),
         "main": _VERL_MAIN,
     },
     "verl.trainer": {
-        "AgentLightningTrainer": MissingName(say.VERL_TRAINER),
+        "AgentLightningTrainer": MissingName(say.VERL_TRAINER, module="leyden.algorithm.verl.trainer", needs="verl"),
         "compute_data_metrics": MissingName(say.VERL_METRICS),
     },
 }
@@ -355,7 +352,7 @@ _EXTRA: dict[str, Names] = {
         **_wrapped("types", "SpanCoreFields SpanLike"),
         **_wrapped("emitter", "operation"),
     },
-    "algorithm.base": _same("leyden.algorithm", "algo"),
+    "algorithm.base": _wrapped("interfaces", "algo"),
     "runner": {"AgentRunnerV2": f"{_HERE}.agent:LitAgentRunner"},
     "runner.agent": {"AgentRunnerV2": f"{_HERE}.agent:LitAgentRunner"},
     "": {

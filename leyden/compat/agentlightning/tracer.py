@@ -7,17 +7,21 @@ tracer.trace_context() as t: t.start_as_current_span(...)` records a step.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from opentelemetry import trace as otel_trace
 
 from leyden import tracer as native
+from leyden.compat.agentlightning.interfaces import ParallelWorkerBase, users_store
 from leyden.compat.agentlightning.otel import format_exception_attributes
-from leyden.compat.agentlightning.types import Span, SpanCoreFields, StatusCode
+from leyden.compat.agentlightning.own_store import as_native
+from leyden.compat.agentlightning.types import Span, SpanCoreFields, StatusCode, TraceStatus, old_status
 from leyden.errors import ConfigError
 from leyden.extras import how_to_install
 from leyden.store.base import LightningStore
@@ -38,7 +42,7 @@ class RecordingContext:
         self.name, self.attributes = span.name, span.attributes
         self.start_time = time.time() if start_time is None else start_time
         self.end_time: float | None = None
-        span.status = SpanStatus(status_code="OK")
+        span.status = TraceStatus("OK")
 
     @property
     def status(self) -> SpanStatus:
@@ -56,7 +60,7 @@ class RecordingContext:
 
     def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
         """Set the status of the step."""
-        self._span.status = SpanStatus(status_code=status_code, description=description)
+        self._span.status = TraceStatus(status_code, description)
 
     def finalize(self, end_time: float | None = None) -> None:
         """End the step now, or at the time given."""
@@ -68,7 +72,7 @@ class RecordingContext:
             raise ValueError(f"the step {self.name!r} has not ended yet")
         return SpanCoreFields(
             name=self.name,
-            status=self.status,
+            status=old_status(self.status),
             attributes=dict(self.attributes),
             start_time=self.start_time,
             end_time=self.end_time,
@@ -107,18 +111,32 @@ def _as_otel_tracer(trace: Trace) -> Trace:
     return trace
 
 
-class Tracer(native.Tracer):
+class Tracer(native.Tracer, ParallelWorkerBase):
     """The base of tracers. Override `prepare`, or `trace_context` as a whole."""
 
     _context_class: type[_OldTraceContext] = _OldTraceContext
+    _status_of_events: StatusCode = "OK"
+    """The status of a span without duration, if none is given."""
+    worker_id: int | None = None
+    _store: Any = None
+    """The worker's store, as a tracer of the program's own finds it."""
 
     def prepare(self) -> None:
         """Do nothing, because there is no library to prepare."""
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
         """Bind the worker's store, if there is one."""
+        self.worker_id, self._store = worker_id, users_store(store)
         if store is not None:
-            super().init_worker(worker_id, store)
+            super().init_worker(worker_id, as_native(store))
+
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Release the worker's store."""
+        super().teardown_worker(worker_id)
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Release everything."""
+        super().teardown()
 
     def trace_context(
         self,
@@ -139,7 +157,7 @@ class Tracer(native.Tracer):
         self.prepare()
         return self._context_class(
             name,
-            store,
+            as_native(store),
             rollout_id,
             attempt_id,
             prepare=self.prepare,
@@ -158,9 +176,12 @@ class Tracer(native.Tracer):
         timestamp: float | None = None,
         status: SpanStatus | StatusCode | None = None,
     ) -> Any:
-        """Return a span without duration, and record it in the open trace if there is one."""
-        done = SpanStatus(status_code="OK") if status is None else status
-        return Span.of(self._here().create_span(name, attributes, timestamp=timestamp, status=done))
+        """Record a span without duration in the open trace, if there is one, and return its
+        fields.
+        """
+        done = TraceStatus(self._status_of_events) if status is None else status
+        span = Span.of(self._here().create_span(name, attributes, timestamp=timestamp, status=done))
+        return SpanCoreFields(**{name: getattr(span, name) for name in SpanCoreFields.model_fields})
 
     def _here(self) -> Trace:
         """Return the open trace; without one, a trace that goes nowhere."""
@@ -238,17 +259,14 @@ class DetachedTracer(Tracer):
 class OtelTracer(Tracer, native.OtelTracer):
     """Collects the spans of any OpenTelemetry instrumentation."""
 
+    _status_of_events = "UNSET"
+
     def __init__(self, **options: Any) -> None:
         native.OtelTracer.__init__(self, **options)
 
     def prepare(self) -> None:
         """Collect the spans of OpenTelemetry's global tracer provider from now on."""
         native.OtelTracer.prepare(self)
-
-    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """Bind the worker's store, if there is one."""
-        if store is not None:
-            native.OtelTracer.init_worker(self, worker_id, store)
 
 
 class AgentOpsTracer(OtelTracer):
@@ -260,6 +278,7 @@ class AgentOpsTracer(OtelTracer):
 
     def __init__(self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True) -> None:
         super().__init__()
+        self.agentops_managed, self.instrument_managed, self.daemon = agentops_managed, instrument_managed, daemon
         self._agentops: native.Tracer | None = None
         try:
             self._agentops = native.AgentOpsTracer()
@@ -277,6 +296,8 @@ class AgentOpsTracer(OtelTracer):
         """
         return super().while_open() if self._agentops is None else self._agentops.while_open()
 
+    get_langchain_callback_handler = Tracer.get_langchain_handler
+
 
 class WeaveTracer(Tracer, native.WeaveTracer):
     """Records calls of `@weave.op` and of Weave's integrations.
@@ -284,20 +305,25 @@ class WeaveTracer(Tracer, native.WeaveTracer):
     Nothing is sent to Weights & Biases.
     """
 
-    def __init__(self, *, project_name: str | None = None, **_: Any) -> None:
+    def __init__(
+        self,
+        *,
+        project_name: str | None = None,
+        wandb_api_key: str | None = None,
+        instrument_managed: bool = True,
+        **_: Any,
+    ) -> None:
         native.WeaveTracer.__init__(self)
+        self.project_name, self.instrument_managed = project_name, instrument_managed
 
     def prepare(self) -> None:
         """Collect the spans of OpenTelemetry's global tracer provider from now on."""
         native.WeaveTracer.prepare(self)
 
-    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """Bind the worker's store, if there is one."""
-        if store is not None:
-            native.WeaveTracer.init_worker(self, worker_id, store)
-
 
 _active: Tracer | None = None
+_ACTIVE_HERE: ContextVar[Tracer | None] = ContextVar("leyden_compat_active_tracer", default=None)
+"""The tracer whose trace is open in this context."""
 _CURRENT = DummyTracer()
 """The tracer of emitters if none is set: it records in the open trace."""
 
@@ -317,12 +343,36 @@ def clear_active_tracer() -> None:
 
 
 def get_active_tracer() -> Tracer | None:
-    """Return the tracer that was set, else one that records in the open trace, else None."""
-    if _active is not None:
-        return _active
+    """Return the tracer that was set or whose trace is open here, else one that records in the
+    open trace, else None.
+    """
+    active = _active or _ACTIVE_HERE.get()
+    if active is not None:
+        return active
     return None if current_trace() is None else _CURRENT
 
 
 def with_active_tracer_context(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method as it is: a trace that is open is active by itself."""
-    return func
+    """Decorate a method that returns an async context manager: the emitters use its tracer within
+    the block.
+    """
+
+    @functools.wraps(func)
+    def with_its_tracer(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        return _active_within(self, func(self, *args, **kwargs))
+
+    return with_its_tracer
+
+
+@asynccontextmanager
+async def _active_within(tracer: Tracer, block: AbstractAsyncContextManager[Any]) -> AsyncGenerator[Any]:
+    """Make a tracer the active one of this context, so that attempts beside each other have each
+    their own.
+    """
+    token = _ACTIVE_HERE.set(tracer)
+    try:
+        async with block as value:
+            yield value
+    finally:
+        with suppress(ValueError):  # the block was entered in another context, which has ended with it
+            _ACTIVE_HERE.reset(token)

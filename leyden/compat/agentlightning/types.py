@@ -22,6 +22,7 @@ from leyden.tracer import from_readable_span
 from leyden.types import Attributes, SpanEvent, SpanStatus
 from leyden.utils import ids
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 TraceState = dict[str, str]
@@ -45,6 +46,42 @@ class SpanContext(BaseModel):
         return cls(
             trace_id=f"{src.trace_id:032x}", span_id=f"{src.span_id:016x}", is_remote=src.is_remote, trace_state=state
         )
+
+
+class PaginatedResult(types.PaginatedResult[T]):
+    """One page of a query, which is also compared, added and written like a list."""
+
+    __slots__ = ()
+    __hash__ = None  # pyright: ignore[reportAssignmentType] -- as a list has none
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, types.PaginatedResult):
+            mine, theirs = (
+                (list(page), page.limit, page.offset, page.total)
+                for page in (self, cast("PaginatedResult[Any]", other))
+            )
+            return mine == theirs
+        return list(self) == other if isinstance(other, list) else NotImplemented
+
+    def __add__(self, other: Sequence[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return the fields as a dict, and the items as dicts."""
+        items = [item.model_dump(**options) if isinstance(item, BaseModel) else item for item in self]
+        return {"items": items, "limit": self.limit, "offset": self.offset, "total": self.total}
+
+    def model_dump_json(self, **options: Any) -> str:
+        """Return the fields as JSON."""
+        return json.dumps(self.model_dump(mode="json", **options))
+
+    @classmethod
+    def of(cls, page: types.PaginatedResult[T]) -> PaginatedResult[T]:
+        """Return Leyden's page as one of this class."""
+        return cls(page.items, page.limit, page.offset, page.total, page.exact)
 
 
 class TraceStatus(SpanStatus):
@@ -104,14 +141,33 @@ class OtelResource(dict[str, Any]):
         return {"attributes": dict(self), "schema_url": self.schema_url}
 
 
+def old_status(status: Any) -> Any:
+    """Return Leyden's status of a step as a TraceStatus; anything else as it is."""
+    if isinstance(status, SpanStatus) and not isinstance(status, TraceStatus):
+        return TraceStatus(status.status_code, status.description)
+    return status
+
+
+def old_event(event: Any) -> Any:
+    """Return Leyden's event of a step as an Event; anything else as it is."""
+    if isinstance(event, SpanEvent) and not isinstance(event, Event):
+        return Event.model_construct(**{name: getattr(event, name) for name in SpanEvent.model_fields})
+    return event
+
+
 class SpanCoreFields(BaseModel):
     """A recorded step that belongs to no attempt yet."""
 
     name: str
-    status: SpanStatus
+    status: TraceStatus
     attributes: Attributes
     start_time: float | None
     end_time: float | None
+
+    @field_validator("status", mode="before")
+    @classmethod
+    def _as_old_status(cls, value: Any) -> Any:
+        return old_status(value)
 
 
 class Span(types.Span):
@@ -119,6 +175,19 @@ class Span(types.Span):
 
     Names and attributes that Leyden wrote are shown under Agent Lightning's names.
     """
+
+    status: TraceStatus  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    events: list[Event] = Field(default_factory=list[Event])  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @field_validator("status", mode="before")
+    @classmethod
+    def _as_old_status(cls, value: Any) -> Any:
+        return old_status(value)
+
+    @field_validator("events", mode="before")
+    @classmethod
+    def _as_old_events(cls, value: Any) -> Any:
+        return [old_event(event) for event in value] if isinstance(value, list | tuple) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -186,6 +255,8 @@ class Span(types.Span):
         fields = {name: getattr(span, name) for name in types.Span.model_fields}
         fields["name"] = agl_span_name(span.name)
         fields["attributes"] = agl_attributes(span.attributes)
+        fields["status"] = old_status(span.status)
+        fields["events"] = [old_event(event) for event in span.events]
         place = {
             "agentlightning.rollout_id": span.rollout_id,
             "agentlightning.attempt_id": span.attempt_id,
@@ -226,7 +297,7 @@ class Span(types.Span):
             span_id=span_id or ids.span_id(),
             parent_id=parent_id,
             name=name or AGL_VIRTUAL,
-            status=SpanStatus(status_code="OK") if status is None else status,
+            status=TraceStatus("OK") if status is None else old_status(status),
             attributes=attributes,
             start_time=start_time,
             end_time=end_time,
