@@ -29,6 +29,7 @@ from leyden.options import nearest
 from leyden.runs import open_run
 from leyden.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate
 from leyden.utils.figures import figure
+from leyden.utils.numbers import mean_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -113,7 +114,7 @@ class PromptOptimiser(Algorithm):
 
     def _note_agent(self, version: str | None) -> None:
         """Write the agent's version to the journal. Warn if an earlier process had another one."""
-        before, _ = self._journal.get(_AGENT) or (None, "")
+        before = self._journal.get(_AGENT)
         if version is None or before == version:
             return
         if before is not None:
@@ -254,7 +255,7 @@ class PromptOptimiser(Algorithm):
             prompts=dict(best.prompts),
             resources_id=version.resources_id,
             version=version.version,
-            reward=sum(found.values()) / len(found) if found else None,
+            reward=mean_of(found.values()) if found else None,
             against_first=compare(before, found, n_compared=n_compared) if has_both and before and found else None,
             test_reward=test_reward,
             test=test,

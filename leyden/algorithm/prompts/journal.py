@@ -25,7 +25,8 @@ class Journal:
         Raise CheckpointError for another line that cannot be read.
         """
         self._path = path
-        self._answers: dict[str, tuple[str, str]] = {}
+        self._answers: dict[str, str] = {}
+        self._faults: dict[str, str] = {}
         self.tokens: dict[str, int] = {}
         """The tokens of the calls of earlier processes, by place."""
         if path is not None and path.is_file():
@@ -40,7 +41,8 @@ class Journal:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 entry = json.loads(line)
-                self._answers[entry["place"]] = entry["answer"], entry.get("fault", "")
+                self._answers[entry["place"]] = entry["answer"]
+                self._faults[entry["place"]] = entry.get("fault", "")
                 if "tokens" in entry:
                     self.tokens[entry["place"]] = int(entry["tokens"])
             except (ValueError, KeyError, TypeError) as error:
@@ -50,9 +52,13 @@ class Journal:
         if len(whole) < len(content):
             os.truncate(path, len(whole))
 
-    def get(self, place: str) -> tuple[str, str] | None:
-        """Return the recorded answer at a place and its fault, or None."""
+    def get(self, place: str) -> str | None:
+        """Return the recorded answer at a place, or None."""
         return self._answers.get(place)
+
+    def fault(self, place: str) -> str:
+        """Return why the answer at a place is not whole; empty if it is."""
+        return self._faults.get(place, "")
 
     def add(self, place: str, answer: str, *, fault: str = "", **about: Any) -> None:
         """Record an answer at a place. It is on disk when this returns.
@@ -60,7 +66,7 @@ class Journal:
         fault: why the answer is not whole; empty if it is.
         about: further fields for readers of the file.
         """
-        self._answers[place] = answer, fault
+        self._answers[place], self._faults[place] = answer, fault
         if self._path is not None:
             with self._path.open("ab") as file:
                 entry = {"place": place, **about, **({"fault": fault} if fault else {}), "answer": answer}

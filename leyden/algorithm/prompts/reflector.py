@@ -149,7 +149,7 @@ class Reflector:
         kept = self._journal.get(place) if place else None
         if kept is not None:
             self.counts.replayed += 1
-            return kept
+            return kept, self._journal.fault(place)
         self.counts.calls += 1
         try:
             answer, fault, tokens = await self._call_in_time(purpose, model, messages, place)

@@ -104,9 +104,9 @@ def test_a_journal_forgets_a_line_that_was_cut_off_and_refuses_a_damaged_one(tmp
     with path.open("ab") as file:
         file.write(b'{"place": "0/2/edit", "ans')
     again = Journal(path)
-    assert (again.get("0/1/edit"), again.get("0/2/edit")) == (("Grüße", ""), None)
+    assert (again.get("0/1/edit"), again.get("0/2/edit")) == ("Grüße", None)
     again.add("0/2/edit", "there")
-    assert Journal(path).get("0/2/edit") == ("there", "")
+    assert Journal(path).get("0/2/edit") == "there"
     path.write_text("no JSON\n")
     with pytest.raises(CheckpointError, match="line 1 is no answer"):
         Journal(path)
