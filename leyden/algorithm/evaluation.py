@@ -34,6 +34,7 @@ from leyden.types import (
 from leyden.utils import ids
 from leyden.utils.arguments import arguments_of
 from leyden.utils.figures import figure
+from leyden.utils.numbers import mean_of
 
 _PROGRESS_SECONDS = 1.0
 _RESAMPLES = 2000
@@ -283,15 +284,15 @@ def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Esti
     the percentile bootstrap over tasks with a fixed seed, with 2,000 resamples for each of at most
     ten means. A single task has no interval.
     """
-    means = [statistics.fmean(of_task) for of_task in rewards]
-    mean, n = statistics.fmean(means), len(means)
+    means = [mean_of(of_task) for of_task in rewards]
+    mean, n = mean_of(means), len(means)
     if n == 1:
         return Estimate(mean, None, None, "none")
     outside = (1 - _CONFIDENCE) / n_compared
     if all(len(of_task) == 1 and of_task[0] in (0.0, 1.0) for of_task in rewards):
         return Estimate(mean, *wilson_interval(mean, n, confidence=1 - outside), "Wilson")
     numbers, resamples = random.Random(0), _RESAMPLES * min(n_compared, _MOST_TIMES)
-    resampled = sorted(statistics.fmean(numbers.choices(means, k=n)) for _ in range(resamples))
+    resampled = sorted(mean_of(numbers.choices(means, k=n)) for _ in range(resamples))
     cut = round(outside / 2 * resamples)
     return Estimate(mean, resampled[cut], resampled[-cut - 1], "bootstrap")
 

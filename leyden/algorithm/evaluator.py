@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import statistics
 import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from leyden.types import (
 from leyden.types.resources import digest_of
 from leyden.types.run import current_run_id
 from leyden.utils import ids
+from leyden.utils.numbers import mean_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ class Scores:
         rewards: dict[int, list[float]] = {}
         for score in self.scores:
             rewards.setdefault(score.task, []).append(score.reward)
-        return [statistics.fmean(rewards[task]) for task in sorted(rewards)]
+        return [mean_of(rewards[task]) for task in sorted(rewards)]
 
     @property
     def mean(self) -> float:
         """The mean reward over tasks. A failed rollout counts as `failed_reward`."""
-        return statistics.fmean(self.by_task)
+        return mean_of(self.by_task)
 
     @property
     def failed(self) -> int:

@@ -26,6 +26,7 @@ from leyden.types import (
     failure_reason,
     find_final_reward,
 )
+from leyden.utils.numbers import mean_of
 from leyden.utils.text import as_json
 
 logger = logging.getLogger(__name__)
@@ -64,14 +65,14 @@ class _Counts:
 
     def metrics(self) -> Metrics:
         """Return the counts, and the mean reward if there is one."""
-        mean = {"reward": sum(self.rewards) / len(self.rewards)} if self.rewards else {}
+        mean = {"reward": mean_of(self.rewards)} if self.rewards else {}
         return {**mean, "rollouts": self.rollouts, "failed": self.failed}
 
 
 def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
     """Log a line about an epoch under way. epoch: its number, from 0."""
     rewards = [reward for each in counts.values() for reward in each.rewards]
-    mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
+    mean = f"{mean_of(rewards):.3f}" if rewards else "none yet"
     mean += f" of {len(rewards)}" if 0 < len(rewards) < finished else ""
     failed = sum(each.failed for each in counts.values())
     failures = f", {failed} of them failed" if failed else ""

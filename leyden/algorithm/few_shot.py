@@ -18,6 +18,7 @@ from leyden.algorithm.prompts.texts import problem_with
 from leyden.errors import ConfigError, NoTrainingData
 from leyden.options import check_number
 from leyden.types import LLM, PromptTemplate
+from leyden.utils.numbers import mean_of
 
 
 def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
@@ -81,7 +82,7 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
         both = await asyncio.gather(scores(first.template, val), scores(left[0], val))
         before, after = ({each.task: each.reward for each in found} for found in both)
         change = compare(before, after, n_compared=min(n_candidates, len(texts)) - 1)
-        is_better, reward = change.difference.mean > 0, max(sum(before.values()), sum(after.values())) / len(val)
+        is_better, reward = change.difference.mean > 0, max(map(mean_of, (before.values(), after.values())))
         best = PromptTemplate(template=left[0]) if is_better else first
         version = await evaluator.publish({**resources, name: best})
         await store.set_label(best_label(few_shot.get_run().run_id), version.resources_id, version.version)

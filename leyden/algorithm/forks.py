@@ -24,6 +24,7 @@ from leyden.errors import ConfigError
 from leyden.options import check_number
 from leyden.types import AttemptedRollout, EnqueueRolloutRequest, ReplayFrom, Rollout, read_replay_from
 from leyden.utils import ids
+from leyden.utils.numbers import mean_of
 
 _Z = statistics.NormalDist().inv_cdf(0.975)
 """The 0.975 quantile of the normal distribution, for 95 % intervals."""
@@ -178,7 +179,7 @@ class _Side:
     @property
     def mean(self) -> float:
         """The mean return, the estimated value of the state."""
-        return statistics.fmean(self.returns_N)
+        return mean_of(self.returns_N)
 
     @property
     def squared_error(self) -> float:

@@ -5,7 +5,6 @@ print or write them.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from leyden.cli.output import write_output
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, PromptTemplate
 from leyden.utils.figures import figure, one_line
+from leyden.utils.numbers import mean_of
 
 _EXAMPLE_CHARACTERS = 60
 _PAGE = 200
@@ -64,7 +64,7 @@ class Recorded:
         """Return the counts, tasks and prompts as JSON data."""
         return {
             "rollouts": len(self.conversations),
-            "mean_reward": statistics.fmean(self.rewards) if self.rewards else None,
+            "mean_reward": mean_of(self.rewards) if self.rewards else None,
             "tasks": self.tasks,
             "prompts": [
                 {
@@ -104,7 +104,7 @@ class Recorded:
         for prompt in self.prompts:
             lines += [*self._shown_prompt(prompt), ""]
         lines.append(f"tasks     {len(self.tasks):,} different ones in {len(self.conversations):,} rollouts")
-        reward = f"{figure(statistics.fmean(self.rewards), 3)}, the mean of {len(self.rewards):,} rollouts"
+        reward = f"{figure(mean_of(self.rewards), 3)}, the mean of {len(self.rewards):,} rollouts"
         lines.append(f"reward    {reward if self.rewards else 'no rollout has one'}")
         hard_coded = [prompt for prompt in self.prompts if self.resource_of(prompt) is None]
         return "\n".join([*lines, *(_change(hard_coded, folder) if hard_coded else [])])

@@ -9,6 +9,7 @@ import typer
 
 from leyden.cli.output import echo, echo_json, terminal
 from leyden.cli.store_options import ServerToken, ServerWait, StoreAddress
+from leyden.utils.numbers import mean_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,7 +108,7 @@ def _means(samples: Sequence[Sample], begin: float, end: float) -> list[float | 
     parts: list[list[float]] = [[] for _ in range(_WIDTH)]
     for sample in samples:
         parts[min(_WIDTH - 1, max(0, int((sample.time - begin) / (end - begin) * _WIDTH)))].append(sample.value)
-    return [sum(part) / len(part) if part else None for part in parts]
+    return [mean_of(part) if part else None for part in parts]
 
 
 def _span(seconds: float) -> str:

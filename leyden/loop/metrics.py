@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Final, Literal, TypeAlias, cast
 
 from leyden.errors import ConfigError, InvalidMetrics
-from leyden.utils.numbers import as_number
+from leyden.utils.numbers import as_number, mean_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ ROW_FIELDS: Final = ("iteration", "stage", "seconds")
 """The fields of a row besides its metrics; no metric may have such a name."""
 
 REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
-    "mean": lambda values: sum(values) / len(values),
+    "mean": mean_of,
     "sum": sum,
     "last": lambda values: values[-1],
 }

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Final, Literal, Protocol, get_args
 
 from leyden.errors import ConfigError
 from leyden.monitor.health import MISSED_HEARTBEATS
 from leyden.options import check_number
+from leyden.utils.numbers import mean_of
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", "<"]
@@ -114,7 +115,7 @@ class AlertRule:
         if self.per is None:
             if not values or len(values) < self.minimum_count:
                 return None
-            value = fmean(values)
+            value = mean_of(values)
         else:
             growth = increase([value for _, value in within(series.get(self.per, ()), start, now)])
             if growth <= 0 or growth < self.minimum_count:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from xml.sax.saxutils import escape
 
 from leyden.errors import ConfigError
 from leyden.utils.figures import figure
+from leyden.utils.numbers import mean_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 """The characters of a sparkline, from the lowest value to the highest."""
@@ -52,7 +54,7 @@ class _Frame:
 
     def up(self, value: float) -> float:
         """Return the place of a value, 0 at the bottom and 1 at the top."""
-        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return share(value, self.low, self.high) if self.high > self.low else 0.5
 
 
 def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) -> list[str]:
@@ -83,7 +85,7 @@ def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) ->
 
 
 def _at(start: float, end: float, share: float) -> float:
-    return start + (end - start) * share
+    return start * (1 - share) + end * share  # the difference itself may be infinite
 
 
 def _iteration_labels(frame: _Frame, columns: int) -> str:
@@ -219,13 +221,24 @@ def _write_png(series: Sequence[Series], path: Path, title: str) -> None:
     drawing.savefig(path, dpi=150)
 
 
+def share(value: float, low: float, high: float) -> float:
+    """Return the place of a value between two others, from 0 to 1. Their range may be wider than a
+    float can say, or as narrow as the smallest one.
+    """
+    if math.isfinite(high - low):
+        return (value - low) / (high - low)
+    return (value / 2 - low / 2) / (high / 2 - low / 2)
+
+
 def ticks(low: float, high: float, at_most: int = 6) -> list[float]:
     """Return round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart."""
     if not high > low:
         return [low]
-    rough = (high - low) / max(1, at_most - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    rough = high / max(1, at_most - 1) - low / max(1, at_most - 1)
+    power = 10.0 ** math.floor(math.log10(rough)) if rough > 1e-300 else 0.0
+    step = next((factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9)), 0.0)
+    if step <= 0:  # as narrow as the smallest numbers
+        return [low, high]
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -253,8 +266,8 @@ def _frame(series: Sequence[Series]) -> _Frame:
     iterations = [iteration for each in series for iteration in each.iterations]
     low, high = min(values), max(values)
     if low == high:  # a flat line in the middle
-        margin = abs(low) * 0.1 or 0.5
-        low, high = low - margin, high + margin
+        margin = abs(low) * 0.1 or (0.5 if not low else abs(low))
+        low, high = max(low - margin, -sys.float_info.max), min(high + margin, sys.float_info.max)
     return _Frame(min(iterations), max(iterations), low, high)
 
 
@@ -279,11 +292,10 @@ def _parts(values: Sequence[float | None], width: int) -> list[Sequence[float | 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     finite = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(value / len(finite) for value in finite) if finite else None
+    return mean_of(finite) if finite else None
 
 
 def _block(value: float, low: float, high: float) -> str:
     if math.isclose(low, high, rel_tol=1e-9):  # means of equal rewards differ by rounding
         return _BLOCKS[3]
-    share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved, because the range itself may be infinite
-    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share * (len(_BLOCKS) - 1))))]
+    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share(value, low, high) * (len(_BLOCKS) - 1))))]

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from leyden.runs.chart import sparkline
+from leyden.runs.chart import share, sparkline
 from leyden.utils.figures import duration, figure, one_line, shortened
 from leyden.utils.text import text_of
 
@@ -244,10 +244,8 @@ def _curve(reward: RewardMetrics | None) -> str:
     if len(points) < 2:
         return ""
     low, high = min(value for _, value in points), max(value for _, value in points)
-    span = (high - low) or 1.0
-    line = " ".join(
-        f"{4 + 292 * index / (len(values) - 1):.1f},{56 - 52 * (value - low) / span:.1f}" for index, value in points
-    )
+    places = [(index / (len(values) - 1), share(value, low, high) if high > low else 0.0) for index, value in points]
+    line = " ".join(f"{4 + 292 * x:.1f},{56 - 52 * y:.1f}" for x, y in places)
     return (
         '<svg width="300" height="60" role="img" aria-label="reward">'
         f'<polyline points="{line}" fill="none" stroke="#7c3aed" stroke-width="2"/></svg>'

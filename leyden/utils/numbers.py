@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, cast
@@ -113,3 +113,17 @@ def _is_masked(value: Any, kind: type) -> bool:
 
 def _is_infinite(value: Any) -> bool:
     return value in (math.inf, -math.inf)
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean of at least one number, also where their sum is beyond the range of floats.
+
+    The mean is NaN if a value is, or if infinite values have both signs.
+    """
+    found = list(values)
+    try:
+        return math.fsum(found) / len(found)
+    except OverflowError:  # halved often enough for as many values as a list can hold
+        return math.ldexp(math.fsum(math.ldexp(value, -64) for value in found) / len(found), 64)
+    except ValueError:
+        return math.nan

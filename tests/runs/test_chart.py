@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from leyden.errors import ConfigError
 from leyden.runs.chart import Series, draw_svg, draw_text, sparkline, ticks
@@ -63,3 +67,46 @@ def test_names_are_escaped_in_svg() -> None:
 )
 def test_a_sparkline_shows_the_shape(values: list[float], width: int, shown: str) -> None:
     assert sparkline(values, width) == shown
+
+
+HUGE, TINY = sys.float_info.max, 5e-324
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1e308, -1e308),
+        (HUGE, -HUGE, 0.0),
+        (HUGE, HUGE),
+        (-HUGE,),
+        (TINY, 2 * TINY),
+        (TINY, TINY),
+        (0.0, TINY),
+        (1e-310, 3e-310, 2e-310),
+        (1.0, math.nextafter(1.0, 2.0)),
+        (0.0, 0.0),
+        (1.0, math.nan, math.inf, -math.inf, 2.0),
+        (1e15, 1e15 + 1),
+    ],
+)
+def test_numbers_of_any_size_are_drawn(values: tuple[float, ...]) -> None:
+    one = Series("a", tuple(range(len(values))), values)
+    for both in ([one], [one, Series("b", (0,), (values[0],))]):
+        lines = draw_text(both, width=40, height=5)
+        assert max(map(len, lines)) <= 40
+        drawn = "".join(lines)
+        assert "nan" not in drawn and "inf" not in drawn
+        svg = draw_svg(both, title="t")
+        ElementTree.fromstring(svg)
+        assert "nan" not in svg and "inf" not in svg
+    finite = [value for value in values if math.isfinite(value)]
+    marks = sparkline(values, 10).replace(" ", "")
+    assert len(marks) == len(finite)
+    if max(finite) == HUGE and min(finite) == -HUGE:
+        assert (marks[0], marks[1]) == ("█", "▁")
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=8).filter(lambda values: any(map(math.isfinite, values))))
+def test_any_floats_are_drawn(values: list[float]) -> None:
+    assert len(draw_text([series(values)], width=40, height=5)) == 7
+    ElementTree.fromstring(draw_svg([series(values)], title="t"))

@@ -20,7 +20,7 @@ from leyden.loop import LogCollector, MetricsAggregator
 from leyden.loop.metrics import clean_metrics
 from leyden.runner.process.reward import read_reward
 from leyden.types import Attempt, AttemptedRollout, Feedback, get_rewards_from_span
-from leyden.utils.numbers import as_number, exact_number, finite_number
+from leyden.utils.numbers import as_number, exact_number, finite_number, mean_of
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -225,3 +225,25 @@ def test_a_program_s_reward_is_a_number_of_json() -> None:
 def test_reading_numbers_loads_no_numeric_library() -> None:
     code = "import sys, leyden.utils.numbers; print(sorted({'numpy', 'torch'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ([1e308, 1e308], 1e308),
+        ([sys.float_info.max] * 5, sys.float_info.max),
+        ([1e308, -1e308], 0.0),
+        ([1e308, 1e308, -1e308], 1e308 / 3),
+        ([5e-324, 5e-324], 5e-324),
+        ([0.1] * 10, 0.1),
+        ([math.inf, 1.0], math.inf),
+        ([math.inf, 1e308, 1e308], math.inf),
+    ],
+)
+def test_a_mean_lies_between_its_values_whatever_their_sum(values: list[float], mean: float) -> None:
+    assert mean_of(values) == pytest.approx(mean, rel=1e-15)
+
+
+@pytest.mark.parametrize("values", [[math.nan, 1.0], [math.inf, -math.inf], [math.nan, 1e308, 1e308]])
+def test_a_mean_without_a_meaning_is_nan(values: list[float]) -> None:
+    assert math.isnan(mean_of(values))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +45,7 @@ from leyden.errors import BudgetExceeded, CheckpointError, ConfigError
 from leyden.loop import Metrics
 from leyden.options import check_flag, check_number
 from leyden.types import RolloutMode
+from leyden.utils.numbers import mean_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -565,7 +565,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     def _mean(self, place: int, tasks: Sequence[int]) -> float:
         """Return a candidate's mean reward on validation tasks on which it was measured."""
         rewards = self._search.val[place]
-        return statistics.fmean(rewards[task] for task in tasks)
+        return mean_of(rewards[task] for task in tasks)
 
     def _end(self, iteration: int, why: str, metrics: Metrics | None = None) -> Metrics:
         """End the run after this round, with the best prompts so far. Return the round's metrics.

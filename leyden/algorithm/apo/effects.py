@@ -22,6 +22,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from leyden.utils.numbers import mean_of
+
 Task = TypeVar("Task", bound=Hashable)
 
 _ROUNDS = 20
@@ -90,7 +92,7 @@ class EffectModel:
             for task, reward in rewards[place].items():
                 runs.setdefault(task, []).append((row, reward))
         tasks = dict.fromkeys(runs, 0.0)
-        effects = Effects(statistics.fmean(seen), [0.0] * n_edits)
+        effects = Effects(mean_of(seen), [0.0] * n_edits)
         for _ in range(_ROUNDS):
             self._sums = [sum([r - tasks[task] for task, r in rewards[place].items()]) for place in measured]
             effects = self._solve(effects, self._sums, [self._mean] * n_edits, sweeps=1)

@@ -39,6 +39,7 @@ from leyden.errors import BudgetExceeded, ConfigError
 from leyden.options import check_choice, check_flag, check_number
 from leyden.types import PromptTemplate
 from leyden.utils.figures import figure
+from leyden.utils.numbers import mean_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -608,7 +609,7 @@ def _place(found: tuple[Item, float]) -> tuple[str, int]:
 
 
 def _mean(rewards: Mapping[int, float]) -> float:
-    return sum(rewards.values()) / len(rewards)
+    return mean_of(rewards.values())
 
 
 def _request_template(path: Path) -> str:

@@ -12,6 +12,7 @@ from leyden.algorithm.policy_gradient.batch import Group
 from leyden.algorithm.policy_gradient.reading import RolloutCounts
 from leyden.loop import Metrics
 from leyden.monitor.gpu import gpu_metrics
+from leyden.utils.numbers import mean_of
 
 
 def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: float) -> Metrics:
@@ -63,7 +64,7 @@ def gpu_use() -> Metrics:
 
 def mean(values: Sequence[float]) -> float:
     """Return the mean; NaN if there are no values."""
-    return sum(values) / len(values) if values else math.nan
+    return mean_of(values) if values else math.nan
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, variance
+from statistics import variance
 from typing import Any, NamedTuple, cast
 
 from leyden.utils.figures import figure
 from leyden.utils.logs import Preview
+from leyden.utils.numbers import mean_of
 
 _PATIENCE = 3
 """The first warning comes when so many steps in a row have shown a symptom."""
@@ -130,7 +131,7 @@ class SignalWatch:
         answers: the model's answers in the step's rollouts.
         """
         if rewards:
-            self._rewards.append(fmean(rewards))
+            self._rewards.append(mean_of(rewards))
         found = self._find(rewards, flat, n_groups, answers)
         symptom = found.name if found else None
         if symptom != self._symptom:
@@ -191,8 +192,8 @@ class SignalWatch:
         """Return the warning that the reward has not moved."""
         first, second = _halves(self._rewards)
         return (
-            f"the reward has not moved in {len(self._rewards):,} steps: {figure(fmean(first), 3)} in the first half, "
-            f"{figure(fmean(second), 3)} in the second. Usual causes: a learning rate that is too small or too large "
+            f"the reward has not moved in {len(self._rewards):,} steps: {figure(mean_of(first), 3)} in the first half, "
+            f"{figure(mean_of(second), 3)} in the second. Usual causes: a learning rate that is too small or too large "
             f"(it is {figure(self.learning_rate)}), too few rollouts for so noisy a reward, a reward that ignores the "
             f"answer, tasks that are too hard or too easy.{_shown(answers)}"
         )
@@ -236,6 +237,6 @@ def _has_moved(rewards: Sequence[float]) -> bool:
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
         error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
         rounding = 1e-9 * max(map(abs, rewards))  # equal rewards have means that differ by rounding
-        if abs(fmean(second) - fmean(first)) > _STANDARD_ERRORS * error + rounding:
+        if abs(mean_of(second) - mean_of(first)) > _STANDARD_ERRORS * error + rounding:
             return True
     return False

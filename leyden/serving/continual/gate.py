@@ -7,7 +7,6 @@ differences must stay within limits.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -17,6 +16,7 @@ from pydantic import BaseModel
 from leyden.algorithm.prompts.comparison import Rewards, compare
 from leyden.options import check_flag, check_number
 from leyden.utils.figures import figure
+from leyden.utils.numbers import mean_of
 
 Amount: TypeAlias = Literal["seconds", "cost"]
 
@@ -158,7 +158,7 @@ def _rewards(outcomes: Sequence[TaskOutcome]) -> Rewards:
         reward = 0.0 if outcome.failed else outcome.reward
         if reward is not None:
             found.setdefault(outcome.task, []).append(reward)
-    return {task: statistics.fmean(rewards) for task, rewards in found.items()}
+    return {task: mean_of(rewards) for task, rewards in found.items()}
 
 
 def _failures(outcomes: Sequence[TaskOutcome]) -> float:
@@ -173,7 +173,7 @@ def _amounts(outcomes: Sequence[TaskOutcome], amount: Amount) -> dict[int, float
         value = getattr(outcome, amount)
         if value is not None and not outcome.failed:
             found.setdefault(outcome.task, []).append(value)
-    return {task: statistics.fmean(values) for task, values in found.items()}
+    return {task: mean_of(values) for task, values in found.items()}
 
 
 def _of_both(first: dict[int, float], second: dict[int, float]) -> tuple[dict[int, float], dict[int, float]]:

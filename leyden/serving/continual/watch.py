@@ -23,6 +23,7 @@ from leyden.serving.continual.order import RequestOrder
 from leyden.serving.continual.release import CANARY, Event, advance, is_stopped, state_of
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, Feedback, Release, Rollout
+from leyden.utils.numbers import mean_of
 
 CONTROL: Final = "control"
 """The arm of requests that run with the version in production."""
@@ -46,7 +47,7 @@ def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, 
     if not rewards and attempt is not None and attempt.reward is not None:
         rewards = [attempt.reward]
     if rewards:
-        values["reward"] = sum(rewards) / len(rewards)
+        values["reward"] = mean_of(rewards)
     if rollout.finished:
         values["failure"] = float(rollout.status != "succeeded")
     if attempt is not None and attempt.end_time is not None:
