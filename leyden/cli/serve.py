@@ -117,7 +117,8 @@ async def _serve(store: str, host: str, port: int, token: str | None, options: d
         ) from error
     guard = SiteGuard(local_only=token is None and is_loopback(host))
     async with open_store(store) as opened, OnlineSession(opened, **options) as session:
-        server = AsgiServer(ServingApp(session, token=token, guard=guard), keep_alive_seconds=75)
+        app = ServingApp(session, token=token, guard=guard, connections=lambda: server.connections)
+        server = AsgiServer(app, keep_alive_seconds=75)
         address = f"http://{netloc(reachable(host), listener.getsockname()[1])}"
         await server.start(listener)
         labels = ", ".join(f"{label}: {key[0]} {key[1]}" for label, key in session.status().labels.items()) or "nothing"

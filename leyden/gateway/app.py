@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from leyden.dialects import DIALECTS, Dialect, dump
 from leyden.errors import StoreError
@@ -31,8 +34,10 @@ from leyden.gateway.exchange import Exchange
 from leyden.gateway.record import ModelCall
 from leyden.gateway.recorder import Recorder
 from leyden.gateway.relay import Relay
+from leyden.host import pages
 from leyden.host.http import (
     ClientGone,
+    HttpReply,
     Receive,
     Refusal,
     Scope,
@@ -46,6 +51,8 @@ from leyden.host.http import (
     raw_path,
     send_reply,
 )
+from leyden.monitor.prometheus import of_gateways, of_requests
+from leyden.store.request_metrics import RequestMetrics
 from leyden.types import LIVE_KEY_PREFIX, LiveClaim, read_claim
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
@@ -83,6 +90,7 @@ class GatewayApp:
         control_key: Callable[[], str],
         guard: SiteGuard,
         max_body_bytes: int,
+        connections: Callable[[], int],
     ) -> None:
         """Make the application.
 
@@ -90,6 +98,7 @@ class GatewayApp:
         live_key: the secret with which serving sessions sign live rollouts; None: no live rollouts.
         control_key: returns the key with which runners end attempts, and operators control the
             gateway.
+        connections: returns the number of open connections.
         """
         self._attempts = attempts
         self._recorder = recorder
@@ -104,17 +113,38 @@ class GatewayApp:
         self._calls: dict[asyncio.Task[Any], Exchange] = {}
         self._warned: set[AttemptKey] = set()
         """Attempts under way to which the code of others sent calls."""
+        self._misdirected_calls = 0
+        self._requests = RequestMetrics(connections)
         self._routes = {dialect.path: dialect for dialect in DIALECTS.values()}
         self._kept_routes = {f"{dialect.path}/": dialect for dialect in DIALECTS.values() if dialect.conversations}
         """Prefixes of the routes of single responses that are kept."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._route(scope, receive, send)
-        except ClientGone:
-            return
-        except Refusal as refusal:
-            await send_refusal(send, refusal, client_dialect(scope))
+        """Serve one request, and count it."""
+        with pages.counting(scope, send, self._requests.add) as send:
+            try:
+                await self._route(scope, receive, send)
+            except ClientGone:
+                return
+            except Refusal as refusal:
+                await send_refusal(send, refusal, client_dialect(scope))
+
+    def _metrics(self) -> Iterator[Metric]:
+        """Yield the metrics of the page `/metrics`."""
+        state = self._control.state()
+        for name, about, value in (
+            ("calls_waiting", "Calls that wait because the gateway is paused.", state["calls_waiting"]),
+            ("calls_at_models", "Calls that a model is answering.", state["calls_at_models"]),
+            ("records_pending", "Calls whose record is not in the store yet.", state["records_pending"]),
+            ("paused", "1 while the gateway is paused.", state["paused"]),
+        ):
+            yield GaugeMetricFamily(f"leyden_gateway_{name}", about, value)
+        about = "Calls with an answer that passed although the record could not read all of it."
+        yield CounterMetricFamily("leyden_gateway_unread_calls", about, self._relay.unread_calls)
+        about = "Calls that the code of one attempt sent with the address of another."
+        yield CounterMetricFamily("leyden_gateway_misdirected_calls", about, self._misdirected_calls)
+        yield from of_gateways(self._relay.upstream_metrics.all_samples())
+        yield from of_requests(self._requests)
 
     @property
     def remembers(self) -> bool:
@@ -151,14 +181,21 @@ class GatewayApp:
         self._guard.check(scope)
         path = raw_path(scope).strip("/")
         method = scope["method"]
-        if path == "health":
-            return await send_reply(send, b'{"status":"ok"}')
+        if f"/{path}" == pages.HEALTH:
+            scope["asked"] = path
+            return await _send(send, pages.health())
+        if f"/{path}" == pages.METRICS:
+            scope["asked"] = path
+            self._check_token(scope)
+            check_method(scope, "GET")
+            return await _send(send, pages.metrics(self._metrics()))
         parts = path.split("/", 4)
         match parts:
             case ["rollout", rollout_id, "attempt", attempt_id, "end"]:
                 check_method(scope, "POST")
                 return await self._finish(scope, send, unquote(rollout_id), unquote(attempt_id))
             case ["control", command]:
+                scope["asked"] = "control"
                 self._check_control_key(scope)
                 body = await read_request(scope, receive, self._max_body_bytes)
                 return await send_reply(send, dump(await self._control.handle(command, method, body)))
@@ -182,6 +219,7 @@ class GatewayApp:
         if key is None and (route in self._routes or kept):
             raise _no_attempt(path)
         if key is not None and (dialect := self._routes.get(route)):
+            scope["asked"] = route
             check_method(scope, "POST")
             return await self._call(scope, receive, send, *key, dialect, claim)
         if key is not None and kept:
@@ -189,6 +227,7 @@ class GatewayApp:
                 scope, send, key, unquote(route.removeprefix(kept)), self._kept_routes[kept]
             )
         if route == "models":
+            scope["asked"] = route
             check_method(scope, "GET")
             return await send_reply(send, dump(client_dialect(scope).models_page(self._model_names())))
         raise Refusal(
@@ -197,6 +236,13 @@ class GatewayApp:
             f"the gateway has no route {method} /{path}; it serves /rollout/{{id}}/attempt/{{id}}/v1/ with "
             f"{', '.join(self._routes)} and models",
         )
+
+    def _check_token(self, scope: Scope) -> None:
+        """Raise Refusal (401) unless the request has the gateway's token, if it has one. An
+        attempt's key is not enough.
+        """
+        if self._token is not None and not is_secret(given_key(scope), self._token):
+            raise Refusal(401, "invalid_api_key", f"{pages.METRICS} needs this gateway's token as the bearer token")
 
     def _claim(self, scope: Scope, parts: list[str]) -> _SignedClaim | None:
         """Return the claim of a live rollout in the URL or in the key; None if there is none.
@@ -380,10 +426,11 @@ class GatewayApp:
         outlive the attempt whose context they carry.
         """
         try:
-            admission = await self._attempts.admit(*sender)
+            admission = await self._attempts.admit(*sender, call_index=0)  # takes no number
         except Refusal:
             return None
         cause = "a client that is made in one rollout and kept for others sends their calls to the first; make one in each rollout"
+        self._misdirected_calls += 1
         if addressed not in self._warned:
             self._warned.add(addressed)
             logger.warning(
@@ -396,7 +443,7 @@ class GatewayApp:
                 *sender,
                 trace_id=admission.trace_id,
                 parent_id=None,
-                call_index=admission.call_index,
+                call_index=None,
                 operation=dialect.operation,
                 start_time=start_time,
                 end_time=time.time(),
@@ -421,6 +468,10 @@ class GatewayApp:
         )
         self._recorder.begin((rollout_id, attempt_id))
         await self._recorder.put(call)
+
+
+async def _send(send: Send, reply: HttpReply) -> None:
+    await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
 
 
 def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:

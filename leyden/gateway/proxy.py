@@ -647,6 +647,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 set_policy_version=self.set_policy_version,
                 upstreams=lambda: relay.upstream_metrics.statuses(),
             )
+            servers: list[AsgiServer] = []
             app = GatewayApp(
                 attempts=attempts,
                 recorder=recorder,
@@ -658,8 +659,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 control_key=lambda: self._control_key,
                 guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
                 max_body_bytes=self.max_body_bytes,
+                connections=lambda: sum(server.connections for server in servers),
             )
-            servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):
                 servers.append(
                     AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS, limits=self._connection_limits)

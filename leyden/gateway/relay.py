@@ -115,6 +115,8 @@ class Relay:
         self._balancer = Balancer()
         self._buffering = Buffering()
         self.upstream_metrics = UpstreamMetrics()
+        self.unread_calls = 0
+        """Calls whose record could not read all of the answer."""
         self.kept = KeptResponses()
         self.retries = Retries()
 
@@ -520,6 +522,7 @@ class Relay:
         if not exchange.recorded:
             exchange.recorded = True
             exchange.call.end_time = time.time()
+            self.unread_calls += exchange.call.unread is not None
             if exchange.model_name is not None:
                 exchange.call.policy_version_at_end = self._policy_version(exchange.model_name)
             if exchange.call.response is not None:

@@ -150,18 +150,23 @@ class UpstreamMetrics:
         """Return the samples of servers that had requests since the last report, are at work, or
         are unhealthy.
         """
-        now, found = time.time(), list[Sample]()
+        found = list[Sample]()
         for key, server in self._servers.items():
             if server.changed or server.in_flight or server.problem is not None:
                 server.changed = False
-                subject = upstream_subject(*key, gateway)
-                metrics = _metrics_of(_status(*key, server, self._clock()))
-                found += [
-                    Sample(name=name, time=now, value=value, worker_id=subject) for name, value in metrics.items()
-                ]
+                found += self._samples_of(key, server, upstream_subject(*key, gateway))
         if found or connections:
-            found.append(Sample(name="gateway_connections", time=now, value=connections, worker_id=gateway))
+            found.append(Sample(name="gateway_connections", time=time.time(), value=connections, worker_id=gateway))
         return found
+
+    def all_samples(self) -> list[Sample]:
+        """Return the samples of every server, for the gateway's own page."""
+        servers = self._servers.items()
+        return [sample for key, server in servers for sample in self._samples_of(key, server, " at ".join(key))]
+
+    def _samples_of(self, key: tuple[str, str], server: _Server, subject: str) -> list[Sample]:
+        now, metrics = time.time(), _metrics_of(_status(*key, server, self._clock()))
+        return [Sample(name=name, time=now, value=value, worker_id=subject) for name, value in metrics.items()]
 
 
 def _status(model_name: str, address: str, server: _Server, now: float) -> UpstreamStatus:

@@ -44,6 +44,7 @@ from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.control import PREFIX, join_states
 from leyden.gateway.proxy import LLMProxy
 from leyden.gateway.remote import ControlSecret
+from leyden.host import pages
 from leyden.host.child import Backoff, Child, ChildFailure, Parent, describe_exit
 from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply
 from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
@@ -292,6 +293,8 @@ class _Dispatch:
         """
         if raw_path(scope).strip("/").startswith(PREFIX):
             return await self._control_all(scope, receive, send)
+        if raw_path(scope).rstrip("/") == pages.METRICS:
+            return await self._metrics_of_all(scope, receive, send)
         key = _attempt_of(scope)
         owner = self._index if key is None else _owner(key, len(self._sessions))
         if owner == self._index:
@@ -320,6 +323,22 @@ class _Dispatch:
         parsed: list[Any] = [json.loads(reply) for _, reply in replies]
         joint = [each for one in parsed for each in one] if isinstance(parsed[0], list) else join_states(parsed)
         await send_reply(send, dump(joint))
+
+    async def _metrics_of_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reply with the metrics of every worker, which have its number as the label `process`, or
+        with the first refusal.
+        """
+        body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
+        try:
+            asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
+            replies = [(reply.status, await reply.read()) for reply in await asyncio.gather(*asked)]
+        except Refusal as refusal:
+            return await send_refusal(send, refusal, client_dialect(scope))
+        refused = next((reply for reply in replies if reply[0] != 200), None)
+        if refused is not None:
+            return await send_reply(send, refused[1], status=refused[0])
+        page = pages.joined_metrics([text.decode() for _, text in replies])
+        await send_reply(send, page.body, headers=page.headers)
 
     async def _forward(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request to the worker that owns the attempt, and pass its response on.

@@ -2,9 +2,9 @@
 
 A store server has the page if it is given `views=metrics(store)`. The page shows rollouts by
 status, the health of the workers, the metrics of their last heartbeats, and what a `Monitor` and
-the gateways have measured in the last minute. `prometheus_client` writes the format; its
-process-wide registry is not used, so each server shows its own store only. To add a metric, write a
-function that yields a metric family, and call it in `exposition`.
+the gateways have measured in the last minute. `of_requests` and `of_gateways` are also for the
+pages of other servers. To add a metric, write a function that yields a metric family, and call it
+in `exposition`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final, get_args
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
 
+from leyden.host import pages
 from leyden.host.http import HttpReply
 from leyden.monitor.alert import ALERT_PREFIX
 from leyden.monitor.health import WorkerHealth, health_of, heartbeat_metrics
@@ -27,8 +27,6 @@ from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.request_metrics import BUCKET_SECONDS, RequestMetrics
 from leyden.types import Sample, Worker
 
-PATH: Final = "/metrics"
-_CONTENT_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")
 """Every status is shown, also with 0 rollouts, so that a graph has no gaps."""
 _RECENT_SECONDS = 60.0
@@ -44,9 +42,9 @@ def metrics(store: LightningStore) -> Mapping[str, View]:
     """
 
     async def page(requests: RequestMetrics) -> HttpReply:
-        return HttpReply(200, await exposition(store, requests), _CONTENT_TYPE)
+        return pages.metrics(await _families(store, requests))
 
-    return {PATH: page}
+    return {pages.METRICS: page}
 
 
 async def exposition(store: LightningStore, requests: RequestMetrics) -> bytes:
@@ -54,32 +52,22 @@ async def exposition(store: LightningStore, requests: RequestMetrics) -> bytes:
 
     requests: the store server's own metrics.
     """
+    return pages.metrics_text(await _families(store, requests))
+
+
+async def _families(store: LightningStore, requests: RequestMetrics) -> list[Metric]:
     now = time.time()
     statistics = await store.statistics()
     workers = list(await store.query_workers())
     samples = list(await store.query_samples(measured_from=now - _RECENT_SECONDS))
-    registry = CollectorRegistry()
-    registry.register(
-        _Scrape(
-            *_of_statistics(statistics),
-            _of_health(workers, now),
-            *_of_heartbeats(workers, samples, now),
-            *_of_gateways(samples),
-            _of_alerts(samples),
-            *_of_requests(requests),
-        )
-    )
-    return generate_latest(registry)
-
-
-class _Scrape(Collector):
-    """The metric families of one scrape, in the form that a registry takes."""
-
-    def __init__(self, *families: Metric) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+    return [
+        *_of_statistics(statistics),
+        _of_health(workers, now),
+        *_of_heartbeats(workers, samples, now),
+        *of_gateways(samples),
+        _of_alerts(samples),
+        *of_requests(requests),
+    ]
 
 
 def _of_statistics(statistics: StoreStatistics) -> Iterator[Metric]:
@@ -133,7 +121,7 @@ def _of_heartbeats(workers: Iterable[Worker], samples: Iterable[Sample], now: fl
         yield _by_subject(f"leyden_{name}", about, values, "worker", "gpu")
 
 
-def _of_gateways(samples: Iterable[Sample]) -> Iterator[Metric]:
+def of_gateways(samples: Iterable[Sample]) -> Iterator[Metric]:
     """Yield the newest samples of gateways about themselves and the servers behind them."""
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for sample in samples:
@@ -173,16 +161,16 @@ def _of_alerts(samples: Iterable[Sample]) -> Metric:
     return family
 
 
-def _of_requests(requests: RequestMetrics) -> Iterator[Metric]:
+def of_requests(requests: RequestMetrics) -> Iterator[Metric]:
     """Yield the server's requests, connections and durations in seconds."""
-    about = "Requests to the store server."
+    about = "Requests to this server."
     counts = CounterMetricFamily("leyden_http_requests", about, labels=["method", "status"])
     for (method, status), count in sorted(requests.requests.items()):
         counts.add_metric([method, str(status)], count)
     yield counts
-    about = "Connections that are open to the store server."
+    about = "Connections that are open to this server."
     yield GaugeMetricFamily("leyden_http_connections", about, requests.connections())
-    about = "Time that the store server took for each request, without the methods that wait for events."
+    about = "Time that this server took for each request, without those that wait for events."
     seconds = HistogramMetricFamily("leyden_http_request_seconds", about, labels=["method"])
     bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
     for method, durations in sorted(requests.durations.items()):

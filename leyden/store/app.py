@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from leyden.errors import ConfigError, LeydenError, StoreError
+from leyden.host import pages
 from leyden.host.http import (
     JSON,
     MAX_BODY_BYTES,
@@ -63,7 +64,8 @@ _THREAD_FROM: Final = 1024 * 1024
 _UNDONE: Final = 256
 """The number of undone claims that are kept in memory."""
 _PUBLIC: Final[Mapping[str, Callable[[], bytes]]] = {
-    f"{PREFIX}/health": lambda: b'{"status":"ok"}',
+    pages.HEALTH: lambda: pages.health().body,
+    f"{PREFIX}/health": lambda: pages.health().body,
     "/openapi.json": openapi_json,
 }
 """Paths that need no token, because they show nothing of the store, and the JSON that a GET

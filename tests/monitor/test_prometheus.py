@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 import aiohttp
 import pytest
 
+from leyden.gateway import LLMProxy
+from leyden.host import pages
+from leyden.host.asgi import AsgiServer
+from leyden.host.http import SiteGuard
+from leyden.host.listening import listen
 from leyden.monitor import AlertRule, Monitor
 from leyden.monitor.monitor import Watch
-from leyden.monitor.prometheus import exposition, metrics
+from leyden.monitor.prometheus import exposition, metrics, of_requests
+from leyden.serving import OnlineSession
+from leyden.serving.app import ServingApp
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer
 from leyden.store.request_metrics import RequestMetrics
+from leyden.testing import FakeUpstream
+from tests.gateway.caller import new_caller, say
 
 pytest.register_assert_rewrite("tests.monitor.metrics_format")
 
@@ -115,3 +127,88 @@ async def test_a_server_that_was_handed_nothing_shows_nothing() -> None:
         session.get("/metrics") as answer,
     ):
         assert answer.status == 404
+
+
+async def get(url: str, token: str | None = None) -> tuple[int, str]:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession() as http, http.get(url, headers=headers) as response:
+        return response.status, await response.text()
+
+
+@asynccontextmanager
+async def served(kind: str, token: str | None) -> AsyncGenerator[tuple[str, dict[str, str]]]:
+    """A server of a kind: its address, and labels of a request that it has counted."""
+    async with FakeUpstream() as upstream, InMemoryLightningStore() as store:
+        if kind == "store":
+            async with LightningStoreServer(store, token=token, views=metrics(store)) as server:
+                await get(f"{server.endpoint}/v1/agl/statistics", token)
+                yield server.endpoint, {"method": "statistics", "status": "200"}
+        else:
+            async with LLMProxy(model_list=[upstream.llm()], store=store, live_key="k", token=token) as proxy:
+                root = proxy.endpoint.removesuffix("/v1")
+                if kind == "gateway":
+                    caller = await new_caller(proxy, store)
+                    async with caller.client as client:
+                        await client.chat.completions.create(model="fake", messages=say("hi"))
+                    yield root, {"method": "chat/completions", "status": "200"}
+                    return
+                async with OnlineSession(store, gateway=proxy.endpoint, live_key="k") as session:
+                    app = ServingApp(session, token=token, guard=SiteGuard(local_only=True))
+                    server = AsgiServer(app, keep_alive_seconds=5)
+                    listener = listen("127.0.0.1", 0)
+                    await server.start(listener)
+                    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+                    await get(f"{url}/v1/serving/status", token)
+                    yield url, {"method": "status", "status": "200"}
+                    await server.stop(grace_seconds=0.1)
+
+
+@pytest.mark.parametrize("token", [None, "sesame"])
+@pytest.mark.parametrize("kind", ["store", "gateway", "serve"])
+async def test_every_server_has_health_without_and_metrics_with_its_token_at_the_same_paths(
+    kind: str, token: str | None
+) -> None:
+    async with served(kind, token) as (url, counted):
+        assert await get(f"{url}/health") == (200, '{"status":"ok"}')
+        if token is not None:
+            assert (await get(f"{url}/metrics"))[0] == 401
+            assert (await get(f"{url}/metrics", "wrong"))[0] == 401
+        status, text = await get(f"{url}/metrics", token)
+    assert status == 200
+    page = read_metrics(text)
+    values = page["leyden_http_requests_total"].values
+    assert values["", frozenset(counted.items())] == 1
+    assert ("", frozenset({("method", "health"), ("status", "200")})) in values or kind == "store"
+    if kind == "gateway":
+        assert page["leyden_gateway_paused"][{}] == 0
+        assert page["leyden_gateway_unread_calls_total"][{}] == 0
+        (upstream,) = page["leyden_upstream_requests"].values.values()
+        assert upstream == 1
+    if kind == "serve":
+        assert page["leyden_serving_lost_total"][{}] == 0
+
+
+async def test_an_attempts_key_does_not_open_the_gateways_metrics() -> None:
+    async with (
+        FakeUpstream() as upstream,
+        InMemoryLightningStore() as store,
+        LLMProxy(model_list=[upstream.llm()], store=store, token="sesame") as proxy,
+    ):
+        root = proxy.endpoint.removesuffix("/v1")
+        assert (await get(f"{root}/metrics", proxy.make_key("ro", "at")))[0] == 401
+
+
+def test_the_pages_of_several_processes_become_one() -> None:
+    def text(n: int) -> str:
+        requests = RequestMetrics()
+        for _ in range(n):
+            requests.add("models", 200, 0.01)
+        return pages.metrics_text(of_requests(requests)).decode()
+
+    page = read_metrics(pages.joined_metrics([text(1), text(2)]).body.decode())
+    for process, count in (("0", 1), ("1", 2)):
+        labels = {"method": "models", "status": "200", "process": process}
+        assert page["leyden_http_requests_total"][labels] == count
+    assert (
+        page["leyden_http_request_seconds"].values["_count", frozenset({("method", "models"), ("process", "1")})] == 2
+    )
