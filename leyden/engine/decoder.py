@@ -27,6 +27,7 @@ from torch import Tensor
 
 from leyden.engine.base import EngineStatistics
 from leyden.engine.forward.base import ModelForward
+from leyden.engine.memory import free_cached_memory, is_out_of_memory
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import EngineError
@@ -146,13 +147,18 @@ class _DecodingRow:
     uniform: Callable[[], float]
     """Returns the next random number of its generator, in [0, 1)."""
 
+    @property
+    def n_new(self) -> int:
+        """The number of tokens that the next step computes."""
+        return len(self.tokens) - self.cached
+
 
 class Decoder:
     """Decodes requests with `forward` on a thread of its own, from `start` to `stop`.
 
     max_batch_rows: the most requests in a batch; 1 if `deterministic` is set.
-    max_prefill_tokens: the most tokens of new prompts in one step. A longer prompt has a step of
-        its own beside the rows under way.
+    max_prefill_tokens: the most tokens of new prompts that are computed at once, padding included.
+        A longer prompt is computed alone.
     deterministic: decode one request at a time, without caches of earlier ones.
     seed: the seed for requests without a seed.
     threads: torch's threads for decoding; None: torch's default.
@@ -171,7 +177,9 @@ class Decoder:
         self._forward = forward
         self._max_batch_rows = 1 if deterministic else max_batch_rows
         self._max_prefill_tokens = max_prefill_tokens
-        self._slots = SlotTable(self.n_slots(max_batch_rows, deterministic), reuse=not deterministic)
+        self._lowered = False
+        """Whether the warning of too large steps has been logged."""
+        self._slots = SlotTable(self.n_slots(max_batch_rows, deterministic), reuse=not deterministic and forward.caches)
         self._threads = threads
         self.random = random.Random(seed)
         """The generator for requests without a seed. Use it between steps only."""
@@ -316,9 +324,9 @@ class Decoder:
         if not rows:
             return
         try:
-            logits_BV = self._forward.decode(
-                [row.slot for row in rows], [row.tokens for row in rows], [row.cached for row in rows]
-            )
+            logits_BV = self._logits()
+            if not rows:
+                return
             for index, row in enumerate(rows):
                 if row in forbidden:
                     forbidden_V = forbidden[row].to(logits_BV.device)
@@ -348,6 +356,90 @@ class Decoder:
         self._counts["response_tokens"] += len(rows)
         self._hand_out(tokens, logprobs)
 
+    def _logits(self) -> Tensor:
+        """Return the next-token logits of each row, (B, V).
+
+        Rows whose padded prompts exceed the budget run one after the other, and so do the halves of
+        rows that do not fit into memory. A row that does not fit alone is removed, and its request
+        fails.
+        """
+        rows, failed, logits_BV = list(self._rows), list[int](), torch.empty(0)
+        waiting = deque(self._groups())
+        while waiting:
+            group = waiting.popleft()
+            part_BV, failure = self._attempt([rows[index] for index in group])
+            if part_BV is not None:
+                if len(group) == len(rows):
+                    return part_BV
+                if not len(logits_BV):
+                    logits_BV = part_BV.new_empty(len(rows), part_BV.shape[1])
+                logits_BV[group] = part_BV
+                continue
+            free_cached_memory()
+            if len(group) == 1:
+                failed += group
+                continue
+            ordered = sorted(group, key=lambda index: rows[index].n_new)
+            if (longest := rows[ordered[-1]].n_new) > 1:
+                self._lower_budget(len(group) * longest, failure)
+            half = len(ordered) // 2
+            waiting.extendleft([ordered[half:], ordered[:half]])
+        for row in [rows[index] for index in failed]:
+            self._fail(
+                [row.generation],
+                f"a sequence of {len(row.tokens)} tokens does not fit into memory; lower max_length or max_batch_rows, or "
+                "give the model a narrower dtype",
+            )
+            self._leave(row)
+        return logits_BV[[index for index in range(len(rows)) if index not in failed]] if failed else logits_BV
+
+    def _groups(self) -> list[list[int]]:
+        """Return the indices of the rows that are computed together: single tokens with as many
+        prompts, the shortest first, as the budget holds with their padding, then further prompts.
+        """
+        groups = [[index for index, row in enumerate(self._rows) if row.n_new == 1]]
+        n_prompts = 0
+        prompts = [index for index, row in enumerate(self._rows) if row.n_new > 1]
+        for index in sorted(prompts, key=lambda index: self._rows[index].n_new):
+            if n_prompts and (n_prompts + 1) * self._rows[index].n_new > self._max_prefill_tokens:
+                groups.append([])
+                n_prompts = 0
+            groups[-1].append(index)
+            n_prompts += 1
+        return [sorted(group) for group in groups]
+
+    def _attempt(self, rows: Sequence[_DecodingRow]) -> tuple[Tensor | None, str]:
+        """Return the logits of rows, and an empty text; None and the message of the allocation that
+        failed if they do not fit into memory.
+        """
+        try:
+            sequences, cached = [row.tokens for row in rows], [row.cached for row in rows]
+            return self._forward.decode([row.slot for row in rows], sequences, cached), ""
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None, str(error).strip().partition("\n")[0] or type(error).__name__
+
+    def _lower_budget(self, n_tokens: int, failure: str) -> None:
+        """Halve the budget of prompt tokens, with one warning, after tokens that did not fit.
+
+        n_tokens: how many, padding included. failure: the message of the failed allocation.
+        """
+        before, self._max_prefill_tokens = (
+            self._max_prefill_tokens,
+            max(1, min(self._max_prefill_tokens, n_tokens // 2)),
+        )
+        if not self._lowered:
+            self._lowered = True
+            logger.warning(
+                "a decode step of %d tokens does not fit into memory (%s): it is halved, now and later; "
+                "max_tokens_per_microbatch=%d (it is %d) avoids the attempt",
+                n_tokens,
+                failure,
+                self._max_prefill_tokens,
+                before,
+            )
+
     def _forbidden(self) -> dict[_DecodingRow, Tensor]:
         """Return for each row with a constraint a mask (V,) of the tokens that may not come next.
 
@@ -374,7 +466,8 @@ class Decoder:
         staying: list[_DecodingRow] = []
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             generation = row.generation
-            row.cached = len(row.tokens)  # the new token's keys and values are computed in the next step
+            # The new token's keys and values are computed in the next step.
+            row.cached = len(row.tokens) if self._forward.caches else 0
             row.tokens.append(token)
             generation.token_ids.append(token)
             generation.policy_versions.append(self.policy_version)

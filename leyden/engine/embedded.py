@@ -115,7 +115,7 @@ class EmbeddedBackend(PolicyBackend):
             changes the angles of a whole sequence with its length (LongRoPE, dynamic NTK).
         max_tokens_per_microbatch: the most tokens that a gradient, or the prompts that join a
             decode step, may hold in memory at once. Padding counts; a prefix that sequences share
-            counts once. A gradient that runs out of memory halves it.
+            counts once. A gradient or a step that runs out of memory halves it.
         lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its fields as
             a dict. `save_pretrained` merges them into the weights, `save_adapter` writes only them.
             None: train all weights.

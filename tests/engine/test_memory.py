@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from leyden.engine import EmbeddedBackend, OptimParams
-from leyden.engine.forward.cached import CachedForward
+from leyden.engine import EmbeddedBackend, OptimParams, SamplingParams
+from leyden.engine.forward.cached import CachedForward, UncachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.forward.recompute import recompute_layers
 from leyden.engine.learner import TorchLearner
@@ -24,6 +25,7 @@ from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import PPOLoss
 from tests.engine import tiny
 from tests.engine.test_learner import a_batch, gradient
+from tests.engine.waiting import until_sampling
 
 torch.set_num_threads(1)
 
@@ -197,3 +199,111 @@ async def test_threads_are_chosen_at_the_start_and_shown():
         assert (await backend.statistics()).extra["threads"] == 1
     with pytest.raises(ConfigError, match="threads is 'atuo'"):
         EmbeddedBackend(tiny.model(), threads="atuo")  # pyright: ignore[reportArgumentType] -- a typing error of a user
+
+
+class SmallCache(LayoutForward):
+    """Decodes at most `limit` padded tokens at once, and no row of more than `longest` tokens. Records each size."""
+
+    limit, longest = 10**9, 10**9
+    sizes: ClassVar[list[int]] = []
+
+    def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        new = [len(sequence) - held for sequence, held in zip(sequences, cached, strict=True)]
+        size = len(new) * max(new)
+        if size > self.limit or max(map(len, sequences)) > self.longest:
+            # A store that grew before the allocation failed must not grow for shorter rows.
+            self._store.reserve(max(rows), self.max_length)
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+            )
+        self.sizes.append(max(new) * sum(each > 1 for each in new))
+        return super().decode(rows, sequences, cached)
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> type[SmallCache]:
+    class Fresh(SmallCache):
+        sizes: ClassVar[list[int]] = []
+
+    monkeypatch.setattr("leyden.engine.forward.choose.CANDIDATES", [Fresh])
+    return Fresh
+
+
+PROMPTS = [[1, 5 + n, 6] for n in range(40)]
+PROMPTS[7:7] = [[1, *range(3, 203)]]
+"""Many short prompts, and a long one among them."""
+
+
+async def sampled(**options: Any) -> list[list[int]]:
+    async with EmbeddedBackend(tiny.model(), max_length=256, **options) as backend:
+        responses = await backend.sample(PROMPTS, SamplingParams(max_tokens=5, seed=3, temperature=1.0))
+        return [response.token_ids for response in responses]
+
+
+async def test_padding_counts_for_prompts_that_are_computed_at_once(small_cache: type[SmallCache]):
+    wanted = await sampled()
+    assert max(small_cache.sizes) <= 2048
+    small_cache.sizes.clear()
+    assert await sampled(max_tokens_per_microbatch=64) == wanted
+    assert sorted(size for size in small_cache.sizes if size > 64) == [201]  # one prompt cannot be divided
+
+
+async def test_rows_under_way_are_computed_again_within_the_budget(small_cache: type[SmallCache]):
+    async with EmbeddedBackend(tiny.model(), max_tokens_per_microbatch=100) as backend:
+        small_cache.sizes.clear()
+        going = asyncio.create_task(
+            backend.sample([[1, 5 + n] for n in range(20)], SamplingParams(max_tokens=200, seed=1, stop_token_ids=()))
+        )
+        await until_sampling(backend)
+        await backend.forward_backward([a_batch(1, n=12)[0]], PPOLoss())
+        await backend.optim_step(OptimParams(learning_rate=1e-4))
+        await going
+    assert max(small_cache.sizes) <= 210  # a row of more than 100 tokens is computed alone
+
+
+@pytest.mark.parametrize("limit", [100, 7])
+async def test_a_step_that_does_not_fit_is_halved_with_the_same_responses(
+    limit: int, small_cache: type[SmallCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    wanted = await sampled()
+    async with EmbeddedBackend(tiny.model(), max_length=256) as backend:
+        monkeypatch.setattr(small_cache, "limit", limit)
+        short = [prompt for prompt in PROMPTS if len(prompt) < 10]
+        responses = await backend.sample(short, SamplingParams(max_tokens=5, seed=3, temperature=1.0))
+        assert len(responses) == 40
+        assert all(response.finish_reason for response in responses)
+    assert [response.token_ids for response in responses][:7] == wanted[:7]
+    assert "it is halved, now and later" in caplog.text
+
+
+async def test_a_row_that_does_not_fit_alone_fails_alone(
+    small_cache: type[SmallCache], monkeypatch: pytest.MonkeyPatch
+):
+    wanted = await sampled()
+    async with EmbeddedBackend(tiny.model(), max_length=256) as backend:
+        monkeypatch.setattr(small_cache, "longest", 100)
+        results = await asyncio.gather(
+            *(
+                backend.sample([prompt], SamplingParams(max_tokens=5, seed=3 + index, temperature=1.0))
+                for index, prompt in enumerate(PROMPTS)
+            ),
+            return_exceptions=True,
+        )
+    failed = results.pop(7)
+    assert not [each for each in results if isinstance(each, BaseException)]
+    assert isinstance(failed, EngineError)
+    assert "a sequence of 201 tokens does not fit into memory; lower max_length" in str(failed)
+    assert [each[0].token_ids for each in results] == [*wanted[:7], *wanted[8:]]
+
+
+async def test_sequences_without_a_cache_count_whole(monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+
+    class Whole(UncachedForward):
+        def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+            sizes.append(len(sequences) * max(map(len, sequences)))
+            return super().decode(rows, sequences, cached)
+
+    monkeypatch.setattr("leyden.engine.forward.choose.CANDIDATES", [Whole])
+    await sampled(max_tokens_per_microbatch=210)
+    assert max(sizes) <= 210

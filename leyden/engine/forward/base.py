@@ -37,6 +37,9 @@ class ModelForward(Protocol):
     """A name for the log."""
     max_length: int
     """The most tokens of a sequence."""
+    caches: bool
+    """Whether `decode` keeps what it computed. Without a cache, every token of a sequence is new in
+    each step."""
     shares_prefixes: bool
     """Whether `hidden_at` computes a token that several sequences begin with only once."""
     head: Callable[[Tensor], Tensor] | None
@@ -102,6 +105,10 @@ class KeyValueStore:
         """Make room for `length` tokens in the rows up to `row`, whose content is kept."""
         if row >= self._max_rows or length > self._max_length:
             raise IndexError(f"row {row}, length {length}: the cache has {self._max_rows} rows of {self._max_length}")
+        held = [tensor.shape for layer in self._layers for tensor in layer]
+        if held:  # what was reserved before and could not be allocated is given up
+            self._rows = max(min(shape[0] for shape in held), min(16, self._max_rows))
+            self._length = max(min(shape[2] for shape in held), min(64, self._max_length))
         if row >= self._rows:
             self._rows = min(max(2 * self._rows, row + 1), self._max_rows)
         if length > self._length:
@@ -112,8 +119,8 @@ class KeyValueStore:
         while len(self._layers) <= layer:
             self._layers.append([each.new_empty(0, each.shape[1], 0, each.shape[2]) for each in (keys, values)])
         held = self._layers[layer]
-        if held[0].shape[0] < self._rows or held[0].shape[2] < self._length:
-            for place, tensor in enumerate(held):
+        for place, tensor in enumerate(held):
+            if tensor.shape[0] < self._rows or tensor.shape[2] < self._length:
                 held[place] = self._grown(tensor)
         held[0][rows_N, :, positions_N] = keys
         held[1][rows_N, :, positions_N] = values

@@ -33,6 +33,7 @@ class UncachedForward:
     """The model's own `forward` on whole, right-padded sequences."""
 
     name = "the model's own forward, without a cache"
+    caches = False
     shares_prefixes = False
 
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
@@ -135,6 +136,7 @@ class CachedForward(UncachedForward):
     """The model's own `forward` with transformers' cache protocol over preallocated rows."""
 
     name = "the model's own forward"
+    caches = True
 
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
         inner = _innermost(model)

@@ -43,6 +43,7 @@ class LayoutForward:
     """
 
     name = "the fast path for the Llama layout"
+    caches = True
     shares_prefixes = True
 
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
