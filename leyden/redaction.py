@@ -30,7 +30,7 @@ _ATTEMPT_KEY = re.compile(r"(\bsk-leyden-\S+?\.)[0-9a-f]{40}\b")
 _HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)(?!sk-leyden-)[^\s'\",;)]+", re.I)
 """The value of an HTTP header, as programs print it."""
 _MEMBER = re.compile(
-    r"(['\"](?:[a-z_-]*(?:password|secret|token)|[a-z_-]*api_?key)['\"]\s*:\s*(['\"]))(?!\2).*?\2", re.I
+    r"(['\"](?:[a-z_-]*(?:password|secret|token)|[a-z_-]*api[_-]?key)['\"]\s*:\s*(['\"]))(?!\2).*?\2", re.I
 )
 """A string value in JSON or in a Python dict whose key says that it is secret."""
 

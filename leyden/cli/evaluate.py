@@ -177,7 +177,9 @@ def _evaluation(
 def _write_rollouts(result: EvaluationResult, path: Path) -> None:
     from dataclasses import asdict
 
-    write_output(path, "".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in result.rollouts))
+    write_output(
+        path, "".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in result.rollouts), private=True
+    )
 
 
 def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from leyden.errors import ConfigError
+from leyden.utils.atomic import open_aside
 from leyden.utils.figures import is_on_terminal, printable_on
 
 if TYPE_CHECKING:
@@ -108,13 +109,19 @@ def _console_class() -> type[Console]:
     return PrintingConsole
 
 
-def write_output(path: Path, text: str) -> None:
+def write_output(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file that the user asked for, and make its folder if it is missing. Raise ConfigError
     if it cannot be written.
+
+    private: only this user can read the file, because it holds what agents did.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8", newline="")
+        if private:
+            with open_aside(path) as file:
+                file.write(text)
+        else:
+            path.write_text(text, "utf-8", newline="")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path") from error
     except UnicodeEncodeError as error:

@@ -86,7 +86,7 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
         "format": _FORMAT,
         "vessel": map_leaves(vessel_state, tensor, unmarked, where="vessel"),
     }
-    with open_aside(path, "wb") as file:
+    with open_aside(path, "wb", private=False) as file:
         torch.save(plain, file)
 
 

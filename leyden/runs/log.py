@@ -11,7 +11,6 @@ keeps the user's level: its records are too many for a file that every run write
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from io import TextIOWrapper
@@ -19,6 +18,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from leyden.types.run import current_run_id
+from leyden.utils.atomic import append_privately
 from leyden.utils.logs import line_formatter, stderr_handler
 
 _ROOT = "leyden"
@@ -71,8 +71,7 @@ class _FileHandler(WatchedFileHandler):
             self.handleError(record)
 
     def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding, line_buffering=True)
+        return TextIOWrapper(append_privately(Path(self.baseFilename)), encoding=self.encoding, line_buffering=True)
 
 
 class _Lowered:

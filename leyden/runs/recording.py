@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,7 @@ from leyden.runs.folder import FAILURES, HEARTBEAT_SECONDS, LOG, MANIFEST, METRI
 from leyden.runs.log import RunLog
 from leyden.runs.reading import FailedRollout, read_failures, read_rows
 from leyden.types.run import RunStatus
-from leyden.utils.atomic import open_aside
+from leyden.utils.atomic import append_privately, open_aside
 from leyden.utils.json import json_line
 from leyden.utils.text import storable
 
@@ -151,12 +152,12 @@ def note_end(manifest: Manifest, status: RunStatus, cause: str | None) -> None:
 
 def _appending(path: Path) -> IO[str]:
     """Open a file of lines for appending. Remove a last line that a kill has cut in half."""
-    file = path.open("a+", encoding="utf-8", newline="")
+    file = append_privately(path)
     size = file.seek(0, os.SEEK_END)
     if size and (end := path.read_bytes().rfind(b"\n") + 1) < size:
         file.truncate(end)
         file.seek(0, os.SEEK_END)
-    return file
+    return TextIOWrapper(file, encoding="utf-8", newline="")
 
 
 def _append(file: IO[str] | None, content: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from leyden.errors import StoreError
 from leyden.serving.assignment import CanaryShare
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources, Release, VersionKey
+from leyden.utils.atomic import write_file
 
 logger = logging.getLogger(__name__)
 
@@ -162,11 +163,8 @@ class _ReleasedFile:
             [list(key), _RESOURCES.dump_python(value, mode="json")] for key, value in released.resources.items()
         ]
         shares = [[list(key), asdict(share)] for key, share in released.shares.items()]
-        aside = self._path.with_name(f"{self._path.name}.new")
         try:
-            aside.touch(mode=0o600)
-            aside.write_text(json.dumps({"labels": released.labels, "versions": versions, "shares": shares}))
-            aside.replace(self._path)
+            write_file(self._path, json.dumps({"labels": released.labels, "versions": versions, "shares": shares}))
         except OSError as error:
             logger.warning("the released versions cannot be kept in %s: %s", self._path, error)
 

@@ -23,6 +23,7 @@ To add a column, add its type to `_COLUMNS`, and its value to the file's `_..._r
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ from pydantic import BaseModel
 
 from leyden.errors import ConfigError, UnknownRollout
 from leyden.extras import import_optional
+from leyden.redaction import redact
 from leyden.store.base import LightningStore
 from leyden.types import (
+    LLM,
     Attempt,
     AttemptedRollout,
     AuditRecord,
@@ -51,7 +54,7 @@ from leyden.types import (
     Span,
 )
 from leyden.types.checks import json_text
-from leyden.utils.atomic import ASIDE, commit_directory
+from leyden.utils.atomic import ASIDE, append_privately, commit_directory
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -229,7 +232,8 @@ async def export_parquet(
     aside = directory.with_name(ASIDE + directory.name)
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        aside.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot export to {directory}: {error}") from error
     tables = {name: _Table(aside / f"{name}.parquet", columns) for name, columns in _COLUMNS.items()}
@@ -305,7 +309,7 @@ async def _write_runs(store: LightningStore, runs: _Table, metrics: _Table) -> N
 
     async for page, _ in _pages(ask, attrgetter("run_id")):
         for run in page:
-            runs.add(vars(run) | {"config": json_text(run.config, "the config of a run")})
+            runs.add(vars(run) | {"config": redact(json_text(run.config, "the config of a run"))})
             await _write_metrics(store, run.run_id, metrics)
         await runs.write_if_full()
 
@@ -458,17 +462,31 @@ def _span_row(span: Span) -> ParquetRow:
 
 
 def _resources_row(update: ResourcesUpdate) -> ParquetRow:
+    """Return a version of resources without the keys of models, because the files are copied to
+    places that are not as secret as the store.
+    """
+    resources = {name: _without_keys(each) for name, each in update.resources.items()}
     return vars(update) | {
         "parent": json_text(update.parent, "the parent of resources"),
-        "resources": json_text(update.resources, "resources"),
+        "resources": json_text(resources, "resources"),
     }
+
+
+def _without_keys(resource: Any) -> Any:
+    """Return a model as JSON without its key, and with `***` for keys in its address and sampling
+    parameters. Return any other resource unchanged.
+    """
+    if not isinstance(resource, LLM):
+        return resource
+    fields = {**resource.model_dump(mode="json"), "api_key": None}
+    return json.loads(redact(json_text(fields, "resources")))
 
 
 def _release_row(release: Release) -> ParquetRow:
     return vars(release) | {
         "from_version": json_text(release.from_version, "a version"),
         "canary_version": json_text(release.canary_version, "a version"),
-        "details": json_text(release.details, "the details of a release"),
+        "details": redact(json_text(release.details, "the details of a release")),
     }
 
 
@@ -498,6 +516,7 @@ class _Table:
             "list<float32>": arrow.list_(arrow.float32()),
         }
         self._schema = arrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+        append_privately(path).close()  # with its mode
         self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
         self._names = list(columns)
         self._rows: list[tuple[Any, ...]] = []

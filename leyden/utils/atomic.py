@@ -1,7 +1,9 @@
-"""Files and directories that exist whole or not at all, even if the process is killed.
+"""Files and directories that exist whole or not at all, even if the process is killed, and that
+only this user can read.
 
-The recipe is always the same: write aside in the same directory, make it durable (fsync), rename,
-make the rename durable.
+Records hold prompts, answers and keys, so every file of theirs is written here, with mode 0600
+whatever the umask. The recipe is always the same: write aside in the same directory, make it
+durable (fsync), rename, make the rename durable.
 """
 
 from __future__ import annotations
@@ -11,21 +13,24 @@ import os
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 ASIDE = ".tmp-"
 """The prefix of unfinished files. A process may remove such a file once its writer is gone."""
 
 
 @contextlib.contextmanager
-def open_aside(path: Path, mode: Literal["w", "wb"] = "w") -> Generator[IO[Any]]:
+def open_aside(path: Path, mode: Literal["w", "wb"] = "w", *, private: bool = True) -> Generator[IO[Any]]:
     """Open a file that replaces `path` when the block ends, and vanishes if it raises.
 
     Text is UTF-8, with newlines as written.
+    private: only this user can read the file; False: the umask decides.
     """
     aside = path.with_name(ASIDE + path.name)
+    opener = _private if private else None
+    text: dict[str, Any] = {} if mode == "wb" else {"encoding": "utf-8", "newline": ""}
     try:
-        with aside.open("wb") if mode == "wb" else aside.open("w", encoding="utf-8", newline="") as file:
+        with open(aside, mode, opener=opener, **text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -34,6 +39,18 @@ def open_aside(path: Path, mode: Literal["w", "wb"] = "w") -> Generator[IO[Any]]
         aside.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)
+
+
+def append_privately(path: Path) -> BinaryIO:
+    """Open a file for appending; a new one can only be read by this user."""
+    return open(path, "ab", opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if not flags & os.O_APPEND:
+        os.fchmod(descriptor, 0o600)  # an unfinished file of an earlier process may have another mode
+    return descriptor
 
 
 def private_directory(path: Path) -> None:
@@ -52,7 +69,8 @@ def write_file(path: Path, text: str) -> None:
 
 
 def commit_directory(aside: Path, path: Path) -> None:
-    """Make everything under `aside` durable, then rename it to `path`, which must not exist.
+    """Make everything under `aside` durable, then rename it to `path`, which must not exist and
+    which only this user can enter.
 
     Both lie in the same directory.
     """
@@ -60,6 +78,7 @@ def commit_directory(aside: Path, path: Path) -> None:
         for name in names:
             _fsync(Path(folder, name))
         fsync_directory(Path(folder))
+    aside.chmod(0o700)
     aside.rename(path)
     fsync_directory(path.parent)
 

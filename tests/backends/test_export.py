@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import struct
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from leyden.types import (
     MetricPoint,
     PaginatedResult,
     PromptTemplate,
+    ProxyLLM,
     Release,
     ResourcesUpdate,
     Retention,
@@ -415,6 +417,34 @@ async def test_an_import_that_cannot_be_adds_nothing(tmp_path: Path) -> None:
             await import_parquet(new, tmp_path / "out")
         assert not await new.query_resources()
         assert not await new.query_audit()
+
+
+async def test_an_export_is_private_and_holds_no_keys(tmp_path: Path) -> None:
+    secrets = {"api_key": "sk-one", "x-api-key": "sk-two", "token": "sk-three", "nested": [{"api-key": "sk-four"}]}
+    headers = {"extra_headers": {"Authorization": "Bearer sk-five"}, "temperature": 0.5}
+    async with InMemoryLightningStore() as store, InMemoryLightningStore() as new:
+        llm = LLM(
+            endpoint="http://me:sk-six@host/v1", model="m", api_key="sk-seven", sampling_parameters=secrets | headers
+        )
+        proxy = ProxyLLM(endpoint="http://x?api_key=sk-eight", model="m", api_key="sk-nine")
+        await store.add_resources(
+            {"llm": llm, "proxy": proxy, "prompt": PromptTemplate(template='{"api_key": "shown"}')}, resources_id="r"
+        )
+        await store.create_release("rel", ("r", 1), state="shadow", details={"resources": {"api_key": "sk-ten"}})
+        old = os.umask(0)
+        try:
+            await export_parquet(store, tmp_path / "out")
+        finally:
+            os.umask(old)
+        assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+        for path in (tmp_path / "out").iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert "sk-" not in str(pyarrow.parquet.read_table(path).to_pylist())
+        await import_parquet(new, tmp_path / "out")
+        read = (await new.get_resources_by_id("r")).resources
+        assert read["prompt"] == PromptTemplate(template='{"api_key": "shown"}')
+        assert read["llm"].api_key is None
+        assert read["llm"].sampling_parameters["temperature"] == 0.5
 
 
 BAD_CELLS = {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.errors import CheckpointError
+from leyden.utils.atomic import append_privately
 
 
 class Journal:
@@ -68,7 +69,7 @@ class Journal:
         """
         self._answers[place], self._faults[place] = answer, fault
         if self._path is not None:
-            with self._path.open("ab") as file:
+            with append_privately(self._path) as file:
                 entry = {"place": place, **about, **({"fault": fault} if fault else {}), "answer": answer}
                 file.write(json.dumps(entry).encode() + b"\n")
                 file.flush()

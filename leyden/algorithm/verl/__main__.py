@@ -25,6 +25,7 @@ from leyden.runs.recorder import RunRecorder
 from leyden.runs.recording import FolderRecorder
 from leyden.store import LightningStoreServer, SqliteLightningStore
 from leyden.utils.arguments import arguments_of
+from leyden.utils.atomic import private_directory
 from leyden.utils.text import error_line
 
 _EXAMPLES = """examples:
@@ -64,7 +65,7 @@ async def _train(arguments: argparse.Namespace) -> None:
     algorithm = VERL(arguments.config, overrides=arguments.overrides)
     token = os.environ.get("LEYDEN_STORE_TOKEN")
     folder: Path = arguments.run_dir
-    folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 -- nothing else runs yet
+    private_directory(folder)
     async with SqliteLightningStore(folder / "store.sqlite") as store:
         server = LightningStoreServer(store, arguments.host, arguments.port, token=token)
         await server.start()

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
+from leyden.utils.atomic import private_directory, write_file
 
 Item = dict[str, Any]
 
@@ -43,8 +44,8 @@ class LoadedDataset(Dataset[Item]):
 
     def write(self, path: Path) -> Path:
         """Write the tasks as JSON lines, which `AgentDataset` reads, and return the path."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{text}\n" for text in self._texts))
+        private_directory(path.parent)
+        write_file(path, "".join(f"{text}\n" for text in self._texts))
         return path
 
 

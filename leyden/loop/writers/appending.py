@@ -13,6 +13,7 @@ from leyden.errors import CheckpointError, ConfigError
 from leyden.loop.metrics import LogLevel, Row, RowKind
 from leyden.loop.writers.base import LogWriter
 from leyden.options import check_path
+from leyden.utils.atomic import append_privately
 
 
 class FileWriter(LogWriter):
@@ -85,7 +86,7 @@ class AppendingWriter(FileWriter, ABC):
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._bytes, self._resume = self._resume or 0, None
-        self._file = self.path.open("ab")
+        self._file = append_privately(self.path)
         size = self._file.tell()
         if size < self._bytes:
             raise CheckpointError(

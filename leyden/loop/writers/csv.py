@@ -96,7 +96,7 @@ class CsvWriter(FileWriter):
         """Replace the file by the header and these rows in one step, and open it for appending."""
         if self._file:
             self._file.close()
-        with open_aside(self.path) as aside:
+        with open_aside(self.path, private=False) as aside:
             table = csv.DictWriter(aside, self._columns, extrasaction="ignore", restval="")
             table.writeheader()
             table.writerows(rows)

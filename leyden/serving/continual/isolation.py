@@ -34,6 +34,7 @@ from leyden.host.child import (
     missing_guard,
 )
 from leyden.options import check_number
+from leyden.utils.atomic import private_directory, write_file
 from leyden.utils.logs import setup_child_logging
 from leyden.utils.pickling import pack
 from leyden.utils.text import describe_error
@@ -199,13 +200,13 @@ def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits
     """
     code, reserve = 1, bytearray(0)
     try:
-        result.parent.mkdir(parents=True, exist_ok=True)
+        private_directory(result.parent)
         end_with_parent(parent.pid, also=parent.connection.fileno())
         _write_to(log)
         reserve = bytearray(0 if limits.memory_bytes is None else _RESERVE_BYTES)
         _apply(limits, parent)
         job: Job = pickle.loads(packed)
-        _write_whole(result, asyncio.run(_within_cost(job, cost_left)))
+        write_file(result, json.dumps(asyncio.run(_within_cost(job, cost_left))))
         code = 0
     except BaseException as error:  # noqa: BLE001 -- the parent reports it
         del reserve
@@ -279,13 +280,3 @@ def _write_to(log: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     setup_child_logging()
-
-
-def _write_whole(path: Path, value: Any) -> None:
-    """Write a value as JSON, so that a crash leaves the whole file or none."""
-    aside = path.with_name(f".{path.name}.new")
-    with aside.open("w") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

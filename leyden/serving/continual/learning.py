@@ -65,6 +65,7 @@ from leyden.serving.continual.watch import CONTROL, CanarySettings, reward_of, s
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, NamedResources, Release
 from leyden.types.resources import digest_of
+from leyden.utils.atomic import private_directory, write_file
 from leyden.utils.text import describe_error, storable
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ class ContinualLearning:
 
     async def __aenter__(self) -> ContinualLearning:
         """Create and lock the folder. Raise ConfigError if another process has locked it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_directory(self._folder)
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -546,11 +547,8 @@ class ContinualLearning:
         data = await read_data(
             self._store, self._data, since=details["since"], before=details["before"], cycle_id=cycle.release_id
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{_DATA}.new")
-        aside.touch(mode=0o600)
-        aside.write_text(data.model_dump_json())
-        aside.replace(path)
+        private_directory(path.parent)
+        write_file(path, data.model_dump_json())
         return data
 
     def _held_out(self, data: LearningData) -> list[Any]:

@@ -51,6 +51,7 @@ async def test_a_training_and_what_it_starts_have_the_priority_and_the_cpus_of_i
 ) -> None:
     before = autogroup()
     found = await run_isolated(Priority(), tmp_path, name="job", limits=limits, cost_left=None, go_on=go_on)
+    assert [each for each in os.scandir(tmp_path) if each.is_file() and each.stat().st_mode & 0o077] == []
     n_cpus = len(os.sched_getaffinity(0))
     nice, group_nice, cpus = found
     assert nice == min(19, os.nice(0) + limits.nice)
