@@ -221,7 +221,10 @@ class GatewayApp:
         if key is not None and (dialect := self._routes.get(route)):
             scope["asked"] = route
             check_method(scope, "POST")
-            return await self._call(scope, receive, send, *key, dialect, claim)
+            # With a token, an attempt's key proves whose call it is, whatever its headers say.
+            proven = claim is not None or (self._token is not None and key_of is not None)
+            sender = None if proven else attempt_of_headers(scope)
+            return await self._call(scope, receive, send, *key, dialect, claim, sender)
         if key is not None and kept:
             return await self._kept_response(
                 scope, send, key, unquote(route.removeprefix(kept)), self._kept_routes[kept]
@@ -338,12 +341,14 @@ class GatewayApp:
         attempt_id: str,
         dialect: Dialect,
         claim: _SignedClaim | None,
+        sender: AttemptKey | None,
     ) -> None:
         """Admit one model call to its attempt, relay it to a model server and record it. A retry of
         a finished call gets the recorded response again.
 
         claim: the signed permission of a live rollout that the store may not have yet; None for
             other rollouts.
+        sender: the attempt whose code sent the call, by its headers; None if they do not say.
         """
         start_time = time.time()
         raw = await read_request(scope, receive, self._max_body_bytes)
@@ -368,7 +373,7 @@ class GatewayApp:
             return await send_reply(send, earlier.body, headers=earlier.headers)
         trace_id, parent_id = trace_parent(scope) or (admission.trace_id, None)
         misdirected = None
-        if claim is None and (sender := attempt_of_headers(scope)) not in (None, (rollout_id, attempt_id)):
+        if sender not in (None, (rollout_id, attempt_id)):
             misdirected = await self._misdirected((rollout_id, attempt_id), sender, dialect, start_time)
         call = ModelCall(
             rollout_id=rollout_id,
