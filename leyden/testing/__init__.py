@@ -3,7 +3,7 @@
 - `FakeUpstream`: a server of OpenAI's and Anthropic's APIs that knows the true tokens of
   every answer it gave. A test sets its answers (`Reply`, `ToolCall`) and its faults
   (`Misbehaviour`). It reads requests and writes answers without `leyden.dialects`, so that it can
-  judge the dialects' translations.
+  judge the dialects' translations. `python -m leyden.testing` starts one for other programs.
 - `PromptSim`: a simulated problem for prompt optimisers whose best prompt is known. One simulated
   model works with the prompt, a second one rewrites it.
 - `LuckGame`: a game whose true advantages are known, for algorithms that credit single calls.

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -71,21 +71,29 @@ class FakeUpstream:
     def __init__(
         self,
         *,
-        model: str = "fake",
+        model: str | Sequence[str] | None = "fake",
         reply: Callable[[Json], str | Reply] | None = None,
         delay_seconds: float = 0.0,
         policy_version: int | None = None,
         fault: Callable[[Json], Misbehaviour | None] | None = None,
     ) -> None:
-        """model: the only model name that is served; a request for another one gets status 404.
+        """model: the name that is served, or several; a request for another one gets status 404.
+            None: every name is served.
         reply: a function of a request's body (its JSON, a dict) that returns a str or a `Reply`.
             None: a few words that depend on the prompt and the seed.
         delay_seconds: how long each answer takes.
         policy_version: claimed for every token, if given.
         fault: a function of a request's body that returns its fault, or None. Faults that were
             given to `misbehave` go first.
+        Raise ConfigError for a name that is no text, or for no name at all.
         """
-        self.model = model
+        self.models = () if model is None else (model,) if isinstance(model, str) else tuple(model)
+        """The names that are served; empty for every name."""
+        wrong = [name for name in self.models if not isinstance(cast(object, name), str) or not name]
+        if wrong or (model is not None and not self.models):
+            raise ConfigError(f"model is {model!r}; give a name, a list of names, or None for every name")
+        self.model = self.models[0] if self.models else "fake"
+        """The first of these names, which `llm` names."""
         self.calls: deque[ServedCall] = deque(maxlen=_KEPT)
         """The calls that were answered, newest last."""
         self.requests: deque[Json] = deque(maxlen=_KEPT)
@@ -113,9 +121,9 @@ class FakeUpstream:
         """The base URL for OpenAI's clients; Anthropic's add `/v1` themselves."""
         return f"http://127.0.0.1:{self._port}/v1"
 
-    def llm(self) -> LLM:
-        """Return the model as a resource."""
-        return LLM(endpoint=self.endpoint, model=self.model, api_key="upstream-key")
+    def llm(self, model: str | None = None) -> LLM:
+        """Return a model as a resource; None: the first one that is served."""
+        return LLM(endpoint=self.endpoint, model=model or self.model, api_key="upstream-key")
 
     def misbehave(self, *misbehaviours: Misbehaviour) -> None:
         """Apply these faults to the next answers, one fault to each answer."""
@@ -153,7 +161,8 @@ class FakeUpstream:
     # ---- routes ----------------------------------------------------------------------------------
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        names = self.models or (self.model,)
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
 
     async def _embeddings(self, request: web.Request) -> web.Response:
         """Respond to an embeddings request with 8 numbers per text, derived from its SHA-256."""
@@ -198,8 +207,9 @@ class FakeUpstream:
             return _error(path, fault.status, f"this answer was set to fail with status {fault.status}", fault.headers)
         if fault.body is not None:
             return web.Response(body=fault.body, content_type=fault.content_type)
-        if body.get("model") != self.model:
-            return _error(path, 404, f"The model `{body.get('model')}` does not exist.")
+        asked: Any = body.get("model")
+        if not isinstance(asked, str) or (self.models and asked not in self.models):
+            return _error(path, 404, f"The model `{asked}` does not exist.")
         try:
             answer = ANSWERS[path](self._serve(request, body, path), fault, policy_version=self._policy_version)
         except ConfigError as error:  # of the reply function; a 400, because clients retry a 500

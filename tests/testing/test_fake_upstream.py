@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
+import socket
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
+from leyden.errors import ConfigError
 from leyden.testing import FakeUpstream, Misbehaviour, Reply, ToolCall, decode, encode, prompt_ids
+from leyden.testing.__main__ import main
 
 
 @pytest.fixture
@@ -171,3 +177,69 @@ async def test_a_wrong_reply_function_is_named_and_not_the_request(reply: Any, m
         answer = await post(upstream, "chat/completions", messages=MESSAGES)
     assert message in answer["error"]["message"]
     assert not upstream.calls
+
+
+@pytest.mark.parametrize(
+    ("served", "asked", "status"),
+    [
+        ("fake", "fake", 200),
+        ("fake", "other", 404),
+        (["a", "b"], "a", 200),
+        (("a", "b"), "b", 200),
+        (["a", "b"], "c", 404),
+        (None, "anything/at-all", 200),
+        (None, 5, 404),
+        (None, None, 404),
+    ],
+)
+async def test_one_name_a_list_or_any_name_is_served(served: Any, asked: Any, status: int) -> None:
+    async with FakeUpstream(model=served) as upstream, aiohttp.ClientSession() as session:
+        body = {"model": asked, "messages": MESSAGES, "max_tokens": 9}
+        for path in ("chat/completions", "messages"):
+            async with session.post(f"{upstream.endpoint}/{path}", json=body) as response:
+                assert response.status == status
+                if status == 200:
+                    assert (await response.json())["model"] == asked
+        async with session.get(f"{upstream.endpoint}/models") as response:
+            listed = [model["id"] for model in (await response.json())["data"]]
+    assert listed == (["fake"] if served is None else [served] if isinstance(served, str) else list(served))
+    assert upstream.llm().model == listed[0]
+    assert upstream.llm("b").model == "b"
+
+
+@pytest.mark.parametrize("wrong", ["", [], [""], [5]])
+def test_no_name_to_serve_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="give a name, a list of names, or None"):
+        FakeUpstream(model=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "model"), [((), "any model", "x"), (("--model", "a", "--model", "b"), "a, b", "b")]
+)
+async def test_a_server_of_its_own_answers_until_it_is_told_to_end(
+    options: tuple[str, ...], said: str, model: str
+) -> None:
+    command = [sys.executable, "-m", "leyden.testing", "--port", "0", *options]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(50):
+        line = (await process.stdout.readline()).decode()
+        assert line.startswith(f"serving {said} at http://127.0.0.1:")
+        async with AsyncOpenAI(base_url=line.split()[-1], api_key="any", max_retries=0) as client:
+            answer = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
+            assert answer.choices[0].message.content
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+def test_the_command_says_what_it_takes_and_why_it_cannot_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("--port", "--model", "--delay"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["--port", str(taken.getsockname()[1])]) == 2
+    assert main(["--port", "99999"]) == 2
+    assert main(["--model", ""]) == 2
+    assert capsys.readouterr().err.count("the server cannot start: ") == 3
