@@ -42,6 +42,8 @@ that new edits are tried."""
 _PRIOR_SHARE = 0.25
 """The first guess of the variance of the edits' effects, and of the tasks', as a fraction of the
 variance of all rewards."""
+_LARGEST = 1e100
+"""Rewards of this size are divided by the largest one, because their squares are no floats."""
 _LEAST_VARIANCE = 1e-6
 """Takes the place of smaller variances, by which the model would divide: of equal rewards, and of
 prompts without edits."""
@@ -71,9 +73,13 @@ class EffectModel:
     def __init__(self, edits: Sequence[Sequence[int]], rewards: Sequence[Mapping[Task, float]], n_edits: int) -> None:
         measured = [place for place, found in enumerate(rewards) if found]
         seen = [reward for place in measured for reward in rewards[place].values()]
+        largest = max(map(abs, seen))
+        self._unit = 1.0 if largest < _LARGEST else largest
+        rewards = [{task: reward / self._unit for task, reward in found.items()} for found in rewards]
+        seen = [reward / self._unit for reward in seen]
         total = max(statistics.pvariance(seen), _LEAST_VARIANCE)
         guess = _PRIOR_SHARE * total
-        self.deviation = math.sqrt(total)
+        self.deviation = math.sqrt(total) * self._unit
         """The standard deviation of all rewards."""
         self._edits = [edits[place] for place in measured]
         self._counts = [len(rewards[place]) for place in measured]
@@ -114,7 +120,8 @@ class EffectModel:
             self._mean = _shrunk(optimism, [effects.edits[edit] for edit in variances])
             steps = [(effects.edits[edit] - self._mean) ** 2 + variance for edit, variance in variances.items()]
             self._spread = _shrunk(guess, steps)
-        self.expected = effects
+        self._expected = effects
+        self.expected = self._in_rewards(effects)
         """The posterior mean of the effects."""
 
     def draw(self, chance: random.Random) -> Effects:
@@ -128,7 +135,11 @@ class EffectModel:
             for total, count in zip(self._sums, self._counts, strict=True)
         ]
         prior = [chance.gauss(self._mean, _BOLDNESS * spread if rows else spread) for rows in self._having]
-        return self._solve(self.expected, sums, prior, sweeps=_DRAW_SWEEPS)
+        return self._in_rewards(self._solve(self._expected, sums, prior, sweeps=_DRAW_SWEEPS))
+
+    def _in_rewards(self, effects: Effects) -> Effects:
+        """Return effects in the unit of the rewards, of effects in the unit of the model."""
+        return Effects(effects.base * self._unit, [edit * self._unit for edit in effects.edits])
 
     def _solve(self, start: Effects, sums: Sequence[float], prior: Sequence[float], *, sweeps: int) -> Effects:
         """Return the effects after `sweeps` passes, each of which sets every effect to its best

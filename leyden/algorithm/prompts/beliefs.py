@@ -60,7 +60,7 @@ def expected_rewards(
     children: list[list[int]] = [[] for _ in parents]
     for place, parent in enumerate(parents):
         for task, reward in rewards[place].items():
-            share = (reward - low) / (high - low)
+            share = (reward / 2 - low / 2) / (high / 2 - low / 2)  # halves, because high - low may be infinite
             own[place].append((task, share))
             runs.setdefault(task, []).append((place, share))
         if parent is not None and own[place]:
@@ -102,7 +102,8 @@ def expected_rewards(
 
     def mean(value: float, variance: float) -> float:
         means = [_mean_logistic(value + effect, variance + effects_unsure[task]) for task, effect in effects.items()]
-        return low + (high - low) * sum(means) / len(means)
+        share = sum(means) / len(means)
+        return low * (1 - share) + high * share
 
     return [mean(value, variance) for value, variance in zip(values, unsure, strict=True)]
 

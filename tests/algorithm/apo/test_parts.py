@@ -350,3 +350,13 @@ def test_of_a_long_conversation_the_critic_reads_the_beginning_and_the_end() -> 
     assert "task: " in text and "turn 0:" in text and "turn 29:" in text
     assert "turn 15:" not in text and "characters left out" in text
     assert len(text) < 8_200 and text.endswith("</run>")
+
+
+def test_rewards_whose_squares_are_no_floats_have_the_effects_of_smaller_ones() -> None:
+    rewards = [{0: 0.1, 1: 0.3}, {0: 0.5, 1: 0.4}, {0: 0.9, 2: 0.2}]
+    huge = [{task: 1e300 * reward for task, reward in found.items()} for found in rewards]
+    one, other = (EffectModel([[], [0], [0, 1]], each, 2) for each in (rewards, huge))
+    assert [each / 1e300 for each in other.expected.edits] == pytest.approx(one.expected.edits, rel=0.05)
+    assert other.expected.base / 1e300 == pytest.approx(one.expected.base, rel=0.05)
+    assert other.deviation / 1e300 == pytest.approx(one.deviation)
+    assert all(math.isfinite(each) for each in other.draw(random.Random(1)).edits)
