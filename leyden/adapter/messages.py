@@ -7,9 +7,11 @@ the call, which AgentOps writes for them. The module knows messages and no token
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from contextlib import suppress
+from typing import Any, TypedDict, cast
 
 from leyden.adapter.attributes import Json, as_list
 from leyden.adapter.base import TraceAdapter, log_result
@@ -32,10 +34,12 @@ class OpenAIMessages(TypedDict):
 
 
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
-    """Converts the spans of an attempt to conversations for OpenAI's fine-tuning: one for each
-    answer of each call that succeeded, in order. A later turn contains the earlier ones.
+    """Converts the spans of an attempt to conversations for OpenAI's fine-tuning, in order: each as
+    far as it went.
 
-    A call whose messages or answer were not recorded is left out, and so is a replayed call.
+    A call whose conversation a later call continues is left out, because the later one has its
+    messages and answer too. A call whose messages or answer were not recorded is left out, and so
+    is a replayed call.
     """
 
     def __init__(self, agent_match: str | None = None) -> None:
@@ -47,13 +51,20 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
 
     def adapt(self, source: Sequence[Span]) -> list[OpenAIMessages]:
         """Return the conversations of one attempt."""
+        found = self.every_answer(source)
+        conversations = _without_beginnings(found)
+        log_result(self, source, "conversations", conversations)
+        return conversations
+
+    def every_answer(self, source: Sequence[Span]) -> list[OpenAIMessages]:
+        """Return a conversation for each answer of one attempt, also where a later one goes on."""
         if not source:
             return []
         selected = select_calls(
             source, TraceTree.from_spans(source), agent_match=self.agent_match, repair_hierarchy=True
         )
         tools = _tool_calls_below(source, [call.view for call in selected])
-        conversations = [
+        return [
             OpenAIMessages(
                 messages=[_fine_tuning(message) for message in [*call.view.input_messages, answer]],
                 tools=call.view.tools or None,
@@ -62,8 +73,32 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
             if not call.view.replayed
             for answer in _answers(call.view, tools.get(call.view.span.span_id, []))
         ]
-        log_result(self, source, "conversations", conversations)
-        return conversations
+
+
+def _without_beginnings(conversations: Sequence[OpenAIMessages]) -> list[OpenAIMessages]:
+    """Return the conversations that are not the beginning of another one with the same tools."""
+    keys: list[bytes] = []
+    beginnings: set[bytes] = set()
+    for each in conversations:
+        digest = hashlib.sha256(json.dumps(each["tools"], sort_keys=True).encode())
+        for message in each["messages"]:
+            beginnings.add(digest.digest())
+            digest.update(json.dumps(_comparable(message), sort_keys=True).encode() + b"\n")
+        keys.append(digest.digest())
+    return [each for each, key in zip(conversations, keys, strict=True) if key not in beginnings]
+
+
+def _comparable(message: Json) -> Json:
+    """Return a message as it is compared: a client may write a call's arguments with other white
+    space, leave out empty content, and add the author's name.
+    """
+    calls: list[Json] = []
+    for call in cast("list[Json]", as_list(message.get("tool_calls"))):
+        function = cast("Json", call.get("function") or {})
+        with suppress(ValueError):
+            function = {**function, "arguments": json.loads(str(function.get("arguments")))}
+        calls.append({**call, "function": function})
+    return {**message, "name": None, "content": message.get("content") or "", "tool_calls": calls}
 
 
 def _answers(call: ModelCallView, tools: Sequence[Json]) -> list[Json]:

@@ -60,10 +60,11 @@ RECORDINGS = [
 @pytest.mark.parametrize(("name", "agent_name"), RECORDINGS)
 def test_every_recorded_dialect_tells_the_same_conversation(name: str, agent_name: str | None):
     spans = recorded(name)
-    first, second = TraceToMessages().adapt(spans)
+    first, second = TraceToMessages().every_answer(spans)
     expected = conversation(image=agent_name is None)
     assert plain(first["messages"]) == expected[:3]
     assert plain(second["messages"]) == expected
+    assert TraceToMessages().adapt(spans) == [second], "the first call is its beginning"
     assert first["tools"] is not None
     (tool,) = first["tools"]
     assert (tool["type"], tool["function"]["name"]) == ("function", "weather")
@@ -113,7 +114,7 @@ def test_agentops_tools_are_known_by_their_call_id_where_their_kind_is_missing()
         ("weather", "call_1b", {"city": "Rome"}),
     ]
     assert TraceToMessages().adapt(spans) == TraceToMessages().adapt(recorded("agentops"))
-    assert len(TraceToMessages().adapt(spans)[0]["messages"][-1]["tool_calls"]) == 2
+    assert len(TraceToMessages().every_answer(spans)[0]["messages"][-1]["tool_calls"]) == 2
 
 
 def test_the_conventions_before_1_37_are_read_with_tool_calls_and_functions():
@@ -285,3 +286,34 @@ def test_nonsense_in_attributes_is_no_error_and_no_tokens(attributes: dict[str, 
     assert call.tokens is None
     assert call.refused == "the call was recorded without token ids"
     TraceToMessages().adapt([span("x", 1, 2, id=1, **attributes)])
+
+
+def turn(number: int, said: list[str], answer: str) -> Any:
+    """A call whose messages alternate between the user and the model, and its answer."""
+    parts = [
+        {"role": ("user", "assistant")[n % 2], "parts": [{"type": "text", "content": text}]}
+        for n, text in enumerate([*said, answer])
+    ]
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps(parts[:-1]),
+        "gen_ai.output.messages": json.dumps([{**parts[-1], "role": "assistant"}]),
+    }
+    return span("chat qwen", number, number + 1, id=number, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("calls", "kept"),
+    [
+        ([(["a"], "b"), (["a", "b", "c"], "d"), (["a", "b", "c", "d", "e"], "f")], ["f"]),
+        ([(["a"], "b"), (["a", "changed", "c"], "d")], ["b", "d"]),
+        ([(["a"], "b"), (["a"], "b")], ["b", "b"]),
+        ([(["a"], "b"), (["a"], "x"), (["a", "b", "c"], "d")], ["x", "d"]),
+        ([(["a", "b", "c"], "d"), (["a"], "b")], ["d"]),
+    ],
+)
+def test_only_the_end_of_each_conversation_is_returned(calls: list[tuple[list[str], str]], kept: list[str]) -> None:
+    spans = [turn(number, said, answer) for number, (said, answer) in enumerate(calls, 1)]
+    found = TraceToMessages()
+    assert [each["messages"][-1]["content"] for each in found.adapt(spans)] == kept
+    assert len(found.every_answer(spans)) == len(calls)

@@ -172,7 +172,7 @@ async def test_recorded_calls_are_context_and_cost_nothing(
     assert sum(len(trained_ids(each)) for each in whole) == sum(
         len(span.tokens.response_ids) for span in await caller.spans() if span.tokens
     )
-    assert len(TraceToMessages().adapt(spans)) == 2
+    assert len(TraceToMessages().every_answer(spans)) == 2
     attempt = await store.get_attempt_by_id(forked.rollout_id, forked.attempt_id)
     live = [span.tokens for span in spans[2:] if span.tokens is not None]
     taken = sum(len(tokens.prompt_ids) + len(tokens.response_ids) for tokens in live)

@@ -106,11 +106,11 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
 
 class TraceToMessages(TraceAdapter[list[native.OpenAIMessages]], native.TraceToMessages):
-    """Make fine-tuning messages of an attempt's conversations."""
+    """Make fine-tuning messages of each answer in an attempt, with the messages before it."""
 
     def adapt(self, source: Sequence[SpanLike]) -> list[native.OpenAIMessages]:
-        """Return one entry for each conversation of one attempt."""
-        return super().adapt(as_spans(source))
+        """Return one entry for each answer of one attempt, as Agent Lightning does."""
+        return self.every_answer(as_spans(source))
 
 
 def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
