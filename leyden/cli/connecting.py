@@ -33,7 +33,7 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
 
     what: the server in words, such as "the store at http://127.0.0.1:4747".
     wait_seconds: raise StoreError if the server does not answer for this many seconds; None waits
-        for ever.
+        for ever, and reports the connection in any case.
     meanwhile: what happens until the server answers, for the report.
     """
     started, pause, reported = time.monotonic(), _FIRST_PAUSE_SECONDS, ""
@@ -48,7 +48,8 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
             reported = trouble
         await asyncio.sleep(pause if wait_seconds is None else min(pause, wait_seconds - waited))
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-    echo(f"connected to {what}", err=True)
+    if reported or wait_seconds is None:
+        echo(f"connected to {what}", err=True)
 
 
 async def answer_of(what: str, question: Awaitable[T]) -> T:
@@ -71,12 +72,12 @@ async def store_to_read(url: str, token: str | None, wait_seconds: float) -> Asy
 
     token: what the server asks for. wait_seconds: how long to wait for a server.
     """
-    from leyden.store import open_store
+    from leyden.store import LightningStoreClient, open_store
 
     if not is_remote(url):
         opened = open_store(url, read_only=not url.startswith("postgres"))
     else:
-        opened = open_store(url, token=token)
+        opened = LightningStoreClient(url, token=token, retry_seconds=wait_seconds)
         await connect(store_in_words(url), url, wait_seconds=wait_seconds)
     async with opened as store:
         yield store

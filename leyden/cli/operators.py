@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from leyden.cli.store_options import WAIT_SECONDS
+
 if TYPE_CHECKING:
     from leyden.store import LightningStore
     from leyden.types import VersionKey
@@ -38,14 +40,19 @@ def with_store(url: str, token: str | None, work: Callable[[LightningStore], Awa
     """Open the store, await `work` on it, and return the result.
 
     token: the operators' token, for a store server; None without one.
+    Raise StoreError if the server does not answer within `WAIT_SECONDS`.
     """
     import asyncio
 
+    from leyden.cli.connecting import connect, is_remote, store_in_words
     from leyden.store import LightningStoreClient, open_store
 
     async def run() -> T:
-        served = url.startswith(("http://", "https://"))
-        opened = LightningStoreClient(url, token=token) if served and token else open_store(url)
+        if is_remote(url):
+            opened = LightningStoreClient(url, token=token, retry_seconds=WAIT_SECONDS)
+            await connect(store_in_words(url), url, wait_seconds=WAIT_SECONDS)
+        else:
+            opened = open_store(url)
         async with opened as store:
             return await work(store)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from leyden.cli.store_options import WAIT_SECONDS
 from leyden.runs import RecordedRun, RewardMetrics, open_run
 from leyden.runs.beginning import PAUSED_SECONDS
 from leyden.utils.figures import figure
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from leyden.types.run import RunRecord
 
 COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
-_WAIT_SECONDS = 10.0
 
 
 def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
@@ -42,7 +42,7 @@ def await_server(source: str) -> None:
     from leyden.cli.connecting import connect, is_remote, store_in_words
 
     if is_remote(source):
-        asyncio.run(connect(store_in_words(source), source, wait_seconds=_WAIT_SECONDS))
+        asyncio.run(connect(store_in_words(source), source, wait_seconds=WAIT_SECONDS))
 
 
 def opened_store(url: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leyden.cli.output import echo, echo_json, terminal
-from leyden.cli.store_options import ServerToken, ServerWait, StoreAddress
+from leyden.cli.store_options import WAIT_SECONDS, ServerToken, ServerWait, StoreAddress
 from leyden.utils.numbers import mean_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def samples(
     ] = None,
     hours: Annotated[float, typer.Option(min=0.01, max=168, help="How far to look back; samples are kept a week.")] = 1,
     token: ServerToken = None,
-    wait: ServerWait = 60.0,
+    wait: ServerWait = WAIT_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the samples as a JSON array, for programs.")] = False,
 ) -> None:
     """Draw the recent history of a store's metrics, such as CPU, memory and disk: a line for each,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from leyden.cli.output import echo, terminal
-from leyden.cli.store_options import ServerToken
+from leyden.cli.store_options import WAIT_SECONDS, ServerToken
 from leyden.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,13 +50,9 @@ async def _export(url: str, token: str | None, directory: Path, status: Any) -> 
     """Export a store to Parquet files in `directory`, with a progress bar on a terminal."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from leyden.store import open_store
+    from leyden.cli.connecting import store_to_read
     from leyden.store.export import export_parquet
 
-    scheme = url.partition("://")[0] if "://" in url else "sqlite"
-    options: dict[str, Any] = {"read_only": not scheme.startswith("postgres")}
-    if scheme in ("http", "https"):
-        options = {"token": token}
     console = terminal(err=True)
     shown = Progress(
         TextColumn("rollouts"),
@@ -66,7 +62,7 @@ async def _export(url: str, token: str | None, directory: Path, status: Any) -> 
         transient=True,
         disable=not console.is_terminal,
     )
-    async with open_store(url, **options) as store:
+    async with store_to_read(url, token, WAIT_SECONDS) as store:
         with shown:
             bar = shown.add_task("", total=None)
             return await export_parquet(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leyden.cli.output import echo, echo_json, terminal
-from leyden.cli.store_options import ServerToken, ServerWait, StoreAddress
+from leyden.cli.store_options import WAIT_SECONDS, ServerToken, ServerWait, StoreAddress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +24,7 @@ _SHOWN_SECONDS = 86_400.0
 def workers(
     url: StoreAddress,
     token: ServerToken = None,
-    wait: ServerWait = 60.0,
+    wait: ServerWait = WAIT_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
 ) -> None:
     """Show the workers of a store that reported within the last day, and their health.

@@ -6,11 +6,12 @@ import asyncio
 import json
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from leyden.cli import main
+from leyden.cli import main, operators, run_views, store_export, store_options
 from leyden.cli.connecting import answer_of, connect
 from leyden.store import SqliteLightningStore
 
@@ -73,6 +74,37 @@ def test_a_server_that_is_away_is_reported_at_once_and_an_error_in_the_end(
     first, last = capsys.readouterr().err.splitlines()
     assert first == f"the store at {url} does not answer (connection refused); waiting, retrying ..."
     assert last.startswith(f"leyden: the store at {url} does not answer (connection refused), for 0 s now")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["resources", "list", "--store"],
+        ["resources", "show", "x", "1", "--store"],
+        ["resources", "freeze", "x", "1", "--why", "y", "--store"],
+        ["learning", "list", "--store"],
+        ["learning", "stop", "--store"],
+        ["store", "export", "out", "--url"],
+        ["samples"],
+        ["runs"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_that_reads_or_changes_a_store_gives_up_on_a_dead_server_in_the_same_time(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store_options.WAIT_SECONDS == 10
+    for module in (operators, run_views, store_export):
+        monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    url = f"http://127.0.0.1:{free_port()}"
+    wait = ["--wait", "0.2"] if command == ["samples"] else []
+    monkeypatch.setattr(sys, "argv", ["leyden", *command, url, *wait])
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert time.monotonic() - began < 8
+    assert "does not answer (connection refused), for 0 s now" in capsys.readouterr().err
 
 
 async def test_a_server_that_comes_later_is_connected_to(capsys: pytest.CaptureFixture[str]) -> None:
