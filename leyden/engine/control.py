@@ -62,6 +62,38 @@ def write_arguments(arguments: Mapping[str, Any]) -> bytes:
     )
 
 
+def importable_loss(loss: Loss) -> tuple[str, str]:
+    """Return a loss's name, and the module that registers it. Raise ConfigError if it is the script
+    that runs, which no other process can import.
+    """
+    name, kind = find_loss(loss).name, type(loss)
+    if kind.__module__ == "__main__":
+        raise ConfigError(
+            f"the loss {name!r} is registered in the script that runs, which the engine's process cannot import; move "
+            f"{kind.__name__} and its function to a module beside the script, and import it there"
+        )
+    return name, kind.__module__
+
+
+def import_loss(name: str, module: str) -> None:
+    """Import the module that registers a loss, unless the loss is known. Raise ConfigError, which
+    names both, if that fails.
+    """
+    if name in LOSSES:
+        return
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a module of the user's may raise any error
+        raise ConfigError(
+            f"the engine's process cannot import {module!r}, the module of the loss {name!r}: {type(error).__name__}: {error}"
+        ) from error
+    if name not in LOSSES:
+        raise ConfigError(
+            f"the module {module!r} does not register the loss {name!r} when it is imported; call register_loss({name!r}, ...) "
+            "at the top level of the module that defines the loss's constants"
+        )
+
+
 def read_answer(body: bytes | str, returned: Any = Any) -> Any:
     """Return the result of a call, given the body of its answer. Raise the error that the call
     ended with, as the same class.
@@ -115,8 +147,7 @@ def _read_arguments(name: str, body: bytes) -> Json:
         raise ConfigError(f"{name}: {where} is {shown(first['input'])}; it {fault_reason(first)}") from error
     arguments = {each: getattr(found, each) for each in model.model_fields if each in found.model_fields_set}
     if (loss := arguments.get("loss")) is not None:
-        if loss["name"] not in LOSSES:  # a loss of the user's, which its module registers
-            importlib.import_module(loss["module"])
+        import_loss(loss["name"], loss["module"])
         arguments["loss"] = make_loss(loss["name"], loss["constants"])
     return arguments
 
@@ -138,7 +169,8 @@ def _answer_of(returned: Any) -> type[BaseModel]:
 def _wired(argument: Any) -> Any:
     """Return an argument of a call as it is written to JSON."""
     if isinstance(argument, Loss):
-        return {"name": find_loss(argument).name, "constants": argument, "module": type(argument).__module__}
+        name, module = importable_loss(argument)
+        return {"name": name, "constants": argument, "module": module}
     return str(Path(argument).absolute()) if isinstance(argument, str | Path) else argument
 
 

@@ -35,7 +35,7 @@ from leyden.engine.base import (
     PolicyBackend,
     started,
 )
-from leyden.engine.control import PREFIX, read_answer, remote
+from leyden.engine.control import PREFIX, importable_loss, read_answer, remote
 from leyden.engine.embedded import EmbeddedBackend
 from leyden.engine.threads import Threads
 from leyden.errors import ChildDied, ConfigError, EngineError
@@ -103,6 +103,13 @@ class IsolatedBackend(PolicyBackend):
         self._child: _EngineProcess | None = None
         self._policy_version = 0
         self._visitor: Visitor | None = None
+        self._losses: dict[str, str] = {}
+        """The losses that the next child imports when it starts: the module by the name."""
+
+    def check_loss(self, loss: Loss) -> None:
+        super().check_loss(loss)
+        name, module = importable_loss(loss)
+        self._losses[name] = module
 
     def host(self, visitor: Visitor | None) -> None:
         """Run a server in the engine's process from the next `start` on; None: no server."""
@@ -170,7 +177,7 @@ class IsolatedBackend(PolicyBackend):
             if self._child is not None:
                 return
             self._policy_version = 0
-            child = self._child = _EngineProcess(self._options, self._visitor)
+            child = self._child = _EngineProcess(self._options, self._visitor, self._losses)
             try:
                 child.start()
             except BaseException:
@@ -186,8 +193,8 @@ class IsolatedBackend(PolicyBackend):
 class _EngineProcess:
     """`leyden.engine.serve` in a process of its own, and the control connection to it."""
 
-    def __init__(self, options: dict[str, Any], visitor: Visitor | None) -> None:
-        self._options, self._visitor = options, visitor
+    def __init__(self, options: dict[str, Any], visitor: Visitor | None, losses: dict[str, str]) -> None:
+        self._options, self._visitor, self._losses = options, visitor, losses
         self._host: str = options.get("host", "127.0.0.1")
         self._control_key = secrets.token_urlsafe(32)
         self._stopping = False
@@ -205,7 +212,13 @@ class _EngineProcess:
         """Send the options, and wait until the process serves. Raise the error that prevented its
         start.
         """
-        config: dict[str, Any] = {"parent": os.getpid(), "control_key": self._control_key, "options": self._options}
+        config: dict[str, Any] = {
+            "parent": os.getpid(),
+            "path": [str(Path(each).absolute()) for each in sys.path],  # "" is the working directory
+            "losses": self._losses,
+            "control_key": self._control_key,
+            "options": self._options,
+        }
         if (visitor := self._visitor) is not None:
             argument = base64.b64encode(pickle.dumps(visitor.argument)).decode()
             config["visitor"] = [visitor.function, argument, visitor.listener.fileno()]

@@ -27,7 +27,7 @@ from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
 from leyden.engine.memory import free_cached_memory, is_out_of_memory, move_optimizer
 from leyden.engine.untyped import listed
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import Loss, RegisteredLoss, TokenBatch, find_loss
+from leyden.maths.losses import Loss, LossTerms, RegisteredLoss, TokenBatch, find_loss
 from leyden.types import TrainingSequence
 
 logger = logging.getLogger("leyden.engine")
@@ -336,6 +336,7 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
         values_N=outputs.values_N,
     )
     terms = kind.function(batch, loss)
+    _check_terms(terms, kind.name, len(targets.weights_N))
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
         sums = {"entropy": outputs.entropies_N.sum(), **terms.sums}
@@ -346,6 +347,26 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
         dict(zip(sums, values[1 : 1 + n_sums], strict=True)),
         dict(zip(terms.maxima, values[1 + n_sums :], strict=True)),
     )
+
+
+def _check_terms(terms: LossTerms, loss: str, n: int) -> None:
+    """Raise ConfigError, which names the loss and the tensor, for a tensor of the wrong shape. A
+    number in place of N objectives would be broadcast, and counted N times.
+    """
+    wanted = {"objective_N": (terms.objective_N, (n,))}
+    for kind, metrics in (("sums", terms.sums), ("maxima", terms.maxima)):
+        wanted |= {f"{kind}[{name!r}]": (value, ()) for name, value in metrics.items()}
+    for name, (value, shape) in wanted.items():
+        found: Any = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if found != shape:
+            what = (
+                "a tensor without a dimension, summed or maximised over the tokens"
+                if not shape
+                else "one number a token"
+            )
+            raise ConfigError(
+                f"the loss {loss!r} returned {name} of shape {found}; it must have the shape {shape}: {what}"
+            )
 
 
 def _memory_failure(

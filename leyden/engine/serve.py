@@ -23,7 +23,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from leyden.engine.control import describe_error
+from leyden.engine.control import describe_error, import_loss
 from leyden.engine.embedded import Companion, EmbeddedBackend
 from leyden.host.child import end_with_parent
 from leyden.utils.logs import setup_relayed_logging
@@ -45,7 +45,12 @@ def main() -> None:
     end_with_parent(config["parent"], also=sys.stdin.fileno(), end=end)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries goes to the log, because standard output carries the answer
+    # Behind the child's own folders, so that no module beside the parent's script hides one of
+    # theirs.
+    sys.path += [folder for folder in config["path"] if folder not in sys.path]
     try:
+        for name, module in config["losses"].items():
+            import_loss(name, module)
         companion = _companion(*config["visitor"]) if "visitor" in config else None
         backend = EmbeddedBackend(**config["options"], control_key=config["control_key"], companion=companion)
         asyncio.run(backend.start())

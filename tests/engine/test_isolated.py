@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 
-from leyden.engine import EmbeddedBackend, IsolatedBackend, SamplingParams
+import leyden as ly
+from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, SamplingParams
 from leyden.errors import ConfigError, EngineError
+from leyden.maths.losses import LOSSES
+from leyden.types import TrainingSequence
+from tests.contracts.engine import sequence_of
 from tests.engine import tiny
 from tests.engine.waiting import until_sampling
 
@@ -175,3 +181,95 @@ def test_importing_the_package_loads_no_model_library_and_no_server():
     assert not {"torch", "transformers", "safetensors", "numpy", "uvicorn", "starlette", "aiohttp"} & set(
         json.loads(output)
     )
+
+
+_OWN_LOSS = """
+from dataclasses import dataclass
+from leyden.maths.losses import Loss, LossTerms, register_loss
+
+@dataclass(frozen=True, slots=True)
+class {kind}(Loss):
+    scale: float = 2.0
+
+@register_loss({name!r}, {kind}, columns=("advantages",))
+def objective(batch, constants):
+    terms = constants.scale * batch.logprobs_N * batch.columns["advantages"]
+    return LossTerms({terms})
+"""
+
+
+@pytest.fixture
+def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Writes a module with a loss beside a script, imports it as the script does, and returns the loss's constants."""
+    monkeypatch.syspath_prepend(tmp_path)
+    made: list[str] = []
+
+    def make(name: str, terms: str = "terms", kind: str = "OwnLoss") -> Any:
+        (tmp_path / f"loss_of_{name}.py").write_text(_OWN_LOSS.format(name=name, terms=terms, kind=kind))
+        made.append(name)
+        return getattr(importlib.import_module(f"loss_of_{name}"), kind)()
+
+    yield make
+    for name in made:
+        LOSSES.pop(name)
+        sys.modules.pop(f"loss_of_{name}")
+
+
+def one_sequence() -> TrainingSequence:
+    return sequence_of([1, 2, 3, 4], [0, -1.0, -1.0, -1.0], [1.0] * 4, [0, 1.0, 1.0, 1.0])
+
+
+async def test_a_loss_in_a_module_beside_the_script_has_the_same_gradient_in_its_own_process(
+    folder: Path, own_loss: Callable[..., Any]
+):
+    loss = own_loss("beside", 'terms, sums={"seen": terms.detach().sum()}')
+    results: list[Any] = []
+    for kind in (EmbeddedBackend, IsolatedBackend):
+        async with kind(folder) as backend:
+            result = await backend.forward_backward([one_sequence()], loss)
+            results.append((result.loss, result.metrics["seen"], (await backend.optim_step(OptimParams())).grad_norm))
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+async def test_a_loss_that_the_engine_cannot_import_is_named_before_anything_is_sampled(
+    folder: Path, own_loss: Callable[..., Any], tmp_path: Path
+):
+    loss = own_loss("gone")
+    (tmp_path / "loss_of_gone.py").write_text("import nowhere\n")
+    backend = IsolatedBackend(folder)
+    ly.PolicyGradient(backend, n_steps=1, loss=loss)
+    with pytest.raises(
+        ConfigError, match=r"'loss_of_gone', the module of the loss 'gone': ModuleNotFoundError: .*nowhere"
+    ):
+        await backend.start()
+    (tmp_path / "loss_of_gone.py").write_text("")
+    with pytest.raises(ConfigError, match="'loss_of_gone' does not register the loss 'gone'"):
+        await backend.start()
+
+
+def test_a_loss_of_the_script_itself_is_refused_for_another_process(
+    folder: Path, own_loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    loss = own_loss("main")
+    monkeypatch.setattr(type(loss), "__module__", "__main__")
+    ly.PolicyGradient(EmbeddedBackend(folder), n_steps=1, loss=loss)
+    with pytest.raises(ConfigError, match="move OwnLoss and its function to a module beside the script"):
+        ly.PolicyGradient(IsolatedBackend(folder), n_steps=1, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("terms", "says"),
+    [
+        ('terms, sums={"seen": terms}', r"sums\['seen'\] of shape \(3,\)"),
+        ('terms, maxima={"seen": terms.amax(0, keepdim=True)}', r"maxima\['seen'\] of shape \(1,\)"),
+        ('terms, sums={"seen": 1.0}', r"sums\['seen'\] of shape float"),
+        ("terms.mean()", r"objective_N of shape \(\); it must have the shape \(3,\)"),
+        ("terms[:, None]", r"objective_N of shape \(3, 1\)"),
+    ],
+)
+async def test_a_tensor_of_the_wrong_shape_is_named_with_its_loss(
+    terms: str, says: str, folder: Path, own_loss: Callable[..., Any]
+):
+    async with EmbeddedBackend(folder) as backend:
+        with pytest.raises(ConfigError, match=f"the loss 'shaped' returned {says}"):
+            await backend.forward_backward([one_sequence()], own_loss("shaped", terms))

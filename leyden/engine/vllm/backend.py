@@ -41,6 +41,7 @@ from leyden.engine.vllm.parity import largest_difference, learner_scores, probes
 from leyden.engine.vllm.process import DEFAULT_PYTHON, FoundServer, Server, ServerOptions, StartedServer
 from leyden.errors import ConfigError, EngineError
 from leyden.host.listening import check_token
+from leyden.maths.losses import Loss
 from leyden.options import check_choice, check_flag, check_names, check_number, check_path, check_port
 from leyden.types import LLM
 
@@ -232,6 +233,10 @@ class VLLMBackend(PolicyBackend):
     @property
     def policy_version(self) -> int:
         return self._policy_version
+
+    def check_loss(self, loss: Loss) -> None:
+        super().check_loss(loss)
+        self._learner.check_loss(loss)  # a learner in another process imports its module
 
     # ---- life ------------------------------------------------------------------------------------
 
