@@ -182,8 +182,8 @@ def _schemas(request: ChatRequest) -> dict[str, Json]:
     if request.json_schema is not None:
         found[_OF_CONTENT] = held_schema(request.json_schema, _OF_CONTENT)
     for name in request.callable_tools if request.may_call else ():
-        where = _of_tool(request, name)
-        found[where] = held_schema({"type": "object", **request.schemas[name]}, where)
+        where, schema = _of_tool(request, name), request.schemas[name]
+        found[where] = held_schema({**schema, "type": schema.get("type") or "object"}, where)
     return found
 
 

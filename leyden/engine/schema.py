@@ -218,7 +218,7 @@ class _Schema:
         """Return a schema with the keywords of draft 2020-12 and without annotations. Raise Refusal
         for a keyword that cannot be held.
         """
-        given = dict(schema)
+        given = {name: value for name, value in schema.items() if value is not None or name == "const"}
         if not self._refers_by_id:
             given.pop("$id", None)
         if given.get("format") not in _FORMATS or any(name in given for name in _OF_TEXT):
@@ -237,11 +237,10 @@ class _Schema:
             wanted = [
                 name for name, part in parts if isinstance(part, dict) and cast(Json, part).get("required") is True
             ]
-            if wanted and isinstance(given.get("required", []), list):
-                given["required"] = [
-                    *given.get("required", []),
-                    *(n for n in wanted if n not in given.get("required", [])),
-                ]
+            required: Any = given.get("required", [])
+            if wanted and isinstance(required, list):
+                others = cast(list[Any], required)
+                given["required"] = [*others, *(name for name in wanted if name not in others)]
         if given.get("unevaluatedProperties") is False and not any(
             name in given for name in (*_IN_PLACE, "$ref", "if")
         ):
@@ -363,7 +362,8 @@ def _is_closed(schema: Any) -> bool:
         return False
     if not isinstance(required, list) or not all(isinstance(n, str) and n in names for n in cast(list[Any], required)):
         return False
-    parts = [part for name in _IN_PLACE for part in cast(list[Any], given.get(name) or [])]
+    lists: list[Any] = [given[name] for name in _IN_PLACE if name in given]
+    parts = [part for each in lists if isinstance(each, list) for part in cast(list[Any], each)]
     return all(_adds_nothing(part, cast(Json, names)) for part in parts)
 
 
@@ -374,4 +374,5 @@ def _adds_nothing(part: Any, names: Json) -> bool:
     given = cast(Json, part)
     if any(name in given for name in (*_IN_PLACE, "$ref")):
         return False
-    return set(cast(Json, given.get("properties") or {})) <= set(names)
+    named: Any = given.get("properties")
+    return not isinstance(named, dict) or set(cast(Json, named)) <= set(names)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from typing import Any
 
 import pytest
 
-from leyden.engine.grammar import Grammars
+from leyden.engine.grammar import GrammarConstraint, Grammars
 from leyden.engine.schema import held_schema
 from leyden.engine.tools import PARSERS
 from leyden.engine.wire import ChatRequest, parse_request
@@ -35,15 +36,19 @@ def kind(value: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"kind": {"const": value, "default": value}, **properties}}
 
 
-def samples(schema: Any, n: int = 12) -> list[Any]:
-    """Arguments that a policy without any sense writes under the grammar of a required call."""
+def constraints(schema: Any, n: int) -> list[GrammarConstraint]:
+    """The constraints of a required call with arguments of a schema."""
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": [tool], "n": n}
     body |= {"tool_choice": {"type": "function", "function": {"name": "f"}}}
-    request = parse_request(json.dumps(body).encode(), ChatRequest)
+    return GRAMMARS.constraints(parse_request(json.dumps(body).encode(), ChatRequest), PARSERS["hermes"])
+
+
+def samples(schema: Any, n: int = 12) -> list[Any]:
+    """Arguments that a policy without any sense writes under the grammar of a required call."""
     found: list[Any] = []
     draw = random.Random(0)
-    for constraint in GRAMMARS.constraints(request, PARSERS["hermes"]):
+    for constraint in constraints(schema, n):
         ids: list[int] = []
         while len(ids) < 600:
             allowed = [token for token, may in enumerate(constraint.allowed()) if may]
@@ -236,6 +241,26 @@ def test_values_that_restrict_nothing_are_no_reason_to_refuse() -> None:
     assert held_schema({"type": "object", **nothing, "propertyNames": {"type": "string"}}, "schema") == {
         "type": "object"
     }
+
+
+JUNK: list[Any] = [None, True, 3, "x", [], {}, [3], {"a": 1}, [[{}]], {"$ref": 3}, {"$ref": "#/$defs/circle"}]
+
+
+@pytest.mark.parametrize(
+    "keyword", [*NOT_HELD, "allOf", "items", "prefixItems", "enum", "const", "additionalProperties"]
+)
+def test_a_malformed_schema_is_refused_or_held_and_never_an_error(keyword: str) -> None:
+    defs = {"circle": {"$ref": "#/$defs/circle"}}
+    for value in JUNK:
+        for more in ({}, {"properties": {"a": FLAG}}, {"oneOf": [{"properties": {"a": value}}, 3]}):
+            with contextlib.suppress(Refusal):
+                constraints({**more, keyword: value, "$defs": defs}, n=1)
+
+
+def test_null_is_no_keyword() -> None:
+    nothing = dict.fromkeys(("type", "required", "uniqueItems", "not", "additionalProperties", "format", "enum"))
+    assert samples({"properties": {"a": FLAG | {"default": None, "not": None}}, **nothing})[0].keys() <= {"a"}
+    assert samples(an_object({"a": {"const": None}}))[0] == {"a": None}
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
