@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from leyden.dialects.encoding import Json, dump
 from leyden.dialects.fields import without
-from leyden.dialects.reading import ChatReader, merged_fields
+from leyden.dialects.reading import ChatReader, merge_fields
 
 _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")
 """Fields of a choice that come with token ids, and are hidden with them."""
@@ -207,10 +207,8 @@ class StreamAssembler:
         if part.get("finish_reason"):
             choice["finish_reason"] = part["finish_reason"]
         if (delta := part.get("delta")) is not None:
-            message = choice.setdefault("message", {})
-            choice["message"] = merged_fields(
-                message, without(delta, ("tool_calls",)) if "tool_calls" in delta else delta
-            )
+            read = without(delta, ("tool_calls",)) if "tool_calls" in delta else delta
+            merge_fields(choice.setdefault("message", {}), read)
         if part.get("text") is not None:
             choice["text"] = choice.get("text", "") + part["text"]
         for name in ("token_ids", "policy_versions"):

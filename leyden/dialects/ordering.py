@@ -43,6 +43,9 @@ class InOrder:
         if len(choices) > 1 or choice["index"] != self._choice_index:
             raise Untranslatable("choices", "must be one for this API, got several")
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        calls = self._calls()
+        if not calls:  # until the first call, everything passes as it comes
+            return [chunk]
         self._head = self._head or {name: chunk.get(name) for name in ("id", "object", "created", "model")}
         delta: Json = choice.get("delta") or {}
         pieces: list[Json] = delta.get("tool_calls") or []
@@ -51,7 +54,6 @@ class InOrder:
             self._held.append({"delta": delta, "logprobs": choice.get("logprobs")})
             delta, choice = {}, without(choice, ("logprobs",))
         found = [{**chunk, "choices": [{**choice, "delta": delta}]}]
-        calls = self._calls()
         for piece in pieces:
             number: int = piece["index"]
             found += self._piece(calls[number], piece["function"]["arguments"])

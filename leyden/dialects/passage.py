@@ -269,7 +269,8 @@ class PassageStream:
             found = parse(data)
             for chunk in self._chunks.feed(found):
                 self._assembler.feed(chunk)
-                self._unread.add(self._assembler.reader.problems)
+                if problems := self._assembler.reader.problems:
+                    self._unread.add(problems)
         except Exception as error:  # noqa: BLE001 -- the record goes without an event that it cannot read
             self._unread.add([error])
         self.ended = self.ended or self._chunks.ended

@@ -141,6 +141,10 @@ class ChatReader:
 
     def chunk(self, chunk: Any) -> Json:
         """Return a chunk in OpenAI's form. The index of a tool call is its number in the choice."""
+        if (index := _index_if_usual(chunk)) is not None:
+            self.problems = []
+            self._begun.add(index)
+            return chunk
         return self._body(chunk, self._choice_of_chunk)
 
     def _body(self, body: Any, read_choice: Callable[[Any, str], Json | None]) -> Json:
@@ -396,6 +400,32 @@ def _is_json_object(text: str) -> bool:
         return False
 
 
+_USUAL_TEXTS = frozenset(("role", "content", "refusal", *REASONING))
+_LISTS_AND_LOGPROBS: tuple[tuple[str, type], ...] = (*((name, list) for name in _LISTS), ("logprobs", dict))
+
+
+def _index_if_usual(chunk: Any) -> int | None:
+    """Return the index of the choice of a chunk that is in OpenAI's form already and holds nothing
+    but text and tokens; None for any other chunk. Nearly all chunks are such, and each token has
+    one.
+    """
+    if not is_object(chunk) or chunk.get("usage") is not None or "prompt_token_ids" in chunk:
+        return None
+    choices: Any = chunk.get("choices")
+    if not is_list(choices) or len(choices) != 1 or not is_object(choice := choices[0]) or "text" in choice:
+        return None
+    delta, index, reason = choice.get("delta"), choice.get("index"), choice.get("finish_reason")
+    if not is_object(delta) or type(index) is not int or not (reason is None or isinstance(reason, str)):
+        return None
+    for name, text in delta.items():
+        if name not in _USUAL_TEXTS or not (text is None or isinstance(text, str)):
+            return None
+    for name, kind in _LISTS_AND_LOGPROBS:
+        if name in choice and not (choice[name] is None or isinstance(choice[name], kind)):
+            return None
+    return index
+
+
 _REPLACED = frozenset(("role", "id", "type", "index", "name", "format", "status"))
 """Fields of a delta that are sent whole."""
 
@@ -409,14 +439,14 @@ def merged(so_far: Any, more: Any) -> Any:
     if is_list(so_far) and is_list(more):
         return [*so_far, *more]
     if is_object(so_far) and is_object(more):
-        return merged_fields(so_far, more)
+        found = dict(so_far)
+        merge_fields(found, more)
+        return found
     return so_far if more is None else more
 
 
-def merged_fields(so_far: Json, more: Json) -> Json:
-    """Return an object with the fields of one more delta."""
-    found = dict(so_far)
+def merge_fields(fields: Json, more: Json) -> None:
+    """Add the fields of one more delta to an object."""
     for name, value in more.items():
         replace = name in _REPLACED and value is not None
-        found[name] = value if replace else merged(found.get(name), value)
-    return found
+        fields[name] = value if replace else merged(fields.get(name), value)
