@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,7 +27,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 from pydantic import ValidationError
@@ -64,6 +63,10 @@ _MOST_PARTS = 200_000
 
 An empty part takes two bytes to send.
 """
+_MOST_ATTRIBUTES = 2_000_000
+"""The most attributes of all spans of one request, which take 3 s to read."""
+_MOST_DEPTH = 50
+"""The most lists of an attribute within each other that are counted. protobuf parses 100."""
 _RESOURCE_BYTES = 2**20
 """The most bytes of one resource."""
 _SPAN_BYTES = 16 * 2**20
@@ -128,6 +131,8 @@ async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpReply:
         return _failure(415, JSON, f"the content type is {content_type[:100]!r}; possible: {PROTOBUF}, {JSON}")
     try:
         received = await parsed(body, lambda body: read_spans(body, encoding))
+    except TooManyParts as error:
+        return _failure(413, encoding, str(error))
     except ValueError as error:
         return _failure(400, encoding, str(error))
     refused = received.refused + await _add(store, received.spans)
@@ -212,7 +217,7 @@ def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
     refused: list[str] = []
     for resource, proto in _each_span(body, encoding):
         if len(spans) + len(refused) == _MOST_SPANS:
-            raise ValueError(f"the request has more than {_MOST_SPANS:,} spans; send fewer at a time")
+            raise TooManyParts(f"the request has more than {_MOST_SPANS:,} spans; send fewer at a time")
         try:
             spans.append((proto.end_time_unix_nano, _span(proto, resource)))
         except _Refused as error:
@@ -232,11 +237,14 @@ def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_p
     cannot be read.
     """
     try:
-        left = _Left(_MOST_PARTS)
+        left, attributes_left = _Left(_MOST_PARTS), _Left(_MOST_ATTRIBUTES, "attributes")
         for resource, spans in _json_groups(body, left) if encoding == JSON else _protobuf_groups(body, left):
             attributes = _attributes(resource.attributes)
             for span in spans:
+                attributes_left.take(len(span.attributes))
                 yield attributes, span
+    except TooManyParts:
+        raise
     except (ValueError, RecursionError, DecodeError, json_format.Error) as error:
         reason = storable(str(error), limit=1000)
         raise ValueError(f"the body is no ExportTraceServiceRequest as {encoding}: {reason}") from None
@@ -247,19 +255,24 @@ _Group = tuple[Resource, Iterator[trace_pb2.Span]]
 times its bytes."""
 
 
+class TooManyParts(ValueError):
+    """A request takes more work than the limits allow; the message names the limit."""
+
+
 class _Left:
     """Counts down the parts that a request may still have."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, what: str = "parts") -> None:
         self._number = self._most = number
+        self._what = what
 
-    def take(self) -> None:
+    def take(self, number: int = 1) -> None:
         """Count one part of the request: a field of a protobuf message, or a group of spans in
         JSON. Raise ValueError when there are too many.
         """
-        self._number -= 1
+        self._number -= number
         if self._number < 0:
-            raise ValueError(f"it has more than {self._most:,} parts; send fewer spans at a time")
+            raise TooManyParts(f"it has more than {self._most:,} {self._what}; send fewer spans at a time")
 
 
 def _protobuf_groups(body: bytes, left: _Left) -> Iterator[_Group]:
@@ -278,8 +291,27 @@ def _protobuf_spans(group: memoryview, left: _Left) -> Iterator[trace_pb2.Span]:
             if len(span) > _SPAN_BYTES:
                 raise ValueError(f"a span has {len(span):,} bytes, and {_SPAN_BYTES:,} is the most that one may have")
             if len(span) > LARGE_BYTES:
-                deque(_parts(span, trace_pb2.Span.ATTRIBUTES_FIELD_NUMBER, left), maxlen=0)  # counts them
+                for attribute in _parts(span, trace_pb2.Span.ATTRIBUTES_FIELD_NUMBER, left):
+                    _count_entry(attribute, left)
             yield trace_pb2.Span.FromString(bytes(span))
+
+
+def _count_entry(entry: memoryview, left: _Left, depth: int = 0) -> None:
+    """Count the parts of an attribute, which may be nested lists, before they are parsed."""
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"an attribute nests lists more than {_MOST_DEPTH} deep")
+    for value in _parts(entry, KeyValue.VALUE_FIELD_NUMBER, left):
+        _count_value(value, left, depth)
+
+
+def _count_value(value: memoryview, left: _Left, depth: int) -> None:
+    for array in _parts(value, AnyValue.ARRAY_VALUE_FIELD_NUMBER, left):
+        for element in _parts(array, ArrayValue.VALUES_FIELD_NUMBER, left):
+            if depth < _MOST_DEPTH:
+                _count_value(element, left, depth + 1)
+    for entries in _parts(value, AnyValue.KVLIST_VALUE_FIELD_NUMBER, left):
+        for nested in _parts(entries, KeyValueList.VALUES_FIELD_NUMBER, left):
+            _count_entry(nested, left, depth + 1)
 
 
 def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview]:

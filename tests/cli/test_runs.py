@@ -183,7 +183,7 @@ def test_a_store_is_read_as_its_folder_is(said: Said) -> None:
 
 @pytest.mark.parametrize("command", ["runs", "show", "plot"])
 def test_a_store_server_that_is_away_is_reported(said: Said, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    monkeypatch.setattr("leyden.cli.run_views._WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("leyden.cli.run_views.WAIT_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     assert said(command, url, code=1)[1].startswith(f"leyden: the store at {url} does not answer (connection refused)")

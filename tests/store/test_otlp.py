@@ -575,7 +575,7 @@ async def test_more_spans_than_a_request_may_have_are_refused(memory: LightningS
     for _ in range(count):
         scope.spans.add()
     answer = await receive(memory, request.SerializeToString(), PROTOBUF)
-    assert answer.status == 400
+    assert answer.status == 413
     assert b"more than 100,000 spans" in answer.body
 
 
@@ -607,6 +607,33 @@ def test_parts_of_a_request_that_hold_no_spans_count_too(body: bytes):
 def test_a_resource_of_any_size_is_not_parsed():
     with pytest.raises(ValueError, match="a resource has 1,200,000 bytes"):
         read_spans(field(1, field(1, field(1, b"") * 600_000)), PROTOBUF)
+
+
+@pytest.mark.parametrize("kind", ["array_value", "kvlist_value"])
+async def test_a_span_whose_attribute_holds_a_million_values_is_refused_before_it_is_parsed(
+    memory: LightningStore, kind: str
+):
+    request = ExportTraceServiceRequest()
+    span = request.resource_spans.add().scope_spans.add().spans.add()
+    value = span.attributes.add(key="a").value
+    for _ in range(3):  # a list in a list in a list
+        value = getattr(value, kind).values.add()
+        value = value if kind == "array_value" else value.value
+    getattr(value, kind).values.extend([AnyValue() if kind == "array_value" else KeyValue()] * 500_000)
+    answer = await receive(memory, request.SerializeToString(), PROTOBUF)
+    assert answer.status == 413
+    assert b"more than 200,000 parts" in answer.body
+
+
+async def test_more_attributes_than_a_request_may_have_are_refused(memory: LightningStore):
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    span = scope.spans.add()
+    span.attributes.extend([KeyValue()] * 20_000)
+    scope.spans.extend([span] * 101)
+    answer = await receive(memory, request.SerializeToString(), PROTOBUF)
+    assert answer.status == 413
+    assert b"more than 2,000,000 attributes" in answer.body
 
 
 def test_json_groups_without_spans_count_too():
