@@ -176,3 +176,15 @@ def _indented(text: str, indent: str, max_characters: int | None) -> list[str]:
         text = f"{text[:max_characters]} ... ({len(text):,} characters in all)"
     first, *later = text.splitlines() or [""]
     return [f"{indent}{_INDENT}{first}", *(f"{indent}{_INDENT * 2}{line}" for line in later)]
+
+
+def answer_of(spans: Sequence[Span]) -> str | None:
+    """Return the text with which a rollout ended: the model's last answer that has one, or else the
+    agent's last message; None if neither was recorded.
+    """
+    for call in reversed(model_calls(spans)):
+        for message in reversed(call.output_messages):
+            if text := message_text(message.get("content")).strip():
+                return text
+    emitted = [str(span.attributes.get(semconv.MESSAGE_BODY, "")) for span in spans if span.name == semconv.MESSAGE]
+    return next((text for text in reversed(emitted) if text.strip()), None)

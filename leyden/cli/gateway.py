@@ -40,7 +40,9 @@ def gateway(
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="LEYDEN_GATEWAY_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
+            envvar="LEYDEN_GATEWAY_TOKEN",
+            show_envvar=True,
+            help="Token that clients must send; other machines need one.",
         ),
     ] = None,
     live_key: Annotated[

@@ -33,7 +33,9 @@ def serve(
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="LEYDEN_SERVING_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
+            envvar="LEYDEN_SERVING_TOKEN",
+            show_envvar=True,
+            help="Token that clients must send; other machines need one.",
         ),
     ] = None,
     canary_percent: Annotated[
@@ -121,7 +123,8 @@ async def _serve(store: str, host: str, port: int, token: str | None, options: d
         server = AsgiServer(app, keep_alive_seconds=75)
         address = f"http://{netloc(reachable(host), listener.getsockname()[1])}"
         await server.start(listener)
-        labels = ", ".join(f"{label}: {key[0]} {key[1]}" for label, key in session.status().labels.items()) or "nothing"
-        echo(f"serving {labels} at {address}, {'with the token' if token else 'without a token'}")
+        labels = ", ".join(f"{label}: {key[0]} {key[1]}" for label, key in session.status().labels.items())
+        missing = "no version has the label production yet"
+        echo(f"listening on {address} ({labels or missing}; {'with the token' if token else 'no token'})")
         await ended.wait()
         await server.stop(grace_seconds=2.0)

@@ -196,13 +196,16 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
 
 
 async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
-    """Print the rollouts with the best or worst rewards, with their steps and tasks."""
+    """Print the rollouts with the best or worst rewards, with their steps, tasks and answers."""
+    from leyden.adapter.transcript import answer_of
     from leyden.runs.reading import iteration_of
     from leyden.runs.rollouts import scored_rollouts
     from leyden.utils.logs import Preview
 
     async with run.open_store() as store:
         found: list[ScoredRollout] = await scored_rollouts(run, store, order="best" if best else "worst", limit=limit)
+        spans = await store.query_spans_of([each.rollout.rollout_id for each in found])
+    answers = {rollout_id: answer_of(own) for rollout_id, own in spans.items()}
     if as_json:
         rows = [
             {
@@ -210,6 +213,7 @@ async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: boo
                 "reward": each.reward,
                 "iteration": iteration_of(each.rollout),
                 "input": each.rollout.input,
+                "answer": answers.get(each.rollout.rollout_id),
             }
             for each in found
         ]
@@ -220,6 +224,8 @@ async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: boo
     for each in found:
         step = _step(iteration_of(each.rollout))
         echo(f"{each.rollout.rollout_id}  {each.reward:>8.4g}{step}  {Preview(each.rollout.input)}")
+        if answer := answers.get(each.rollout.rollout_id):
+            echo(f"    answer: {Preview(answer)}")
 
 
 def _step(iteration: int | None) -> str:

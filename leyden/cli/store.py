@@ -31,7 +31,7 @@ def store(
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
+            envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="Token that clients must send; other machines need one."
         ),
     ] = None,
     operator_token: Annotated[

@@ -85,7 +85,8 @@ class ModelAddresses:
         except (aiohttp.ClientError, TimeoutError, OSError):
             why = _AWAY
         if why != self._why:
-            logger.warning("the gateway at %s %s", self._gateway, why or "is back")
+            level = logging.WARNING if why else logging.INFO
+            logger.log(level, "the gateway at %s %s", self._gateway, why or "answers again")
         self._why = why
 
     def _at_gateway(self, resource: ResourceUnion, claim: str) -> ResourceUnion:

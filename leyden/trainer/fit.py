@@ -166,6 +166,7 @@ class Fit:
         """Return the recorder of this run. It adds a progress bar unless a callback is one."""
         config, algorithm = self._config, self._given.algorithm
         of_algorithm = algorithm.callbacks if isinstance(algorithm, IterativeAlgorithm) else ()
+        bar = partial(ProgressBar, metrics=()) if self._manifest.record.kind == "eval" else ProgressBar
         has_bar = any(isinstance(callback, ProgressBar) for callback in (*of_algorithm, *config.callbacks))
         return RunRecorder(
             self._manifest,
@@ -173,18 +174,18 @@ class Fit:
             None if self.directory is None else FolderRecorder(self.directory, self._manifest),
             writers=config.loggers,
             callbacks=config.callbacks,
-            bar=ProgressBar if self._shows_progress and not has_bar else None,
+            bar=bar if self._shows_progress and not has_bar else None,
         )
 
     def _report(self, summary: RunSummary) -> None:
         """Show the user how the run ended."""
-        progress = self._config.progress
+        progress, is_evaluation = self._config.progress, self._manifest.record.kind == "eval"
         logger.log(logging.DEBUG if progress else logging.INFO, "run %s: done\n%s", summary.run_id, summary)
-        if progress:
+        if progress and not is_evaluation:  # its result has the reward and the failures
             _show(closing_summary(summary))
         elif summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
-        elif summary.failures:
+        elif summary.failures and not is_evaluation:
             logger.warning("some rollouts failed\n%s", summary)
 
     # ---- both sides ----------------------------------------------------------------------------

@@ -106,14 +106,15 @@ def test_a_run_is_shown_with_what_failed_and_an_example_of_it(said: Said, name: 
 def test_failed_best_and_worst_rollouts_are_found(said: Said) -> None:
     assert TOO_LONG in said("show", "latest", "--failed")[0]
     best, worst = (said("show", "latest", order)[0].splitlines() for order in ("--best", "--worst"))
-    assert [line.split(maxsplit=2)[1:] for line in best] == [
+    assert [line.split(maxsplit=2)[1:] for line in best[::2]] == [
         ["0.2", "{'n': 2}"],
         ["0.1", "{'n': 1}"],
         ["0", "{'n': 0}"],
     ]
-    assert best == worst[::-1]
+    assert best[1::2] == [f"    answer: thinking of {n}" for n in (2, 1, 0)]
+    assert (best[::2], best[1::2]) == (worst[::2][::-1], worst[1::2][::-1])
     (one,) = json.loads(said("show", "latest", "--best", "-n", "1", "--json")[0])
-    assert (one["reward"], one["input"]) == (0.2, {"n": 2})
+    assert (one["reward"], one["input"], one["answer"]) == (0.2, {"n": 2}, "thinking of 2")
 
 
 def test_the_best_and_the_worst_rollouts_name_their_step(said: Said, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_the_best_and_the_worst_rollouts_name_their_step(said: Said, tmp_path: P
     run = str(tmp_path / "run")
     ly.Trainer(algorithm=search, run_dir=run, progress=False).fit(agent)
     worst = said("show", run, "--worst")[0].splitlines()
-    assert [line.split(maxsplit=1)[1] for line in worst] == ["0.5  step 3  {'n': 5}", "0.7  step 2  {'n': 7}"]
+    assert [line.split(maxsplit=1)[1] for line in worst[::2]] == ["0.5  step 3  {'n': 5}", "0.7  step 2  {'n': 7}"]
     assert [one["iteration"] for one in json.loads(said("show", run, "--best", "--json")[0])] == [2, 3]
 
 

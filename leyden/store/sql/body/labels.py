@@ -199,8 +199,8 @@ def _move(
     elif frozen:
         raise VersionFrozen(
             f"version {to[1]} of {to[0]!r} in {tx.store_url} is frozen, so label {label!r} cannot be put on it; "
-            "choose another version, or unfreeze it with `leyden resources freeze ID VERSION --undo` (query_audit says who froze "
-            "it, and why)"
+            "choose another version, or unfreeze it with `leyden resources freeze ID VERSION --undo` "
+            "(`leyden resources list --audit` says who froze it, and why)"
         )
     else:
         tx.run("put_label", label=label, resources_id=to[0], version=to[1])
