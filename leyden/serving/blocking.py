@@ -135,10 +135,13 @@ class BlockingStore:
         return found
 
     def get_latest_resources(self) -> NamedResources | None:
-        """Return the latest resources by name, as an agent receives them; None if there are
-        none.
+        """Return the resources with the label `production` by name, as an agent receives them.
+
+        While no version has the label, return those written last; None if there are none. So a
+        version that is only tried, such as a canary, is never taken for the released one. The
+        method of `LightningStore` with this name knows no labels.
         """
-        return _named(self._call("get_latest_resources"))
+        return _named(self._call("get_labelled_resources", _PRODUCTION) or self._call("get_latest_resources"))
 
     def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> NamedResources:
         """Return one version of resources by name, by default the newest.
@@ -248,11 +251,8 @@ class BlockingAlgorithm:
         return [name for name in names if name in inspect.signature(self._algorithm.function).parameters]
 
     def _initial(self) -> NamedResources | None:
-        """Return the resources to begin with: the control's, or else the latest."""
-        try:
-            return self._recorded.get_optimized_resources(CONTROL)
-        except UnknownResources:
-            return self._recorded.get_latest_resources()
+        """Return the resources to begin with."""
+        return self._recorded.get_latest_resources()
 
     def _resources_of(self, result: Any, training: BlockingStore) -> NamedResources:
         """Return the resources of an algorithm's result: the result itself if it is a mapping, else

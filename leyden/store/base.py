@@ -723,7 +723,10 @@ class LightningStore(NamedOptions, ABC):
 
     @abstractmethod
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        """Return the resources written last, or None if there are none."""
+        """Return the resources written last, or None if there are none.
+
+        They need not be released: see `get_labelled_resources("production")`.
+        """
 
     @abstractmethod
     async def query_resources(

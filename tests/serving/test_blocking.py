@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,20 @@ def store():
         yield store
 
 
+def released_as_versions(store: BlockingStore) -> None:
+    store.update_resources("rs", OLD)
+    store.update_resources("rs", NEW)  # the latest
+    store.set_label("production", "rs", 1)
+    store.set_label("canary", "rs", 2)
+
+
+def released_first(store: BlockingStore) -> None:
+    store.add_resources(OLD, resources_id="rs-old")
+    store.add_resources(NEW, resources_id="rs-new")  # the latest
+    store.set_label("production", "rs-old", 1)
+    store.set_label("canary", "rs-new", 1)
+
+
 def released(store: BlockingStore) -> None:
     store.add_resources(NEW, resources_id="rs-new")
     store.add_resources(OLD, resources_id="rs-old")  # the latest
@@ -50,8 +64,9 @@ def released(store: BlockingStore) -> None:
     store.set_label("canary", "rs-new", 1)
 
 
-def test_the_ab_example_runs_as_written(store: BlockingStore) -> None:
-    released(store)
+@pytest.mark.parametrize("release", [released, released_first, released_as_versions])
+def test_the_ab_example_runs_as_written(store: BlockingStore, release: Callable[[BlockingStore], None]) -> None:
+    release(store)
     agent = Agent()
     for n in range(6):
         store.enqueue_rollout(f"task {n}", arm="control" if n % 2 else "treatment")
@@ -72,6 +87,18 @@ def test_the_ab_example_runs_as_written(store: BlockingStore) -> None:
     assert store.summarise_rollouts(arm_in=["treatment"]).measures["reward"].mean == 1.0
     spans = store.query_spans()
     assert [span.attributes["group"] for span in spans] == ["treatment", "control"] * 3
+
+
+def test_the_latest_resources_are_those_in_production_once_there_are_any(store: BlockingStore) -> None:
+    assert store.get_latest_resources() is None
+    released_as_versions(store)
+    assert store.get_latest_resources() == OLD
+    store.set_label("production", "rs", 2)
+    assert store.get_latest_resources() == NEW, "a promotion"
+    store.set_label("production", "rs", 1)
+    assert store.get_latest_resources() == OLD, "a rollback"
+    store.remove_label("production")
+    assert store.get_latest_resources() == NEW, "nothing is released, and the newest is all there is"
 
 
 @prompt_rollout
