@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, cast
 
 from leyden.errors import ConfigError, InvalidArgument
-from leyden.utils.text import shown
+from leyden.utils.text import shown, text_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +46,7 @@ def check_number(
     if value is None and or_none is not None:
         return
     kind = Integral if whole else Real  # NumPy's numbers are of these kinds too
-    right = not isinstance(value, bool) and isinstance(cast(Any, value), kind) and math.isfinite(cast(float, value))
+    right = not isinstance(value, bool) and isinstance(cast(Any, value), kind) and _is_finite(cast(float, value))
     number = cast(float, value)
     if (
         right
@@ -59,7 +59,15 @@ def check_number(
     bounds = " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None)
     wanted = "a whole number" if whole else "a number"
     none = "" if or_none is None else f", or None for {or_none}"
-    raise ConfigError(f"{name} is {value!r}; it must be {f'{wanted}, {bounds}' if bounds else wanted}{none}")
+    written = text_of(repr, value)[:200]
+    raise ConfigError(f"{name} is {written}; it must be {f'{wanted}, {bounds}' if bounds else wanted}{none}")
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def check_port(name: str, value: object) -> None:

@@ -7,12 +7,14 @@ items that it finds there. Delivering twice does no harm, because a store keeps 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import io
 import itertools
 import os
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +30,8 @@ SPANS: TypeAdapter[Span] = TypeAdapter(Span)
 """The type of the items of a gateway's spool."""
 _COMPACT_BYTES = 4 * 2**20
 """How many delivered bytes a file keeps before it is rewritten without them."""
+_FIRST_BYTES = 8 * 2**20
+"""The most bytes that are read from the front together."""
 
 
 class Spool(Generic[T]):
@@ -85,10 +89,13 @@ class Spool(Generic[T]):
         self._file.truncate(whole)
         self._end = whole
 
-    def beside(self, suffix: str) -> Spool[T]:
-        """Open another spool of this kind, whose file has this one's name and a suffix."""
+    def beside(self, suffix: str, *, max_bytes: int | None = None) -> Spool[T]:
+        """Open another spool of this kind, whose file has this one's name and a suffix.
+
+        max_bytes: None for as many as this one's.
+        """
         path = None if self.path is None else self.path.with_name(f"{self.path.name}{suffix}")
-        return Spool(path, max_bytes=self._max_bytes, items=self._items)
+        return Spool(path, max_bytes=self._max_bytes if max_bytes is None else max_bytes, items=self._items)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -100,10 +107,22 @@ class Spool(Generic[T]):
         Raise ConfigError for an item that is not JSON, GatewayError for a file that cannot be
         written. In both cases nothing is added.
         """
+        return self.append_lines([self.line_of(item) for item in items], bounded=bounded)
+
+    @staticmethod
+    def line_of(item: object) -> bytes:
+        """Return an item as a line of JSON. Raise ConfigError if it is not JSON."""
+        return dump(item, "a record") + b"\n"
+
+    def load(self, line: bytes) -> T:
+        """Return the item of a line. Raise ValidationError for a line of another type."""
+        return load(self._items, line)
+
+    def append_lines(self, given: Sequence[bytes], *, bounded: bool = True) -> int:
+        """Add items as `line_of` returns them. See `append`."""
         lines: list[bytes] = []
         free = self._max_bytes - self._end
-        for item in items:
-            line = dump(item, "a record") + b"\n"
+        for line in given:
             if bounded and len(line) > free:
                 break
             free -= len(line)
@@ -124,22 +143,44 @@ class Spool(Generic[T]):
         return len(lines)
 
     def first(self, n: int) -> list[T]:
-        """Return up to `n` items from the front, and keep them. Unreadable lines at the front are
-        dropped.
+        """Return up to `n` items from the front, and keep them; fewer if they are large. Unreadable
+        lines at the front are dropped.
         """
         items: list[T] = []
         while not items and self._lengths:
             lengths = list(itertools.islice(self._lengths, n))
+            size = list(itertools.accumulate(lengths))
+            lengths = lengths[: max(1, bisect.bisect_right(size, _FIRST_BYTES))]
             self._file.seek(self._start)
             lines = io.BytesIO(self._file.read(sum(lengths)))
             for length in lengths:
                 try:
-                    items.append(load(self._items, lines.read(length)))
+                    items.append(self.load(lines.read(length)))
                 except ValidationError:
                     break
             if not items:
                 self.drop(1)
         return items
+
+    def lines(self) -> list[bytes]:
+        """Return all waiting items as lines of JSON, without those that cannot be read."""
+        self._file.seek(self._start)
+        lines = io.BytesIO(self._file.read(self._end - self._start)).readlines()
+        return [line for line in lines if self._is_readable(line)]
+
+    def _is_readable(self, line: bytes) -> bool:
+        with contextlib.suppress(ValidationError):
+            self.load(line)
+            return True
+        return False
+
+    def replace(self, lines: Sequence[bytes]) -> None:
+        """Keep these items alone. Raise GatewayError if the file cannot be written."""
+        try:
+            self._rewrite(b"".join(lines))
+        except OSError as error:
+            raise GatewayError(f"{self.path or 'a temporary file'} cannot be written: {error.strerror}") from error
+        self._lengths = deque(map(len, lines))
 
     def drop(self, n: int) -> None:
         """Remove `n` items from the front.
@@ -157,12 +198,15 @@ class Spool(Generic[T]):
     def _compact(self) -> None:
         """Rewrite the file without the delivered lines, so that a busy spool does not grow for
         ever.
-
-        A file with a name is replaced by a new one, so that a crash loses nothing. In a file
-        without one the waiting lines move to the front, which they do not overlap.
         """
         self._file.seek(self._start)
-        waiting = self._file.read(self._end - self._start)
+        self._rewrite(self._file.read(self._end - self._start))
+
+    def _rewrite(self, waiting: bytes) -> None:
+        """Replace the content of the file.
+
+        A file with a name is replaced by a new one, so that a crash loses nothing.
+        """
         if self.path is None:
             self._file.seek(0)
             _write(self._file, waiting)

@@ -57,7 +57,8 @@ class BeginRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     input: Any = None
-    user: str
+    user: str | None
+    """None for a request without a user."""
     task_type: str | None = None
     quality: float | None = None
     metadata: dict[str, Any] | None = None

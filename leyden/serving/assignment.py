@@ -2,13 +2,18 @@
 labels.
 
 The module knows labels by name, and no store. A user's place between 0 and 100 is a keyed hash, so
-a user stays in one arm, in every process that has the key, and no user can choose the arm.
+a user stays in one arm, in every process that has the key, and no user can choose the arm. Requests
+without a user would all have one place, so they stay with the control.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
+import threading
 import time
+import uuid
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +21,19 @@ from leyden.errors import ConfigError
 from leyden.options import check_number
 from leyden.types import VersionKey
 
+logger = logging.getLogger(__name__)
+
 CONTROL = "control"
 """The arm of requests that run with the version in production."""
+NO_USER = "no_user"
+"""The metadata of a request without a user, which counts for no canary."""
+_NOBODY = frozenset(
+    ("null", "none", "nil", "undefined", "nan", "n/a", "anonymous", "anon", "guest", "unknown", str(uuid.UUID(int=0)))
+)
+"""Texts in lower case that programs give for a user who is not there."""
+_WINDOW, _LEAST, _LARGEST_SHARE = 1000, 200, 0.5
+"""The latest requests that are looked at, from how many on, and the share of one user from which on
+the user's id is taken for a constant."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ class Assignment:
     def assign(
         self,
         key: str,
-        user: str,
+        user: str | None,
         labels: Mapping[str, VersionKey],
         *,
         shares: Mapping[VersionKey, CanaryShare] | None = None,
@@ -117,6 +133,7 @@ class Assignment:
         """Return the arm, the version and the policy for a request of `user`.
 
         key: the secret of the hash.
+        user: the user's id; None gets no canary.
         labels: the version of each label.
         shares: the shares of users for the canaries of releases, by version. At least
             `min_control_percent` stay with the control.
@@ -130,7 +147,7 @@ class Assignment:
                 f"no rule fits task_type={task_type!r}, quality={quality!r}; end the rules with AssignmentRule(), which fits every request"
             )
         canary = labels.get(rule.canary)
-        if canary is not None and self._has_canary(key, user, (shares or {}).get(canary), now):
+        if canary is not None and user is not None and self._has_canary(key, user, (shares or {}).get(canary), now):
             return Assigned(rule.canary, rule.canary, canary, rule.policy)
         if rule.label not in labels:
             raise ConfigError(
@@ -150,17 +167,75 @@ class Assignment:
         return place_of(key, user, given.salt) < min(100 * given.share, 100 - self.min_control_percent)
 
 
+class Users:
+    """Tells requests of users from requests without one, and warns of ids that are no user's. All
+    methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latest: deque[str] = deque()
+        """The users of the latest requests."""
+        self._counts: Counter[str] = Counter()
+        self._warned: set[str] = set()
+        """What was warned of: placeholders in lower case, and "share"."""
+
+    def identify(self, user: object) -> str | None:
+        """Return the user's id as text; None if it names nobody."""
+        if user is None:
+            return None
+        text = str(user)
+        name = text.strip().casefold()
+        if name in _NOBODY or not any(char.isprintable() and not char.isspace() for char in name):
+            self._warn(
+                name[:20],
+                "user is %r, which names nobody, so such requests get no canary; give user=None for them",
+                text,
+            )
+            return None
+        with self._lock:
+            self._count(text)
+            top = self._counts[text]
+            seen = len(self._latest)
+        if seen >= _LEAST and top > _LARGEST_SHARE * seen:
+            self._warn(
+                "share",
+                "%d of the last %d requests have the same user, and all of them the same arm; if that id is a constant, "
+                "give each user's own, or None",
+                top,
+                seen,
+            )
+        return text
+
+    def _count(self, user: str) -> None:
+        self._latest.append(user)
+        self._counts[user] += 1
+        if len(self._latest) > _WINDOW:
+            oldest = self._latest.popleft()
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+
+    def _warn(self, about: str, message: str, *arguments: object) -> None:
+        """Log a warning once."""
+        with self._lock:
+            if about in self._warned or len(self._warned) > len(_NOBODY) + 1:
+                return
+            self._warned.add(about)
+        logger.warning(message, *arguments)
+
+
 def user_hash(key: str, user: str) -> str:
     """Return the pseudonym of a user for records: equal for equal users, and irreversible without
     `key`.
     """
-    return hmac.digest(key.encode(), f"leyden user\x1e{user}".encode(), "sha256").hex()[:32]
+    return hmac.digest(key.encode(), f"leyden user\x1e{user}".encode(errors="surrogatepass"), "sha256").hex()[:32]
 
 
 def place_of(key: str, user: str, salt: str = "") -> float:
     """Return a user's place in [0, 100): equal for equal arguments, uniform over users
     (HMAC-SHA256, 53 bits).
     """
-    digest = hmac.digest(key.encode(), f"{salt}\x1f{user}".encode(), "sha256")
+    digest = hmac.digest(key.encode(), f"{salt}\x1f{user}".encode(errors="surrogatepass"), "sha256")
     # 53 of the 64 bits, because a float holds no more.
     return 100.0 * (int.from_bytes(digest[:8], "big") >> 11) / 2**53

@@ -2,25 +2,33 @@
 
 A record is in a file when `put` returns, so it survives the death of the process. It is delivered
 in the background: once each, in order, also by the next process with this file. While the store is
-away or full, records wait. A record on which the store itself fails is set aside (`SetAside`). The
-module knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
+away or full, records wait. Feedback about a rollout that the store does not know waits elsewhere
+(`unknown`), and so does a record that the store fails on or refuses (`SetAside`). The module knows
+feedback and live rollouts, and nothing of labels, gateways or HTTP.
+
+What a store would refuse is refused by `put`, and so is a record that would crowd out the others:
+one that is too large, or feedback beyond its share whose rollout no signed claim proves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError, UnknownRollout
-from leyden.gateway.aside import SetAside, takes_nothing
+from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError, UnknownRollout
+from leyden.gateway.aside import SetAside, is_refusal, takes_nothing
 from leyden.gateway.spool import Spool
+from leyden.serving.unknown import UnknownRollouts
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, LiveRollout
+from leyden.types.checks import check_feedback, check_live_rollout
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +41,11 @@ _LINGER_SECONDS = 0.05
 """Seconds that the first record of a batch waits for others."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
-_UNKNOWN_SECONDS = 900.0
-"""The seconds for which feedback waits for its rollout, which another process may not have reported
-yet."""
+_RECORD_PART, _UNPROVEN_PART = 8, 4
+"""The file's largest size, divided by that of one record, and by that of feedback without a proven
+rollout."""
+_LEAST_BYTES = 64 * 2**10
+"""What one record, and feedback without a proven rollout, may take in a small file."""
 _TRIES = 5
 """How often a batch is tried again if the store fails on every record of it. The pauses double."""
 
@@ -52,34 +62,68 @@ class Outbox:
         """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
-        self.aside = SetAside(self._spool, store=store, retry=self._must_wait)
-        """Records that the store failed to take."""
+        self._record_bytes = max(max_bytes // _RECORD_PART, _LEAST_BYTES)
+        self._unproven_limit = max(max_bytes // _UNPROVEN_PART, _LEAST_BYTES)
+        self._unproven_bytes = 0
+        """The bytes of waiting feedback whose rollout is not proven, of this process."""
+        self.aside = SetAside(self._spool, store=store, retry=self._retry)
+        """Records that the store fails on or refuses."""
+        self.unknown = UnknownRollouts(
+            self._spool.beside("-unknown", max_bytes=self._unproven_limit),
+            write=self._write_late,
+            ended=self._count_out,
+        )
+        """Feedback about rollouts that the store does not know."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
         self._empty = threading.Event()
         self.store_error: str | None = None
         """Why the store takes no records at the moment; None if it does."""
-        self.refused = 0
-        """How many records the store has refused, such as feedback about unknown rollouts."""
+        self._refused = 0
 
     def __len__(self) -> int:
-        """Return the number of records that are not in the store yet."""
-        return len(self._spool)
+        """Return the number of records that are not in the store yet, without those set aside."""
+        return len(self._spool) + len(self.unknown)
+
+    @property
+    def refused(self) -> int:
+        """How many records were dropped: the store did not know their rollouts for long, or refused
+        them while the file for refused ones was full.
+        """
+        return self._refused + self.unknown.dropped
 
     def put(self, record: OutboxRecord) -> None:
         """Write a record to the file, from which it is sent to the store.
 
-        Raise StoreError if the file has its largest size, GatewayError if it cannot be written (a
-        full disk), ConfigError if the record cannot be encoded as JSON.
+        Raise ConfigError for a record that no store takes, or that is larger than an eighth of the
+        file may be. Raise StoreError if the file has its largest size, or feedback without a proven
+        rollout a quarter of it, GatewayError if the file cannot be written (a full disk).
         """
+        if isinstance(record, Feedback):
+            check_feedback(record)
+        else:
+            check_live_rollout(record)
+        line = self._spool.line_of(record)
+        if len(line) > self._record_bytes:
+            raise ConfigError(
+                f"the record of rollout {record.rollout_id!r} has {len(line):,} bytes, and one record may have "
+                f"{self._record_bytes:,}; leave parts out, or give the session a larger spool_bytes"
+            )
+        unproven = len(line) if _is_unproven(record) else 0
         with self._lock:
+            if unproven and self._unproven_bytes + unproven > self._unproven_limit:
+                raise StoreError(
+                    f"{self._unproven_bytes:,} bytes of feedback wait already that name their rollouts by id; give the "
+                    "claim that begin returned, which proves the rollout, or try again later"
+                )
             was_empty = not len(self._spool)
-            if not self._spool.append([record]):
+            if not self._spool.append_lines([line]):
                 raise StoreError(
                     f"{len(self._spool):,} records wait already for {self._store.url}, as many as spool_bytes allows; give the "
                     f"session a larger spool_bytes, and check the store ({self.store_error or 'it is slow'})"
                 )
+            self._unproven_bytes += unproven
             self._empty.clear()
         if was_empty and self._loop is not None:
             self._loop.call_soon_threadsafe(self._ready.set)
@@ -97,8 +141,7 @@ class Outbox:
         while True:
             with self._lock:
                 batch = self._spool.first(_BATCH)
-                if not batch:
-                    self._empty.set()
+                self._note_empty()
             if not batch:
                 self._ready.clear()
                 if not len(self._spool):
@@ -106,13 +149,14 @@ class Outbox:
                     await asyncio.sleep(_LINGER_SECONDS)
                 continue
             try:
-                later, failed = await self._write(batch)
+                written = await self._write(batch)
             except StoreClosed:
                 raise
             except Exception as error:  # noqa: BLE001 -- after any error records wait until the store takes them
                 self._wait_for_store(error)
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
+            failed = written.failed
             if len(failed) == len(batch) and failures < _TRIES:  # perhaps the store is at fault, not its records
                 self._wait_for_store(failed[0][1])
                 await asyncio.sleep(_AGAIN_SECONDS * 2**failures)
@@ -120,8 +164,12 @@ class Outbox:
                 continue
             self.store_error, failures = None, 0
             with self._lock:
-                later += self._set_aside(failed)
+                later = self._wait_for_rollouts(written.unknown) + self._set_aside([*failed, *written.refused])
                 moved = self._move_back(later, len(batch))
+            if moved:
+                wait = {id(record) for record in (*later, *written.unknown)}
+                done = [each for each in batch if _is_unproven(each) and id(each) not in wait]
+                self._count_out([self._spool.line_of(each) for each in done])
             if len(later) == len(batch) or not moved:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
@@ -130,6 +178,17 @@ class Outbox:
         with self._lock:
             self._spool.close()
             self.aside.close()
+            self.unknown.close()
+
+    def _note_empty(self) -> None:
+        if not len(self):
+            self._empty.set()
+
+    def _count_out(self, lines: Sequence[bytes]) -> None:
+        """Count these lines as feedback without a proven rollout that waits no longer."""
+        with self._lock:
+            self._unproven_bytes = max(0, self._unproven_bytes - sum(map(len, lines)))
+            self._note_empty()
 
     def _wait_for_store(self, error: Exception) -> None:
         """Note that the store does not take records, and log it the first time."""
@@ -137,13 +196,32 @@ class Outbox:
             logger.warning("records of live rollouts and feedback wait for %s: %s", self._store.url, error)
         self.store_error = str(error) or type(error).__name__
 
+    def _wait_for_rollouts(self, unknown: list[OutboxRecord]) -> list[OutboxRecord]:
+        """Move feedback about unknown rollouts to its own file; return what does not fit."""
+        try:
+            return unknown[self.unknown.add([self._spool.line_of(record) for record in unknown]) :]
+        except GatewayError as error:
+            logger.warning("feedback that waits for its rollout stays where it is: %s", error)
+            return unknown
+
     def _set_aside(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
-        """Move records on which the store fails to their own file; return those that do not fit."""
+        """Move records that the store fails on or refuses to their own file. If they do not fit,
+        drop the refused ones, and return the others.
+        """
         if not failed:
             return []
         records = [record for record, _ in failed]
         said = f"{self._store.url} fails on {len(records)} records, such as one of rollout {records[0].rollout_id!r}"
-        return records[self.aside.append(records, said, failed[0][1]) :]
+        left = failed[self.aside.append(records, said, failed[0][1]) :]
+        refused = [record for record, error in left if is_refusal(error)]
+        if refused:
+            self._refused += len(refused)
+            logger.error(
+                "%d records that the store refused are dropped, such as one of rollout %r",
+                len(refused),
+                refused[0].rollout_id,
+            )
+        return [record for record, error in left if not is_refusal(error)]
 
     def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
         """Remove the first `count` records, and append those of `later` behind the others. Return
@@ -154,59 +232,53 @@ class Outbox:
         try:
             self._spool.append(later, bounded=False)
         except GatewayError as error:  # nothing was added, and the batch stays at the front
-            logger.warning("feedback that waits for its rollout stays at the front: %s", error)
+            logger.warning("records that cannot be written yet stay at the front: %s", error)
             return False
         self._spool.drop(count)
         return True
 
-    async def _write(
-        self, batch: list[OutboxRecord]
-    ) -> tuple[list[OutboxRecord], list[tuple[OutboxRecord, Exception]]]:
-        """Write records to the store. Return the ones to retry later, and the ones on which the
-        store fails, each with its error.
+    async def _write(self, batch: list[OutboxRecord]) -> _Written:
+        """Write records to the store, and return those that it does not take. Raise the store's
+        error if it is away or full.
+        """
+        written = _Written()
+        await self._write_into(written, batch)
+        return written
 
-        Raise the store's error if it is away or full.
+    async def _write_into(self, written: _Written, records: list[OutboxRecord]) -> None:
+        """Write records together, or in smaller parts if that fails, so that a bad one does not
+        take its siblings along. Their order stays, because the last feedback of a source counts.
         """
         try:
-            await self._add(batch)
-            return [], []
+            return await self._add(records)
         except StoreClosed:
             raise
         except Exception as error:
             if await takes_nothing(self._store, error):
                 raise
-        later: list[OutboxRecord] = []
-        failed: list[tuple[OutboxRecord, Exception]] = []
-        for record in batch:  # one bad record must not take its siblings along
-            try:
-                if await self._must_wait(record):
-                    later.append(record)
-            except StoreClosed:
-                raise
-            except Exception as error:
-                if await takes_nothing(self._store, error):
-                    raise
-                failed.append((record, error))
-        return later, failed
+            if len(records) == 1:
+                return written.add(records[0], error)
+        parts = [list(part) for _, part in itertools.groupby(records, _is_unproven)]
+        for part in parts if len(parts) > 1 else [[record] for record in records]:
+            await self._write_into(written, part)
 
-    async def _must_wait(self, record: OutboxRecord) -> bool:
-        """Write a record to the store. Return True if it must wait, because its rollout may still
-        arrive; False if it is written, or if the store has refused it, so that it is dropped.
-
-        Raise StoreError if the store is away.
+    async def _write_late(self, record: OutboxRecord) -> None:
+        """Write feedback whose rollout the store did not know, or set it aside if the store fails
+        on it. Raise UnknownRollout if the rollout is still unknown, and the store's error if the
+        store is away or full.
         """
-        try:
-            await self._add([record])
-        except StoreError:
-            raise
-        except UnknownRollout as error:
-            age = time.time() - (getattr(record, "given_time", None) or 0.0)  # only feedback has a time
-            if 0 <= age < _UNKNOWN_SECONDS:
-                return True
-            self._refuse(record, error)
-        except LeydenError as error:
-            self._refuse(record, error)
-        return False
+        written = await self._write([record])
+        if written.unknown:
+            raise UnknownRollout(f"rollout {record.rollout_id!r} is not in {self._store.url}")
+        if self._set_aside([*written.failed, *written.refused]):
+            raise StoreError(f"{self._store.url} fails on feedback about rollout {record.rollout_id!r}")
+
+    async def _retry(self, record: OutboxRecord) -> bool:
+        """Write a record that was set aside. Return whether it stays there. Raise the store's error
+        if it is away or full.
+        """
+        written = await self._write([record])
+        return bool(written.failed or written.refused or self._wait_for_rollouts(written.unknown))
 
     async def _add(self, records: list[OutboxRecord]) -> None:
         """Write records to the store."""
@@ -215,9 +287,26 @@ class Outbox:
         if feedback := [record for record in records if isinstance(record, Feedback)]:
             await self._store.add_many_feedback(feedback)
 
-    def _refuse(self, record: OutboxRecord, error: LeydenError) -> None:
-        """Count and log a record that the store refused."""
-        self.refused += 1
-        logger.error(
-            "%s refused a record of rollout %r, which is dropped: %s", self._store.url, record.rollout_id, error
-        )
+
+@dataclass(slots=True)
+class _Written:
+    """The records of a batch that the store does not take. The others are in the store."""
+
+    unknown: list[OutboxRecord] = field(default_factory=list[OutboxRecord])
+    """Feedback whose rollout the store does not know."""
+    failed: list[tuple[OutboxRecord, Exception]] = field(default_factory=list[tuple[OutboxRecord, Exception]])
+    """Records on which the store itself fails."""
+    refused: list[tuple[OutboxRecord, Exception]] = field(default_factory=list[tuple[OutboxRecord, Exception]])
+    """Records that the store refuses although `put` took them, such as an id that is taken."""
+
+    def add(self, record: OutboxRecord, error: Exception) -> None:
+        """Sort a record by the store's error."""
+        if isinstance(error, UnknownRollout):
+            self.unknown.append(record)
+        else:
+            (self.refused if is_refusal(error) else self.failed).append((record, error))
+
+
+def _is_unproven(record: OutboxRecord) -> bool:
+    """Return whether a record is feedback that names its rollout by an id alone."""
+    return isinstance(record, Feedback) and record.version is None

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from leyden.errors import ConfigError, GatewayError, StoreError
 from leyden.options import check_number
 from leyden.serving.addresses import ModelAddresses
-from leyden.serving.assignment import Assignment, user_hash
+from leyden.serving.assignment import NO_USER, Assignment, Users, user_hash
 from leyden.serving.loop_thread import LoopThread
 from leyden.serving.outbox import Outbox
 from leyden.serving.released import ReleasedVersions
@@ -38,9 +40,10 @@ from leyden.types import (
     read_claim,
     sign_claim,
 )
+from leyden.types.checks import check_id
 from leyden.types.live import LIVE_TIMEOUT_SECONDS
 from leyden.utils import ids
-from leyden.utils.text import error_line
+from leyden.utils.text import error_line, fault_reason, shown, storable
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +111,11 @@ class SessionStatus:
     lost: int
     """Beginnings and ends of rollouts for which the spool had no room."""
     refused: int
-    """Records that the store refused; the log says why."""
+    """Records that were dropped, such as feedback about rollouts that the store never knew; the log
+    says why."""
     set_aside: int
-    """Records on which the store fails. They wait in `outbox-aside` and are tried again."""
+    """Records that the store fails on or refuses. They wait in `outbox-aside` and are tried
+    again."""
 
 
 class OnlineSession:
@@ -176,6 +181,7 @@ class OnlineSession:
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
         self._released = ReleasedVersions(store, None if self._folder is None else self._folder / "released.json")
+        self._users = Users()
         self._served: Counter[str] = Counter()
         self._unrecorded = self._lost = 0
         self._outbox: Outbox | None = None
@@ -238,7 +244,7 @@ class OnlineSession:
         self,
         input: Any,
         *,
-        user: str,
+        user: str | None,
         task_type: str | None = None,
         quality: float | None = None,
         metadata: dict[str, Any] | None = None,
@@ -248,17 +254,23 @@ class OnlineSession:
 
         input: the request, a JSON value.
         user: any id of the user, which decides on the arm; a user keeps the arm. Only its keyed
-            hash is recorded, as `metadata["user_hash"]`.
+            hash is recorded, as `metadata["user_hash"]`. None for a request without a user: it gets
+            the version in production, and counts for no canary. So does a text that names nobody,
+            such as "", "null" or "anonymous", because all such requests would have the same arm.
         task_type, quality: the kind of the request and the quality that it requires, by which
             `Assignment.rules` choose.
         metadata: recorded with the rollout.
-        Raise ConfigError if no version is released for the request, GatewayError if the gateway is
-        away and `fallback` is not set.
+        Raise ConfigError if no version is released for the request, and for arguments that the
+        store would refuse or that are larger than an eighth of `spool_bytes`. Raise GatewayError if
+        the gateway is away and `fallback` is not set.
         """
         outbox = self._running()
+        check_id("task_type", task_type)
+        check_number("quality", quality, or_none="no required quality")
+        person = self._users.identify(user)
         released, now = self._released.current, time.time()
         chosen = self._assignment.assign(
-            self._key, user, released.labels, shares=released.shares, now=now, task_type=task_type, quality=quality
+            self._key, person, released.labels, shares=released.shares, now=now, task_type=task_type, quality=quality
         )
         claim = LiveClaim(ids.rollout_id(), ids.attempt_id(), *chosen.version, chosen.arm, now)
         signed = sign_claim(self._key, claim)
@@ -273,12 +285,18 @@ class OnlineSession:
             claim=signed,
             recorded=recorded,
         )
-        known = {"task_type": task_type, "policy": chosen.policy, "user_hash": user_hash(self._key, user)}
+        hashed = None if person is None else user_hash(self._key, person)
+        known = {"task_type": task_type, "policy": chosen.policy, "user_hash": hashed, NO_USER: person is None or None}
         known |= {"unrecorded": not recorded or None, "labels_are_old": self._released.are_old or None}
-        rollout = claim.rollout()
-        rollout.input, rollout.timeout_seconds = input, self._timeout_seconds
-        rollout.metadata = {**(metadata or {}), **{name: value for name, value in known.items() if value is not None}}
-        self._put(outbox, rollout)
+        extra = {name: value for name, value in known.items() if value is not None}
+        metadata = {} if metadata is None else metadata
+        self._put(
+            outbox,
+            claim,
+            input=input,
+            timeout_seconds=self._timeout_seconds,
+            metadata={**metadata, **extra} if isinstance(metadata, Mapping) else metadata,
+        )
         self._served[chosen.arm] += 1
         self._unrecorded += not recorded
         return served
@@ -287,23 +305,22 @@ class OnlineSession:
         """Record the end of a rollout. A second end changes nothing.
 
         served: the result of `begin`, or its `claim`, also from another process.
-        reason: why the rollout failed; None if it did not.
-        Raise ConfigError for a claim that was not signed with this key.
+        reason: why the rollout failed; None if it did not. The middle of a long one is left out.
+        Raise ConfigError for a claim that was not signed with this key, or another status.
         """
         claim = read_claim(self._key, served if isinstance(served, str) else served.claim)
         if claim is None:
             raise ConfigError(
                 "the claim was not signed with this session's live_key; give the `claim` that begin returned"
             )
-        rollout = claim.rollout()
-        rollout.status, rollout.reason = status, reason
-        rollout.seconds = (
+        seconds = (
             max(0.0, time.time() - claim.start_time) if isinstance(served, str) else time.monotonic() - served.began
         )
-        self._put(self._running(), rollout)
+        reason = storable(reason) if isinstance(reason, str) else reason
+        self._put(self._running(), claim, status=status, reason=reason, seconds=seconds)
 
     @contextmanager
-    def serve(self, input: Any, *, user: str, **options: Any) -> Generator[Served]:
+    def serve(self, input: Any, *, user: str | None, **options: Any) -> Generator[Served]:
         """Yield the result of `begin`, and call `end` after the block. If the block raises, the
         rollout has failed, with the error as its reason. options: further arguments of `begin`.
         """
@@ -335,14 +352,18 @@ class OnlineSession:
         reward, label, correction: exactly one of them: a number, a word such as "thumbs_up", or a
             better answer as JSON.
         feedback_id: an id of the caller's choice, so that a repeated call is counted once.
-        Raise ConfigError for an invalid value, StoreError if the feedback cannot wait for the
-        store, because the spool or the disk is full.
+        Raise ConfigError for what the store would refuse, and for more than an eighth of
+        `spool_bytes`. Raise StoreError if the feedback cannot wait for the store, because the spool
+        or the disk is full, or a quarter of the spool holds feedback about rollouts that are named
+        by id. A claim proves its rollout, so give it where you have it.
         """
         given: dict[FeedbackKind, Any] = {"reward": reward, "label": label, "correction": correction}
         values: list[tuple[FeedbackKind, Any]] = [(kind, value) for kind, value in given.items() if value is not None]
         if len(values) != 1:
             raise ConfigError(f"give exactly one of reward=, label= and correction=, got {len(values)}")
         kind, value = values[0]
+        if not isinstance(rollout, str | Served):
+            raise ConfigError(f"rollout is {shown(rollout)}; give what begin returned, its claim or the rollout's id")
         fields: dict[str, Any] = {"rollout_id": rollout if isinstance(rollout, str) else rollout.rollout_id}
         text = rollout if isinstance(rollout, str) else rollout.claim
         if (claim := read_claim(self._key, text)) is not None:
@@ -356,8 +377,8 @@ class OnlineSession:
             fields["feedback_id"] = feedback_id
         try:
             feedback = Feedback(source=source, kind=kind, value=value, given_time=time.time(), **fields)
-        except ValueError as error:
-            raise ConfigError(f"feedback about rollout {fields['rollout_id']!r}: {error}") from error
+        except ValidationError as error:
+            raise ConfigError(f"feedback about rollout {fields['rollout_id']!r}: {_first_fault(error)}") from None
         try:
             self._running().put(feedback)
         except GatewayError as error:
@@ -395,7 +416,7 @@ class OnlineSession:
 
     async def _begin(self, outbox: Outbox) -> None:
         """Load the released versions, check the gateway, and start the background tasks: delivery,
-        records set aside, versions, addresses.
+        records set aside, feedback about unknown rollouts, versions, addresses.
         """
         await self._released.begin(_START_SECONDS)
         await self._addresses.check()
@@ -403,17 +424,22 @@ class OnlineSession:
         background = (
             outbox.deliver(),
             outbox.aside.run(),
+            outbox.unknown.run(),
             self._released.follow(pause_seconds),
             self._addresses.watch(pause_seconds),
         )
         self._tasks = [asyncio.create_task(work) for work in background]
 
-    def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
+    def _put(self, outbox: Outbox, claim: LiveClaim, **fields: Any) -> None:
         """Put the beginning or the end of a rollout into the outbox. If the outbox is full, only
         the record is lost and counted, because the user's request must not fail.
+
+        Raise ConfigError for fields that the store would refuse.
         """
         try:
-            outbox.put(rollout)
+            outbox.put(LiveRollout(**claim._asdict(), **fields))
+        except ValidationError as error:
+            raise ConfigError(f"rollout {claim.rollout_id!r}: {_first_fault(error)}") from None
         except (StoreError, GatewayError):
             self._lost += 1
 
@@ -422,3 +448,10 @@ class OnlineSession:
         if self._outbox is None or self._thread is None:
             raise ConfigError("the session is not running; call start() or use `with OnlineSession(...) as session:`")
         return self._outbox
+
+
+def _first_fault(error: ValidationError) -> str:
+    """Return the first fault of a record with its place, in one line."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {fault_reason(first)}" if place else fault_reason(first)

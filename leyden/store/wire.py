@@ -17,7 +17,6 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, NotRequired
@@ -585,8 +584,12 @@ def _refuse_constants(body: bytes) -> None:
     def refuse(name: str) -> None:
         raise ConfigError(f"the body has the number {name}, and JSON has finite ones only; leave it out, or write null")
 
-    with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+    try:
         json.loads(body, parse_constant=refuse)
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError):  # also a number with too many digits
+        pass
 
 
 def _faults(error: ValidationError) -> str:

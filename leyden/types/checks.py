@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
@@ -25,6 +25,7 @@ from leyden.types.live import LiveRollout
 from leyden.types.release import AuditRecord, Release
 from leyden.types.resources import Label, ResourcesUpdate
 from leyden.types.span import Span
+from leyden.utils.text import shown
 
 MAX_ID_LENGTH: Final = 200
 """The most characters of an id or a name."""
@@ -56,9 +57,11 @@ def check_id(what: str, value: str | None) -> None:
 
     what: what the message calls the id, such as "worker_id".
     """
+    if value is not None and not isinstance(cast(object, value), str):
+        raise ConfigError(f"{what} is {shown(value)}; give a text")
     if value is not None and not (value.isprintable() and 0 < len(value) <= MAX_ID_LENGTH):
-        shown = repr(value) if len(value) <= MAX_ID_LENGTH else f"{value[:20]!r}... ({len(value)} characters)"
-        raise ConfigError(f"{what} {shown} must have 1 to {MAX_ID_LENGTH} printable characters")
+        written = repr(value) if len(value) <= MAX_ID_LENGTH else f"{value[:20]!r}... ({len(value)} characters)"
+        raise ConfigError(f"{what} {written} must have 1 to {MAX_ID_LENGTH} printable characters")
 
 
 def check_attempt_id(value: str | None) -> None:
@@ -97,11 +100,11 @@ def json_text(value: Any, what: str) -> str:
     else:
         if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _is_too_deep(value):
             raise _too_deep(what)
+    if len(text) > MAX_JSON_DIGITS and _LONG_NUMBER.search(text) and _LONG_NUMBER.search(_STRING.sub('""', text)):
+        raise ConfigError(f"{what} has a number of more than {MAX_JSON_DIGITS:,} digits; give it as a string")
     # One character is found fifty times as fast as a word.
     if ("N" in text and "NaN" in text) or ("I" in text and "Infinity" in text):  # perhaps inside a string
         json.loads(text, parse_constant=partial(_refuse_constant, what))
-    if len(text) > MAX_JSON_DIGITS and _LONG_NUMBER.search(text) and _LONG_NUMBER.search(_STRING.sub('""', text)):
-        raise ConfigError(f"{what} has a number of more than {MAX_JSON_DIGITS:,} digits; give it as a string")
     return text
 
 

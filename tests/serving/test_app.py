@@ -85,7 +85,7 @@ async def _use(url: str, store: SqliteLightningStore) -> None:
         for what, body, named in (
             ("begin", {"user": 5}, "user"),
             ("end", {"claim": "forged.x"}, "claim"),
-            ("feedback", {"rollout": "r", "source": "u", "value": "NaN"}, "finite"),
+            ("feedback", {"rollout": "r", "source": "u", "value": "NaN"}, "no number"),
             ("feedback", {"rollout": "r", "source": "u", "value": None}, "reward"),
         ):
             status, refused = await post(what, body)

@@ -6,7 +6,8 @@ import asyncio
 import math
 import resource
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,12 @@ from typing import Any
 import openai
 import pytest
 
-from leyden.errors import ConfigError, GatewayError, StoreError
+from leyden.errors import ConfigError, GatewayError, StoreAway, StoreError
 from leyden.gateway import LLMProxy, recorder
-from leyden.serving import Assignment, OnlineSession, outbox
+from leyden.serving import Assignment, OnlineSession, outbox, unknown
 from leyden.serving import session as serving_session
 from leyden.serving.assignment import place_of, user_hash
-from leyden.serving.continual import CanarySettings, advance, start_canary
+from leyden.serving.continual import CanarySettings, advance, judge, start_canary
 from leyden.serving.continual import begin as begin_release
 from leyden.serving.continual.watch import user_of
 from leyden.store import (
@@ -35,6 +36,7 @@ from leyden.types import (
     AttemptedRollout,
     Feedback,
     LiveClaim,
+    LiveRollout,
     NamedResources,
     PromptTemplate,
     ProxyLLM,
@@ -50,6 +52,7 @@ KEY = "live-key"
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (recorder, outbox):
         monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(unknown, "_ROUND_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -289,6 +292,76 @@ async def test_users_keep_their_arms(store: InMemoryLightningStore, gateway: LLM
         assert session.status().served["canary"] == 3 * arms.count({"canary"})
 
 
+NOBODY = [
+    None,
+    "",
+    " ",
+    "\t\n",
+    "\u00a0\u2003",
+    "\u200b",
+    "null",
+    "None",
+    "NULL ",
+    "undefined",
+    "NaN",
+    "anonymous",
+    "Guest",
+]
+
+
+@pytest.mark.parametrize("user", NOBODY)
+async def test_requests_without_a_user_stay_with_the_control_and_count_for_no_canary(
+    store: InMemoryLightningStore, gateway: LLMProxy, caplog: pytest.LogCaptureFixture, user: str | None
+) -> None:
+    await store.set_label("canary", "rs", 2)
+    assignment = Assignment(canary_percent=99)
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY, assignment=assignment) as session:
+        for number in range(20):
+            assert session.begin(number, user=user).arm == "control"
+        await until(lambda: not session.status().waiting)
+    rollouts = await store.query_rollouts()
+    assert [(each.metadata.get("user_hash"), each.metadata["no_user"]) for each in rollouts] == [(None, True)] * 20
+    warnings = [each.message for each in caplog.records if "names nobody" in each.message]
+    assert len(warnings) == (user is not None), "once, and None says it on purpose"
+
+
+async def test_requests_without_a_user_are_left_out_of_the_verdict(
+    store: InMemoryLightningStore, gateway: LLMProxy
+) -> None:
+    settings = CanarySettings(share=0.5, settle_seconds=0, lag_seconds=0, waiting_seconds=0)
+    release = await begin_release(store, "r1", candidate=("rs", 2), production=("rs", 1))
+    release = await start_canary(store, release, settings)
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY) as session:
+        users = [f"user {number}" for number in range(40)]
+        arms = [session.begin("q", user=user).arm for user in users]
+        for _ in range(200):
+            session.begin("q", user="")
+        await until(lambda: not session.status().waiting)
+    verdict = await judge(store, release, settings, now=time.time() + 60)
+    assert (verdict.canary_requests, verdict.control_requests) == (arms.count("canary"), arms.count("control"))
+    assert not verdict.share_alarm
+
+
+@pytest.mark.parametrize(("every", "warned"), [(1, True), (2, True), (4, False)])
+async def test_a_constant_for_a_user_is_noticed_by_its_share_of_the_requests(
+    store: InMemoryLightningStore,
+    gateway: LLMProxy,
+    caplog: pytest.LogCaptureFixture,
+    every: int,
+    warned: bool,
+) -> None:
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY) as session:
+        for number in range(1500):
+            constant = number % every == 0 or number % 10 == 1
+            session.begin("q", user="web-app" if constant else f"user {number}")
+    said = [each.message for each in caplog.records if "have the same user" in each.message]
+    assert len(said) == warned
+
+
+async def test_half_an_emoji_names_a_user(session: OnlineSession) -> None:
+    assert session.begin("q", user="\ud83d").arm == "control"
+
+
 @pytest.mark.parametrize(
     "wrong", [{"reward": math.nan}, {"reward": math.inf}, {}, {"reward": 1.0, "label": "x"}, {"label": ""}]
 )
@@ -301,7 +374,7 @@ async def test_feedback_that_says_nothing_is_refused(session: OnlineSession, wro
 async def test_feedback_about_an_unknown_rollout_is_dropped_and_counted(
     session: OnlineSession, store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "_UNKNOWN_SECONDS", 0.2)
+    monkeypatch.setattr(unknown, "_UNKNOWN_SECONDS", 0.2)
     session.feedback("missing", source="user", reward=1.0)
     session.feedback(session.begin("q", user="ada").rollout_id, source="user", reward=0.0)
     await until(lambda: session.status().refused == 1 and not session.status().waiting)
@@ -455,22 +528,154 @@ async def test_feedback_is_refused_by_a_full_disk_as_by_a_full_spool(
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_feedback_that_waits_for_its_rollout_outlives_a_full_spool(
+def about(rollout_id: str, value: Any = 1.0, **fields: Any) -> Feedback:
+    return Feedback(rollout_id=rollout_id, source="user", value=value, given_time=time.time(), **fields)
+
+
+def report(rollout_id: str) -> LiveRollout:
+    return LiveClaim(rollout_id, "at", "rs", 1, "control", time.time()).rollout()
+
+
+@asynccontextmanager
+async def delivering(
+    store: LightningStore, path: Path | None = None, max_bytes: int = 2**20
+) -> AsyncGenerator[outbox.Outbox]:
+    """An outbox with its background tasks, as a session runs them."""
+    box = outbox.Outbox(store, path, max_bytes=max_bytes)
+    tasks = [asyncio.create_task(work) for work in (box.deliver(), box.unknown.run(), box.aside.run())]
+    try:
+        yield box
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        box.close()
+
+
+async def test_feedback_that_waits_for_its_rollout_outlives_the_process(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    async with delivering(store, tmp_path / "outbox") as box:
+        for number in range(20):
+            box.put(about(f"later {number}", number))
+        await until(lambda: len(box.unknown) == 20)
+        await store.record_live_rollouts([report(f"later {number}") for number in range(10)])
+        await until(lambda: len(box) == 10)
+    async with delivering(store, tmp_path / "outbox") as box:
+        assert len(box) >= 10
+        await store.record_live_rollouts([report(f"later {number}") for number in range(10, 20)])
+        await until(lambda: not len(box))
+        assert sorted(each.value for each in await store.query_feedback()) == list(range(20))
+    assert not (tmp_path / "outbox-unknown").stat().st_size
+
+
+class Answering(InMemoryLightningStore):
+    """A store that may be away, and says when feedback is offered to it."""
+
+    away = False
+    n_offered = 0
+
+    async def add_many_feedback(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
+        self.n_offered += 1
+        if self.away:
+            raise StoreAway("away on purpose")
+        return await super().add_many_feedback(feedback)
+
+
+async def test_the_time_in_which_a_store_is_away_does_not_count_for_feedback_that_waits_for_its_rollout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unknown, "_UNKNOWN_SECONDS", 0.5)
+    monkeypatch.setattr(unknown, "_LONGEST_SECONDS", 0.05)
+    async with Answering() as store, delivering(store) as box:
+        await store.update_resources("rs", resources("old"))
+        box.put(about("later"))
+        await until(lambda: len(box.unknown) == 1)
+        store.away = True
+        for _ in range(2):  # each time longer than feedback waits for a store that answers
+            offered, until_then = store.n_offered, time.monotonic() + 0.6
+            await until(lambda offered=offered, end=until_then: store.n_offered > offered and time.monotonic() > end)
+        store.away = False
+        offered = store.n_offered
+        await until(lambda: store.n_offered > offered)
+        assert (len(box), box.refused) == (1, 0), "its first refusal after the outage is not its last"
+        await store.record_live_rollouts([report("later")])
+        await until(lambda: not len(box))
+        assert [each.value for each in await store.query_feedback()] == [1.0]
+
+
+@pytest.mark.parametrize("jump_seconds", [-2.0, -5 * 3600.0, 5 * 3600.0, 30 * 86400.0])
+async def test_a_clock_that_jumps_drops_no_feedback_that_waits_for_its_rollout(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch, jump_seconds: float
+) -> None:
+    real = time.time
+    async with delivering(store) as box:
+        box.put(about("later"))
+        await until(lambda: len(box.unknown) == 1)
+        with monkeypatch.context() as jumped:
+            jumped.setattr(time, "time", lambda: real() + jump_seconds)
+            box.put(about("later still"))
+            await until(lambda: len(box.unknown) == 2)
+            await asyncio.sleep(0.1)  # some rounds
+            assert (len(box), box.refused) == (2, 0)
+        await store.record_live_rollouts([report("later"), report("later still")])
+        await until(lambda: not len(box))
+        assert len(await store.query_feedback()) == 2
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+async def test_huge_feedback_about_rollouts_that_do_not_exist_costs_no_other_record(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    limit = 2**20
+    async with delivering(store, tmp_path / "outbox", max_bytes=limit) as box:
+        with pytest.raises(ConfigError, match=r"one record may have 131,072"):
+            box.put(about("missing", kind="correction", value="x" * (limit // 8)))
+        refused = 0
+        for number in range(200):  # twenty times what the file holds
+            try:
+                box.put(about(f"missing {number}", kind="correction", value="x" * 100_000))
+            except StoreError:
+                refused += 1
+            box.put(report(f"real {number}"))
+            box.put(about(f"real {number}", resources_id="rs", version=1))
+            await asyncio.sleep(0)
+        assert refused >= 190
+        await until(lambda: len(box) == len(box.unknown))
+        assert len(await store.query_feedback()) == len(await store.query_rollouts()) == 200
+        sizes = sizes_in(tmp_path)
+        assert sizes["outbox-unknown"] <= limit // 4 and sizes["outbox"] <= limit
+
+
+async def test_thousands_of_small_pieces_about_rollouts_that_do_not_exist_hold_up_no_other_record(
     store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "_AGAIN_SECONDS", 0.1)
-    claim = LiveClaim("later", "at", "rs", 1, "control", time.time())
-    one = Feedback(rollout_id="later", source="user", value=1.0, given_time=time.time())
-    box = outbox.Outbox(store, None, max_bytes=len(one.model_dump_json()) * 3 // 2)
-    box.put(one)
-    delivering = asyncio.create_task(box.deliver())
-    await asyncio.sleep(0.3)  # it was tried and put back more than once
-    assert len(box) == 1
-    await store.record_live_rollouts([claim.rollout()])
-    await until(lambda: not len(box))
-    assert [each.value for each in await store.query_feedback()] == [1.0]
-    delivering.cancel()
-    box.close()
+    monkeypatch.setattr(unknown, "_UNKNOWN_SECONDS", 0.5)
+    async with delivering(store) as box:
+        refused = 0
+        for number in range(3000):
+            try:
+                box.put(about(f"missing {number}"))
+            except StoreError:
+                refused += 1
+        assert refused
+        box.put(report("real"))
+        box.put(about("real", resources_id="rs", version=1))
+        await until(lambda: store.query_feedback())
+        await until(lambda: box.refused == 3000 - refused and not len(box))
+        box.put(about("missing"))  # its share is free again
+
+
+async def test_an_id_of_feedback_that_is_taken_is_set_aside_and_not_dropped(store: InMemoryLightningStore) -> None:
+    await store.record_live_rollouts([report("one"), report("other")])
+    async with delivering(store) as box:
+        box.put(about("one", 1.0, feedback_id="same"))
+        box.put(about("other", 0.0, feedback_id="same"))
+        await until(lambda: not len(box))
+        assert (len(box.aside), box.refused) == (1, 0)
 
 
 async def test_a_session_adds_what_the_gateway_did_not_report(store: InMemoryLightningStore) -> None:

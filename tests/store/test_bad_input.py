@@ -65,7 +65,7 @@ async def test_an_id_that_no_store_takes_is_refused_and_changes_nothing(store: L
         lambda: store.pin(bad, [rollout.rollout_id]),
         lambda: store.add_many_spans([span_of(rollout), span_of(rollout, bad)]),
         lambda: store.add_many_spans([span_of(rollout), span_of(rollout, trace_id=bad)]),
-        lambda: store.add_many_spans([span_of(rollout), span_of(rollout, parent_id=bad)]),
+        lambda: store.add_many_spans([span_of(rollout), span_of(rollout, parent_id=bad or "x" * 201)]),  # "" is none
     ):
         with pytest.raises(ConfigError):
             await call()
@@ -118,6 +118,7 @@ UNREADABLE = {
     "too deep, with half an emoji": ["\ud83d", nested(MAX_JSON_DEPTH)],
     "one digit too many": 10**MAX_JSON_DIGITS,
     "one digit too many, negative and inside": {"a": [-(10**MAX_JSON_DIGITS)]},
+    "one digit too many, beside the name of no number": ["NaN", 10**MAX_JSON_DIGITS],
 }
 
 

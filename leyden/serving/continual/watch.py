@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from leyden.errors import ConfigError
 from leyden.options import check_number
+from leyden.serving.assignment import NO_USER
 from leyden.serving.continual.guard import GuardSettings, Verdict, decide, observe, start
 from leyden.serving.continual.order import RequestOrder
 from leyden.serving.continual.release import CANARY, Event, advance, is_stopped, state_of
@@ -203,8 +204,8 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
 
     A session that is cut off from the store may not know of the canary. So the requests that it
     marks as such are left out, and requests that were served before `since` and reported later. So
-    are requests from the release's deadline on, because sessions then serve production to all
-    users.
+    are requests without a user, which are never given the canary, and requests from the release's
+    deadline on, because sessions then serve production to all users.
     """
     ends = math.inf if release.deadline is None else release.deadline
     of_release: list[Rollout] = []
@@ -220,6 +221,7 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
                 and rollout.metadata.get("served_at", rollout.start_time) < ends
                 and min(rollout.start_time, rollout.metadata.get("served_at", math.inf)) >= since
                 and not rollout.metadata.get("labels_are_old")
+                and not rollout.metadata.get(NO_USER)
             ]
     return sorted(of_release, key=lambda rollout: (rollout.start_time, rollout.rollout_id))
 
