@@ -5,7 +5,6 @@ unprintable, or raise when asked.
 from __future__ import annotations
 
 import json
-from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -62,6 +61,8 @@ def inner_errors(error: BaseException) -> list[BaseException]:
             found.append(one)
         else:
             waiting += group.exceptions[::-1]
+    from asyncio import CancelledError  # not above: `leyden --help` does without asyncio
+
     return [inner for inner in found if not isinstance(inner, CancelledError)] or found
 
 
