@@ -23,6 +23,8 @@ leyden.compat.install()
 
 import agentlightning as agl  # noqa: E402
 
+from tests.compat import own_traces as traces  # noqa: E402
+
 HERE = Path(__file__).parent
 
 
@@ -32,7 +34,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("program", ["own_parts", "own_bundles"])
+@pytest.mark.parametrize("program", ["own_parts", "own_bundles", "own_traces"])
 async def test_a_program_with_parts_of_its_own_prints_what_it_prints_with_the_original(program: str) -> None:
     command = [sys.executable, "-m", "leyden.compat", str(HERE / f"{program}.py"), str(free_port())]
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
@@ -277,3 +279,52 @@ async def test_a_claim_that_is_undone_returns_to_a_store_of_the_program() -> Non
     await asyncio.gather(claiming, return_exceptions=True)
     await store.undo_claim("c")
     assert original.states == ["claimed", "requeuing"]
+
+
+def structured(*, with_its_call: bool) -> list[Any]:
+    """The spans of LangChain's `with_structured_output`: the call's own name is not that of a chat
+    completion; another instrumentation may record the call below it once more.
+    """
+    said = [("user", "q1")]
+    inner = traces.call(5, said, "{}", "c1", [1, 2], [3], parent=3)
+    outer = traces.call(3, said, "{}", "c1", [1, 2], [3], name="chat_model.llm", parent=2)
+    chain = traces.span(2, "RunnableSequence.chain", {})
+    return [traces.ROOT, chain, outer, *([inner] if with_its_call else []), traces.reward(6, primary=1.0)]
+
+
+@pytest.mark.parametrize("with_its_call", [True, False])
+def test_a_call_for_structured_output_is_one_triplet_and_one_conversation(with_its_call: bool) -> None:
+    spans = structured(with_its_call=with_its_call)
+    [triplet] = agl.TracerTraceToTriplet().adapt(spans)
+    assert (triplet.prompt["token_ids"], triplet.response["token_ids"], triplet.reward) == ([1, 2], [3], 1.0)
+    [entry] = agl.TraceToMessages().adapt(spans)
+    assert [message["role"] for message in entry["messages"]] == ["user", "assistant"]
+
+
+def test_an_answer_in_two_spans_is_one_triplet_and_one_conversation() -> None:
+    spans = traces.TURNS["one answer in two spans"]
+    assert len(agl.TracerTraceToTriplet().adapt(spans)) == len(agl.TraceToMessages().adapt(spans)) == 1
+
+
+def test_several_turns_are_a_conversation_each_and_an_image_stays_a_part() -> None:
+    first, second = agl.TraceToMessages().adapt(traces.TURNS["two turns"])
+    assert [message["content"] for message in second["messages"]] == ["q1", "a1", "q2", "a2"]
+    assert second["messages"][: len(first["messages"])] == first["messages"]
+    [entry] = agl.TraceToMessages().adapt(traces.TURNS["an image"])
+    assert entry["messages"][0]["content"] == [traces.TEXT, traces.IMAGE]
+
+
+async def test_failed_rollouts_are_counted_as_failed_and_have_no_reward() -> None:
+    @agl.rollout
+    def agent(task: int) -> float:
+        if task:
+            raise ValueError("the agent's own")
+        return 1.0
+
+    store = agl.InMemoryLightningStore()
+    trainer = agl.Trainer(algorithm=agl.Baseline(), store=store, progress=False)
+    summary = await asyncio.to_thread(trainer.dev, agent, [0, 1, 1])
+    assert (summary.rollouts["succeeded"], summary.rollouts["failed"]) == (1, 2)
+    for rollout in await store.query_rollouts():
+        rewards = [agl.find_final_reward(await store.query_spans(rollout.rollout_id))]
+        assert rewards == [1.0 if rollout.status == "succeeded" else None]

@@ -197,7 +197,7 @@ async def test_the_program_of_the_guide_before_the_move_runs_with_the_original(t
     assert await output(tmp_path / "program.py") == "4"
 
 
-@pytest.mark.parametrize("name", ["own_parts", "own_bundles"])
+@pytest.mark.parametrize("name", ["own_parts", "own_bundles", "own_traces"])
 async def test_a_program_with_parts_of_its_own_prints_with_the_original_what_the_alias_is_tested_for(name):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

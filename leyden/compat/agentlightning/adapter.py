@@ -4,13 +4,14 @@ take OpenTelemetry's own spans too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from opentelemetry.sdk.trace import ReadableSpan
 
 from leyden import adapter as native
 from leyden.adapter import RewardMatchPolicy
+from leyden.compat.agentlightning.otel import filter_attributes, unflatten_attributes
 from leyden.compat.agentlightning.types import Span, SpanLike, Triplet
 from leyden.tracer import LOCAL
 from leyden.types import Span as NativeSpan
@@ -80,7 +81,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
     def adapt(self, source: Sequence[SpanLike]) -> list[Any]:
         """Return one triplet for each model call of one attempt."""
-        return [Triplet.of(triplet) for triplet in self._native.adapt(as_spans(source))]
+        return _old_triplets(self._native, source)
 
     def visualize(
         self, source: Sequence[SpanLike], filename: str = "trace_tree", interested_span_match: str | None = None
@@ -102,7 +103,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def adapt(self, source: Sequence[SpanLike]) -> list[Any]:
         """Return one triplet for each recorded call of one attempt."""
-        return [Triplet.of(triplet) for triplet in native.LlmProxyTraceToTriplet().adapt(as_spans(source))]
+        return _old_triplets(native.LlmProxyTraceToTriplet(), source)
 
 
 class TraceToMessages(TraceAdapter[list[native.OpenAIMessages]], native.TraceToMessages):
@@ -121,3 +122,27 @@ def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
         span if isinstance(span, NativeSpan) else Span.from_opentelemetry(span, LOCAL, LOCAL, number)
         for number, span in enumerate(source, 1)
     ]
+
+
+def _old_triplets(adapter: native.TraceAdapter[Any], source: Sequence[SpanLike]) -> list[Triplet]:
+    """Return the triplets of an adapter with what Agent Lightning reads in each call's span: the
+    prompt and the completion as they are recorded, and the request and the response.
+    """
+    spans = as_spans(source)
+    by_id = {span.span_id: span.attributes for span in spans}
+    triplets = [Triplet.of(triplet) for triplet in adapter.adapt(spans)]
+    for triplet in triplets:
+        attributes = by_id.get(str(triplet.metadata.get("span_id")), {})
+        for part, prefix in ((triplet.prompt, "gen_ai.prompt"), (triplet.response, "gen_ai.completion")):
+            if recorded := _recorded(attributes, prefix):
+                part.raw_content = recorded
+        for name in ("request", "response"):
+            triplet.metadata[name] = _recorded(attributes, f"gen_ai.{name}")
+    return triplets
+
+
+def _recorded(attributes: Mapping[str, Any], prefix: str) -> Any:
+    """Return the attributes below a prefix as a nested value; empty if there are none."""
+    found = filter_attributes(attributes, prefix)
+    found.pop(prefix, None)
+    return unflatten_attributes({name[len(prefix) + 1 :]: value for name, value in found.items()})
