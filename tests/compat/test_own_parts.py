@@ -328,3 +328,28 @@ async def test_failed_rollouts_are_counted_as_failed_and_have_no_reward() -> Non
     for rollout in await store.query_rollouts():
         rewards = [agl.find_final_reward(await store.query_spans(rollout.rollout_id))]
         assert rewards == [1.0 if rollout.status == "succeeded" else None]
+
+
+class Doubling(agl.InMemoryLightningStore):
+    """A store with one method overridden."""
+
+    async def enqueue_rollout(self, input: Any, mode: Any = None, *args: Any, **options: Any) -> Any:
+        return await super().enqueue_rollout(2 * input, mode, *args, **options)
+
+
+class Half(agl.LitAgent):
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return task / 2
+
+
+@pytest.mark.parametrize("strategy", ["shm", {"type": "cs", "server_port": 0}])
+async def test_an_overridden_method_of_a_store_is_called_under_each_strategy(strategy: Any) -> None:
+    store, tracer = Doubling(), agl.OtelTracer()
+    with tracer.lifespan(store):  # a tracer that has been used keeps no store that cannot be pickled
+        pass
+    trainer = agl.Trainer(
+        algorithm=agl.Baseline(), store=store, strategy=strategy, tracer=tracer, n_runners=1, progress=False
+    )
+    summary = await asyncio.to_thread(trainer.fit, Half(), [1, 2])
+    assert trainer.store is store and summary.reward.last == 1.5
+    assert sorted(rollout.input for rollout in await store.query_rollouts()) == [2, 4]

@@ -3,6 +3,7 @@
 `tests/compat_peers` does the same with the original client.
 """
 
+import importlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import aiohttp
 import pytest
 
+import leyden.compat
 from leyden.compat.agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from leyden.errors import UnknownRollout
 from leyden.store import LightningStore, LightningStoreClient, open_store
 
+leyden.compat.install()
+
 CONTEXT = {"trace_id": "a" * 32, "span_id": "b" * 16, "is_remote": False, "trace_state": {}}
 CONFIG = {"timeout_seconds": 60.0, "unresponsive_seconds": None, "max_attempts": 2, "retry_condition": ["failed"]}
+
+agl: Any = importlib.import_module("agentlightning")
 
 Post = Callable[..., Awaitable[Any]]
 
@@ -97,3 +103,55 @@ async def test_leydens_own_client_keeps_its_errors_at_the_same_address(store: Li
         by_hand = await post(f"/rollouts/{queued.rollout_id}", {"status": "succeeded"})
         assert by_hand["status"] == "succeeded", "the old client may set a queued rollout's status"
         assert (await ours.get_rollout_by_id(queued.rollout_id)).status == "succeeded"
+
+
+PAGE = "https://page.example"
+
+
+@pytest.mark.parametrize(
+    ("origins", "admitted"), [(None, False), ([PAGE], True), ("*", True), (["https://other"], False)]
+)
+async def test_pages_of_the_origins_that_a_program_names_may_call_the_server(origins: Any, admitted: bool) -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0, origins)
+    await server.start()
+    try:
+        async with aiohttp.ClientSession(f"{server.endpoint}/") as session:
+            asks = {
+                "Origin": PAGE,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "content-type",
+            }
+            async with session.options("v1/agl/rollouts", headers=asks) as preflight:
+                assert (preflight.headers.get("Access-Control-Allow-Origin") == PAGE) == admitted
+            comes = {"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}
+            async with session.post("v1/agl/rollouts", json={"input": 1}, headers=comes) as started:
+                assert started.status == (201 if admitted else 403)
+                assert (started.headers.get("Access-Control-Allow-Origin") == PAGE) == admitted
+            for page in ("metrics", "v1/prometheus"):
+                async with session.get(page) as shown:
+                    assert shown.status == 200 and "leyden_" in await shown.text()
+    finally:
+        await server.stop()
+
+
+async def test_a_server_serves_a_store_of_the_program() -> None:
+    class Own(agl.LightningStore):
+        async def enqueue_rollout(self, input: Any, mode: Any = None, *args: Any, **options: Any) -> Any:
+            return agl.Rollout(rollout_id="mine", input=input, mode=mode, start_time=1.0)
+
+    async with serving(Own()) as (_, post):
+        [queued] = await post("/queues/rollouts/enqueue", {"rollouts": [{"input": 7, "mode": "val"}]}, 201)
+        assert (queued["rollout_id"], queued["input"], queued["mode"]) == ("mine", 7, "val")
+
+
+async def test_a_span_of_the_original_with_opentelemetrys_kind_is_taken(store: LightningStore) -> None:
+    async with serving(store) as (_, post):
+        begun = await post("/rollouts", {"input": "x"}, 201)
+        span = {
+            "rollout_id": begun["rollout_id"], "attempt_id": begun["attempt"]["attempt_id"], "sequence_id": 1,
+            "trace_id": "a" * 32, "span_id": "c" * 16, "parent_id": None, "name": "step", "attributes": {}, "events": [],
+            "status": {"status_code": "UNSET", "description": None}, "links": [], "start_time": 1.0, "end_time": 2.0,
+            "context": None, "parent": None, "resource": {"attributes": {}, "schema_url": ""},
+            "kind": "SpanKind.INTERNAL", "instrumentation_scope": "t",
+        }  # fmt: skip
+        assert (await post("/spans", span, 201))["name"] == "step"

@@ -45,7 +45,7 @@ def store_main(argv: Iterable[str] | None = None) -> int:
         sys.stderr.write("error: Leyden has no store on MongoDB; give --url postgresql://user@host/database\n")
         return 1
     try:
-        asyncio.run(_serve(options.url, options.host, options.port))
+        asyncio.run(_serve(options.url, options.host, options.port, options.cors_origin))
     except LeydenError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -72,16 +72,16 @@ def _store_parser() -> argparse.ArgumentParser:
     no_effect = "of no effect: "
     parser.add_argument("--tracker", nargs="+", help=no_effect + "metrics are at /metrics")
     parser.add_argument("--n-workers", type=int, default=1, help=no_effect + "one process serves")
-    parser.add_argument("--cors-origin", action="append", help=no_effect + "pages of other sites are refused")
+    parser.add_argument("--cors-origin", action="append", help="an origin whose web pages may call the server")
     return parser
 
 
-async def _serve(url: str, host: str, port: int) -> None:
+async def _serve(url: str, host: str, port: int, origins: list[str] | None) -> None:
     """Serve the store until SIGTERM, with the token in `LEYDEN_STORE_TOKEN` if it is set."""
     token = os.environ.get("LEYDEN_STORE_TOKEN")
     options: dict[str, Any] = {"token": token} if token else {}
     async with open_store(url) as store:
-        server = LightningStoreServer(store, host, port, **options)
+        server = LightningStoreServer(store, host, port, origins, **options)
         await server.start()
         sys.stdout.write(f"{server.endpoint} serves {store.url}\n")
         sys.stdout.flush()

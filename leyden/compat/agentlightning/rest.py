@@ -18,8 +18,8 @@ from pydantic import model_serializer
 from leyden import semconv
 from leyden.compat.agentlightning.store import OldStore
 from leyden.compat.agentlightning.types import OtelResource, Span
-from leyden.host.http import Receive, Scope, Send
-from leyden.store.app import JsonStore, StoreApp
+from leyden.host.http import Message, Receive, Scope, Send
+from leyden.store.app import JsonStore, StoreApp, StoreApplication
 from leyden.store.base import LightningStore
 from leyden.store.wire import LEYDEN_JSON, Route, dump
 from leyden.types import PaginatedResult
@@ -165,6 +165,47 @@ class EitherApp:
         """Reply to every waiting request now, because the server stops."""
         self._native.stop_waiting()
         self._old.stop_waiting()
+
+
+class AllowsPages:
+    """An ASGI application before the store's, which admits web pages of the origins that a program
+    has named (CORS). Without it, pages of other sites are refused.
+
+    origins: such as `https://page.example`; `*` admits every page that a browser opens.
+    """
+
+    def __init__(self, app: StoreApplication, origins: Sequence[str]) -> None:
+        self._app, self._origins = app, frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. A page's preflight request is answered here."""
+        headers: list[tuple[bytes, bytes]] = scope.get("headers", [])
+        origin = dict(headers).get(b"origin")
+        if scope["type"] != "http" or origin is None or not self._origins & {"*", origin.decode("latin-1")}:
+            return await self._app(scope, receive, send)
+        allowed = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        allowed.append((b"access-control-allow-credentials", b"true"))
+        if scope["method"] == "OPTIONS":
+            asked = dict(headers).get(b"access-control-request-headers", b"content-type")
+            allowed += [
+                (b"access-control-allow-headers", asked),
+                (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": [*allowed, (b"content-length", b"0")]})
+            return await send({"type": "http.response.body", "body": b""})
+
+        async def send_allowed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exposed = (b"access-control-expose-headers", b"*")
+                message = {**message, "headers": [*message["headers"], *allowed, exposed]}
+            await send(message)
+
+        own = [(name, value) for name, value in headers if name not in (b"origin", b"sec-fetch-site")]
+        await self._app({**scope, "headers": own}, receive, send_allowed)
+
+    def stop_waiting(self) -> None:
+        """Reply to every waiting request now, because the server stops."""
+        self._app.stop_waiting()
 
 
 def _native_body(method: str, body: bytes) -> bytes:

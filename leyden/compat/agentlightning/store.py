@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from leyden import semconv
 from leyden import store as native
 from leyden import types as native_types
+from leyden.compat.agentlightning.interfaces import users_store
 from leyden.compat.agentlightning.litellm import RAW_REQUEST, raw_request
 from leyden.compat.agentlightning.resources import old_update
 from leyden.compat.agentlightning.types import PaginatedResult, Span
@@ -355,7 +356,8 @@ class LightningStoreServer(native.LightningStoreServer):
 
     host, port, launcher_args: the address; by default port 4747 of this machine. With `0.0.0.0`,
         any client is admitted unless there is a token.
-    cors_allow_origins, launch_mode, n_workers, tracker: of no effect.
+    cors_allow_origins: the origins whose web pages may call the server; `*` for every page.
+    launch_mode, n_workers, tracker: of no effect; the metrics are at `/metrics`.
     """
 
     def __init__(
@@ -374,19 +376,28 @@ class LightningStoreServer(native.LightningStoreServer):
             if port is not None or host is not None:
                 raise ValueError(f"port={port!r} and host={host!r} beside launcher_args: give launcher_args alone")
             host, port = launcher_args.host, launcher_args.port
+        from leyden.compat.agentlightning.own_store import as_native
+        from leyden.monitor.prometheus import metrics
+
+        given = [cors_allow_origins] if isinstance(cors_allow_origins, str) else cors_allow_origins or ()
+        self._origins = [origin.strip() for origin in given if origin.strip()]
+        store = as_native(store)
+        pages = metrics(store)
+        options.setdefault("views", {**pages, "/v1/prometheus": next(iter(pages.values()))})
         address = "127.0.0.1" if host in (None, "localhost") else host
         insecure = options.pop("insecure", address == "0.0.0.0" and "token" not in options)
         super().__init__(store, address, 4747 if port is None else port, insecure=insecure, **options)
 
     def _make_app(self, **options: Any) -> StoreApplication:
-        from leyden.compat.agentlightning.rest import EitherApp
+        from leyden.compat.agentlightning.rest import AllowsPages, EitherApp
 
-        return EitherApp(self.store, **options)
+        app = EitherApp(self.store, **options)
+        return AllowsPages(app, self._origins) if self._origins else app
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "store":
             raise AttributeError(name)
-        return getattr(self.store, name)
+        return getattr(users_store(self.store), name)
 
 
 def threaded(store: LightningStore) -> LightningStore:

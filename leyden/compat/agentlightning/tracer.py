@@ -132,7 +132,12 @@ class Tracer(native.Tracer, ParallelWorkerBase):
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Release the worker's store."""
+        self._store = None
         super().teardown_worker(worker_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: all but the worker's store, which belongs to this process."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_store"}
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """Release everything."""

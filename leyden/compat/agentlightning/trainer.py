@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from leyden.execution.client_server import ClientServerExecutionStrategy as Nati
 from leyden.legacy import AgentLightningClient
 from leyden.runner import Runner as NativeRunner
 from leyden.trainer import Trainer as NativeTrainer
+from leyden.trainer.blocking import run_blocking
 from leyden.trainer.legacy import is_url
 from leyden.trainer.registry import ExecutionStrategyRegistry, StoreRegistry
 
@@ -154,11 +156,13 @@ class Trainer(NativeTrainer, ParallelWorkerBase):
         agent.set_trainer(self)
         recorders = () if self.llm_proxy is None else (self.llm_proxy,)
         strategy: Any = self.strategy
-        strategy.execute(
+        work = strategy.execute(
             AlgorithmBundle(self, algorithm, train_dataset, val_dataset),
             RunnerBundle(self.runner, agent, self.hooks, recorders),
             self.store,
         )
+        if inspect.iscoroutine(work):
+            run_blocking(work)
 
     def fit_v2(self, *args: Any, **kwargs: Any) -> Any:
         """Train the agent: the name of `fit` before version 0.2."""
