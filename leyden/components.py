@@ -8,6 +8,7 @@ add to it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ def build_component(
     allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a
         spec is refused.
     optional_defaults: constructor arguments that are passed if the class accepts them and the spec
-        leaves them open.
+        leaves them open. A function or a class is called for the argument, without arguments.
     dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments
         of `dict_default_cls`.
 
@@ -157,8 +158,11 @@ def instantiate_component(
     spec_name: what messages call the component, such as "runner". Raise ConfigError, before the
     call, for an argument that is unknown or missing.
     """
-    given = {name: value for name, value in (optional_defaults or {}).items() if name in (_parameters(target) or ())}
-    given |= arguments or {}
+    given = dict(arguments or {})
+    for name, default in (optional_defaults or {}).items():
+        if name in (_parameters(target) or ()) and name not in given:
+            makes = inspect.isroutine(default) or isinstance(default, type | functools.partial)
+            given[name] = cast("Callable[[], Any]", default)() if makes else default
     check_arguments(target, given, spec_name=spec_name)
     return target(**given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -50,6 +51,18 @@ def test_an_instance_is_used_as_it_is_and_none_means_the_default() -> None:
 def test_optional_defaults_fill_only_what_the_class_accepts_and_the_spec_left_open() -> None:
     assert build("baseline", optional_defaults={"n_epochs": 3, "no_such_option": 1}).n_epochs == 3
     assert build({"type": "baseline", "n_epochs": 2}, optional_defaults={"n_epochs": 3}).n_epochs == 2
+
+
+def test_an_optional_default_that_is_a_function_is_called_only_if_it_is_used() -> None:
+    for default in (lambda: 11, functools.partial(int, "11"), Eleven().value):
+        assert build("baseline", optional_defaults={"n_epochs": default}).n_epochs == 11
+    unused = {"n_epochs": lambda: 1 / 0, "no_such_option": lambda: 1 / 0}
+    assert build({"type": "baseline", "n_epochs": 2}, optional_defaults=unused).n_epochs == 2
+
+
+class Eleven:
+    def value(self) -> int:
+        return 11
 
 
 @pytest.mark.parametrize(
