@@ -72,6 +72,7 @@ class IterativeAlgorithm(Algorithm):
         self.keep_last, self.keep_best = keep_last, keep_best
         self.best_mode: Literal["max", "min"] = best_mode
         self.callbacks, self.writers = tuple(callbacks), tuple(writers)
+        self._val_every = val_every_n_iters
         self._new_checkpoint(Path("checkpoints"))
         self._loop = self._new_loop(())  # refuses wrong options before anything has started
 
@@ -105,6 +106,10 @@ class IterativeAlgorithm(Algorithm):
     async def teardown(self) -> None:
         """Release what `setup` acquired. Called at the end in any case, also after an error."""
 
+    def validation_interval(self, val_dataset: Dataset[Any] | None) -> int | None:
+        """Return after how many steps to validate each time; None: never."""
+        return self.val_every_n_iters
+
     def leaves_rollouts(self, error: BaseException | None) -> bool:
         """Return whether unfinished rollouts stay in the queue when `run` has ended: steps are
         left, for which a resumed run reads them.
@@ -133,6 +138,7 @@ class IterativeAlgorithm(Algorithm):
             checkpoint = self._new_checkpoint(run.directory / "checkpoints")
         rollouts = _Rollouts(self, checkpoint)
         recorder = run.recorder
+        self._val_every = self.validation_interval(val_dataset)
         self._loop = self._new_loop(
             (rollouts,) if checkpoint is None else (checkpoint, rollouts),
             callbacks=() if recorder is None else recorder.loop_callbacks(),
@@ -175,7 +181,7 @@ class IterativeAlgorithm(Algorithm):
         """
         return TrainLoop(
             max_iters=self.max_iters,
-            val_every_n_iters=self.val_every_n_iters,
+            val_every_n_iters=self._val_every,
             validate_first=self.validate_first,
             callbacks=[*self.callbacks, *callbacks, *last],
             writers=[*self.writers, *writers],

@@ -645,6 +645,15 @@ async def test_validation_measures_without_training() -> None:
     assert algorithm.rollouts_per_task == 3
 
 
+def test_a_validation_set_without_an_interval_is_run_once_after_the_last_step() -> None:
+    for given, expected in ((["good"] * 5, [5]), ([], []), (None, [])):
+        rows = Rows()
+        algorithm = policy_gradient(rows, n_steps=2)
+        ly.Trainer(algorithm=algorithm, store="memory").fit(agent_of(raises), ["good"], val_dataset=given)
+        assert [row["rollouts"] for row in rows.val] == expected
+        assert len(rows.train) == 2
+
+
 def test_two_deterministic_runs_with_one_seed_measure_and_end_the_same(tmp_path: Path) -> None:
     """Every run has an id of its own, and nothing that is sampled depends on it."""
 

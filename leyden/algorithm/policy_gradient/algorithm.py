@@ -178,6 +178,7 @@ class PolicyGradient(PolicyAlgorithm):
         self._other_backends = [each for each in (self.reference, self._own_critic) if each is not None]
         self._greedy_resources_id = ""
         self._watch = self._new_watch()
+        self._newest_kl: float | None = None
         self._train: Dataset[Any] = ()
         self._next_group: int | None = None
         """The number of the next group to enqueue; None: the first group of the step under way."""
@@ -230,8 +231,12 @@ class PolicyGradient(PolicyAlgorithm):
                 flat=0 < data.flat_groups == len(collected.groups) - data.small_groups,
                 n_groups=data.flat_groups,
                 answers=counts.answers,
+                kl=self._newest_kl,
             )
         )
+        updated = await self._update(iteration, data)
+        kl = updated.get("kl")
+        self._newest_kl = kl if isinstance(kl, float) else None
         return {
             **rollout_metrics(counts, seconds=sampled - started, success_reward=self.success_reward),
             **group_metrics(collected.groups, size=self.rollouts_per_task, success_reward=self.success_reward),
@@ -241,7 +246,7 @@ class PolicyGradient(PolicyAlgorithm):
             "stale_groups": collected.stale,
             "staleness": mean(collected.staleness),
             **(collected.forks.metrics() if self.advantages.forks_per_call else {}),
-            **await self._update(iteration, data),
+            **updated,
             "update_seconds": time.perf_counter() - sampled,
             **gpu_use(),
         }

@@ -70,12 +70,15 @@ class PolicyAlgorithm(IterativeAlgorithm):
     failed_reward: the reward of a failed rollout in the reported mean and in its group's baseline.
         None leaves it out of both.
     success_reward: a rollout with at least this reward counts as a success.
-    val_every_n_steps: run the validation set each time this many steps are done.
+    val_every_n_steps: run the validation set each time this many steps are done; None: once, after
+        the last step.
     resource_name: the name under which agents find the policy.
     agent_match: a regular expression. Only calls of agents whose name contains a match are trained
         on. Other agents' messages are context, and need no tokens. None: all calls.
     seed: seed of all random choices.
     """
+
+    enqueues_datasets = True
 
     uses_gateway = True
 
@@ -109,7 +112,13 @@ class PolicyAlgorithm(IterativeAlgorithm):
         check_number("n_steps", n_steps, at_least=1, whole=True)
         check_number("max_attempts", max_attempts, at_least=1, whole=True)
         check_number("max_tokens", max_tokens, at_least=1, whole=True, or_none="what the agent asks for")
-        check_number("val_every_n_steps", val_every_n_steps, at_least=1, whole=True, or_none="no validation")
+        check_number(
+            "val_every_n_steps",
+            val_every_n_steps,
+            at_least=1,
+            whole=True,
+            or_none="one validation, after the last step",
+        )
         check_number("temperature", temperature)
         check_number("timeout_seconds", timeout_seconds, above=0, or_none="no limit")
         check_number("warmup_steps", warmup_steps, at_least=0, whole=True)
@@ -165,6 +174,18 @@ class PolicyAlgorithm(IterativeAlgorithm):
     def trained_model(self) -> Any:
         """Return the model that the backend was made with."""
         return arguments_of(self.backend).get("model", self.backend.model_name)
+
+    def validation_interval(self, val_dataset: Dataset[Any] | None) -> int | None:
+        """Return after how many steps to validate each time.
+
+        A validation set without an interval is run once, after the last step.
+        """
+        if self.val_every_n_iters is not None or val_dataset is None or not len(val_dataset):
+            return self.val_every_n_iters
+        logger.info(
+            "val_dataset is run once, after step %d; give val_every_n_steps to see it during training", self.max_iters
+        )
+        return self.max_iters
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Start the policy, route the gateway to it, and publish it as a resource. Raise

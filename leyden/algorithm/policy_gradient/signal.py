@@ -8,6 +8,7 @@ They return the warnings that are due, and log nothing. To detect something else
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ _PATIENCE = 3
 """The first warning comes when so many steps in a row have shown a symptom."""
 _UNMOVED_STEPS = 20
 """After so many steps, it is first checked whether the reward has moved."""
+_SMOOTHED = 5
+"""A rise and a fall are those of the mean of so many steps, or of a quarter of a shorter run."""
+_FALL_ERRORS = 4.0
+"""A fall from the best of many means is noise up to so many standard errors."""
 _STANDARD_ERRORS = 2.0
 """A difference between two parts of a run of fewer standard errors is noise."""
 
@@ -120,8 +125,22 @@ class SignalWatch:
     """Whether the reward has moved. A plateau after the policy has learned is no symptom."""
     _newest: str = ""
     """The warning that the newest step would give."""
+    _steps: list[int] = field(default_factory=list[int])
+    """The number of each step that has rewards."""
+    _told_fall: int = 0
+    """The number of steps at the last warning that the reward has fallen; 0: none is given."""
+    _kl: float | None = None
 
-    def look(self, step: int, *, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> list[str]:
+    def look(
+        self,
+        step: int,
+        *,
+        rewards: Sequence[float],
+        flat: bool,
+        n_groups: int,
+        answers: Answers,
+        kl: float | None = None,
+    ) -> list[str]:
         """Return the warnings that are due after a step.
 
         step: the number of the step, from 1.
@@ -129,9 +148,13 @@ class SignalWatch:
         flat: whether in each group all rewards are equal.
         n_groups: the number of such groups, for the message.
         answers: the model's answers in the step's rollouts.
+        kl: the policy's divergence in the last training, for the message; None if unknown.
         """
         if rewards:
             self._rewards.append(mean_of(rewards))
+            self._steps.append(step)
+        self._kl = kl
+        fall = self._fall()
         found = self._find(rewards, flat, n_groups, answers)
         symptom = found.name if found else None
         if symptom != self._symptom:
@@ -141,7 +164,12 @@ class SignalWatch:
         lasted = step - self._first_step + 1
         if symptom is not None and lasted >= self._due:
             self._due = 2 * lasted
+            if fall is not None:
+                self._told_fall = len(self._rewards)
             return [self._newest]
+        if symptom is None and fall is not None and len(self._rewards) >= 2 * self._told_fall:
+            self._told_fall = len(self._rewards)
+            return [f"{fall}.{_shown(answers)}"]
         if symptom is None and len(self._rewards) >= self._unmoved_due:
             self._unmoved_due *= 2
             self._has_moved = self._has_moved or _has_moved(self._rewards)
@@ -155,7 +183,38 @@ class SignalWatch:
         step: the number of the last step.
         """
         all_steps = self._symptom is not None and step - self._first_step + 1 >= len(self._rewards) > 0
-        return [self._newest] if all_steps and self._due == _PATIENCE else []
+        if all_steps and self._due == _PATIENCE:
+            return [self._newest]
+        fall = self._fall()
+        return [] if fall is None or self._told_fall == len(self._rewards) else [f"{fall}."]
+
+    def _fall(self) -> str | None:
+        """Return that the reward has risen and fallen again, since when, and the usual causes.
+
+        None unless more than half of the rise is lost, and the loss is more than noise.
+        """
+        n = len(self._rewards)
+        width = min(_SMOOTHED, n // 4)
+        if width < 2:
+            return None
+        means = [fmean(self._rewards[at : at + width]) for at in range(n - width + 1)]
+        top = max(range(len(means)), key=means.__getitem__)
+        start, best, now = means[0], means[top], means[-1]
+        changes = [second - first for first, second in itertools.pairwise(self._rewards[: top + width])]
+        noise = math.sqrt(fmean(change**2 for change in changes) / width) if changes else 0.0
+        lost = best - now
+        if best - start <= 1e-9 or lost <= 0.5 * (best - start) or lost <= _FALL_ERRORS * noise:
+            return None
+        drift = (
+            ""
+            if self._kl is None
+            else f", which moves the policy too far (kl was {figure(self._kl)} in the last training)"
+        )
+        return (
+            f"the reward rose to {figure(best, 3)} and has fallen to {figure(now, 3)} since step {self._steps[top + width - 1]}. "
+            f"Usual causes: a learning rate that is too large (it is {figure(self.learning_rate)}){drift}, too many epochs on the same "
+            "rollouts, no KL penalty that holds the policy near its first one. keep_best keeps the best checkpoint"
+        )
 
     def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
         """Return the symptom that a step shows, or None. The checks go from the most specific
@@ -180,13 +239,23 @@ class SignalWatch:
             causes = ["a max_tokens that is too small", "a model that does not end its answers"]
             return _Symptom("cut", f"all {answers.n:,} answers were cut by max_tokens{limit}", causes)
         if flat and rewards:
-            return _flat(rewards, n_groups, answers)
+            symptom = _flat(rewards, n_groups, answers, solved=self._is_at_its_best())
+            fall = self._fall()
+            return (
+                symptom if fall is None else symptom._replace(description=f"{symptom.description}; {fall}", causes=[])
+            )
         return None
+
+    def _is_at_its_best(self) -> bool:
+        """Return whether the reward has risen, and is now what it was at most."""
+        best = max(self._rewards)
+        return self._rewards[-1] >= best - 1e-9 * abs(best) > self._rewards[0]
 
     def _warning(self, step: int, symptom: _Symptom, answers: Answers) -> str:
         """Return the warning of a symptom that the steps up to `step` have shown."""
         steps = f"step {step}" if step == self._first_step else f"steps {self._first_step} to {step}"
-        return f"{steps}: {symptom.description}. Usual causes: {', '.join(symptom.causes)}.{_shown(answers)}"
+        causes = f" Usual causes: {', '.join(symptom.causes)}." if symptom.causes else ""
+        return f"{steps}: {symptom.description}.{causes}{_shown(answers)}"
 
     def _unmoved(self, answers: Answers) -> str:
         """Return the warning that the reward has not moved."""
@@ -199,11 +268,21 @@ class SignalWatch:
         )
 
 
-def _flat(rewards: Sequence[float], n_groups: int, answers: Answers) -> _Symptom:
-    """Return the symptom that every group has equal rewards, with the likely causes."""
+def _flat(rewards: Sequence[float], n_groups: int, answers: Answers, *, solved: bool) -> _Symptom:
+    """Return the symptom that every group has equal rewards, with the likely causes.
+
+    solved: the reward has risen to its best value of the run.
+    """
     low, high = min(rewards), max(rewards)
     values = f"{figure(low)} in every rollout" if low == high else f"from {figure(low)} to {figure(high)}"
     cut = [f"answers that were cut by max_tokens ({answers.cut:,} of {answers.n:,})"] if answers.cut else []
+    if solved:
+        return _Symptom(
+            "solved",
+            f"nothing is left to learn, because the reward has risen and in each of the {n_groups:,} groups all rewards are equal "
+            f"({values})",
+            ["tasks that the model has learned: stop here, or give harder ones"],
+        )
     return _Symptom(
         "flat",
         f"nothing to learn, because in each of the {n_groups:,} groups all rewards are equal ({values})",
