@@ -20,6 +20,7 @@ from leyden.runs import RecordedRun, list_runs, open_run
 from leyden.runs.rollouts import latest_resources
 from leyden.trainer.checks import imported_by
 from leyden.types import LLM, NamedResources, PromptTemplate
+from leyden.utils.json import unique_object
 from leyden.utils.text import fault_reason
 
 _OFFERED = 8
@@ -128,16 +129,18 @@ def _read_jsonl(path: Path) -> list[Any]:
         if not line.strip():
             continue
         try:
-            tasks.append(json.loads(line))
-        except ValueError as error:
+            tasks.append(json.loads(line, object_pairs_hook=unique_object))
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"--tasks {path}, line {number} is not JSON: {error}") from None
     return tasks
 
 
 def _read_json(path: Path) -> list[Any]:
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
-    except json.JSONDecodeError as error:
+        content: Any = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique_object)
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--tasks {path} is not JSON: {error}") from None
     if not isinstance(content, list):
         raise ConfigError(f"--tasks {path} holds a {type(content).__name__}; it must be a list of tasks")
@@ -151,14 +154,23 @@ def _read_csv(path: Path) -> list[Any]:
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True)
+        columns = list(reader.fieldnames or ())
+        if len(columns) == 1 and (other := next((mark for mark in ";\t|" if mark in columns[0]), None)):
+            raise ConfigError(f"--tasks {path} is separated by {other!r}; separate its columns by commas")
+        named: dict[str, str] = {}
+        for column in columns:
+            if (before := named.get(column.strip().casefold())) is not None:
+                raise ConfigError(
+                    f"--tasks {path} has the columns {before!r} and {column!r}, one of which would hide the other; keep one"
+                )
+            named[column.strip().casefold()] = column
         tasks: list[Any] = []
         row: dict[Any, Any]
         for row in reader:
             if None in row or None in row.values():  # cells beyond the header, or a column without a cell
-                columns = len(reader.fieldnames or ())
-                n_cells = columns + len(row.get(None, ())) - list(row.values()).count(None)
+                n_cells = len(columns) + len(row.get(None, ())) - list(row.values()).count(None)
                 raise ConfigError(
-                    f"--tasks {path}, line {reader.line_num} has {n_cells} cells, and the header {columns}; put quotes "
+                    f"--tasks {path}, line {reader.line_num} has {n_cells} cells, and the header {len(columns)}; put quotes "
                     "around a cell that has a comma"
                 )
             tasks.append(dict(row))

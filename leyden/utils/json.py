@@ -48,6 +48,19 @@ def is_list(value: object) -> TypeIs[list[Any]]:
     return isinstance(value, list)
 
 
+def unique_object(pairs: list[tuple[str, Any]]) -> Json:
+    """Return a parsed object. Raise ValueError for a name that it has twice, of which parsers keep
+    the last in silence. Give it to `json.loads` as `object_pairs_hook`.
+    """
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(
+            f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice in one object"
+        )
+    return made
+
+
 def json_line(content: Json) -> str:
     """Return an object as a line of JSON. NaN and infinity become null, because JSON lacks them.
     Other objects become their `str`.

@@ -37,3 +37,30 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "A.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(ConfigError, match=r"A\.parquet cannot be read as Parquet"):
         load_bars(tmp_path, "A")
+
+
+def test_times_with_a_zone_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    times = arrow.array([0, 60_000_000], arrow.timestamp("us", tz="America/New_York"))
+    parquet.write_table(
+        arrow.table({"datetime": times, "close": [1.0, 2.0], "volume": [1.0, 1.0]}), tmp_path / "A.parquet"
+    )
+    with pytest.raises(ConfigError, match=r"'datetime' has the time zone America/New_York; .*tz_localize\(None\)"):
+        load_bars(tmp_path, "A")
+    orders = {"stock_id": ["A"], "amount": [1.0], "direction": [0], "start_time": times[:1], "end_time": times[1:]}
+    parquet.write_table(arrow.table(orders), tmp_path / "orders.parquet")
+    with pytest.raises(ConfigError, match="'start_time' has the time zone"):
+        load_orders(tmp_path / "orders.parquet")
+
+
+def test_dates_as_numbers_and_double_columns(tmp_path: Path) -> None:
+    def write(name: str, columns: dict[str, object]) -> None:
+        parquet.write_table(arrow.table(columns), tmp_path / f"{name}.parquet")
+
+    write("A", {"date": [20200102, 20200103], "close": [1.0, 2.0], "volume": [1.0, 1.0]})
+    assert load_bars(tmp_path, "A").times[1] == np.datetime64("2020-01-03")
+    write("B", {"date": [1577957400, 1577957460], "close": [1.0, 2.0], "volume": [1.0, 1.0]})
+    with pytest.raises(ConfigError, match="is the number 1577957400"):
+        load_bars(tmp_path, "B")
+    write("C", {"date": [20200102], "close": [1.0], "$close": [2.0], "volume": [1.0]})
+    with pytest.raises(ConfigError, match=r"the columns 'close' and '\$close'"):
+        load_bars(tmp_path, "C")

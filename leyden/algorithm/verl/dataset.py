@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
 from leyden.utils.atomic import private_directory, write_file
+from leyden.utils.json import unique_object
 
 Item = dict[str, Any]
 
@@ -95,7 +96,7 @@ def _json_lines(file: Path) -> Iterator[Any]:
             if not line.strip():
                 continue
             try:
-                yield json.loads(line)
+                yield json.loads(line, object_pairs_hook=unique_object)
             except ValueError as error:
                 raise ConfigError(f"the data set {file} is damaged: line {number} is no JSON ({error})") from error
 

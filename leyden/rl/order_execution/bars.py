@@ -8,6 +8,7 @@ no order and no simulator. To read another format, add a line to `_READERS`.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
-from leyden.rl.order_execution.objects import Time
+from leyden.rl.order_execution.objects import Time, as_times
 
 Array = NDArray[Any]
 TIME_COLUMNS: Final = ("datetime", "date")
+_TIMES: Final = (*TIME_COLUMNS, "start_time", "end_time")
 _KEPT_FILES: Final = 64
 """Files whose bars are cached."""
 
@@ -44,7 +46,8 @@ class Bars:
 
     def __post_init__(self) -> None:
         """Convert times and columns, and check them."""
-        object.__setattr__(self, "times", np.asarray(self.times, "datetime64[us]"))
+        object.__setattr__(self, "times", as_times(self.times, f"{self.source}: a time"))
+        check_columns(list(self.columns), self.source)
         named = {name.removeprefix("$"): np.asarray(column, np.float64) for name, column in self.columns.items()}
         object.__setattr__(self, "columns", named)
         if len(self.times) == 0:
@@ -59,6 +62,9 @@ class Bars:
                 raise ConfigError(
                     f"{self.source}: column {name!r} has shape {column.shape}, there are {len(self.times)} times"
                 )
+        for name in ("close", "volume"):
+            if np.isinf(named[name]).any():
+                raise ConfigError(f"{self.source}: {name} is infinite, at {self.times[np.isinf(named[name])][0]}")
         if (named["volume"] < 0).any():
             raise ConfigError(f"{self.source}: a volume is below 0, at {self.times[named['volume'] < 0][0]}")
 
@@ -207,9 +213,7 @@ def _cached_bars(path: str, mtime_ns: int, size: int) -> Bars:
     if time_column is None:
         raise ConfigError(f"{path} has no column 'datetime' or 'date'; it has {', '.join(table)}")
     columns = {name: _numbers(column, name, path) for name, column in table.items() if name != time_column}
-    return Bars(
-        _times(table[time_column], path), {name: column for name, column in columns.items() if column is not None}, path
-    )
+    return Bars(table[time_column], {name: column for name, column in columns.items() if column is not None}, path)
 
 
 def read_table(path: Path) -> dict[str, Array]:
@@ -229,11 +233,18 @@ def _read_csv(path: Path) -> dict[str, Array]:
 
     Raise ConfigError for an empty file, and for a row that is too long or too short.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error}); convert it, for example with iconv") from None
+    with io.StringIO(text, newline="") as file:
         rows: Iterator[list[str]] = csv.reader(file)
         header = next(rows, None)
         if not header:
             raise ConfigError(f"{path} is empty; its first line must name the columns")
+        if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
+            raise ConfigError(f"{path} is separated by {other!r}; separate its columns by commas")
+        check_columns(header, str(path))
         content: list[list[str]] = []
         for number, row in enumerate(rows, start=2):
             if not row:
@@ -250,20 +261,29 @@ def _read_parquet(path: Path) -> dict[str, Array]:
         table: Any = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
+    check_columns(table.column_names, str(path))
+    for name in table.column_names:
+        if name.strip() in _TIMES and (zone := getattr(table.schema.field(name).type, "tz", None)) is not None:
+            raise ConfigError(
+                f"{path}: the column {name!r} has the time zone {zone}; write it on the bars' clock, without one (pandas: "
+                "`.dt.tz_localize(None)` keeps the local time)"
+            )
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
+def check_columns(names: Sequence[str], source: str) -> None:
+    """Raise ConfigError if a table has a column twice, also with `$`, spaces or other capitals."""
+    seen: dict[str, str] = {}
+    for name in names:
+        plain = name.strip().removeprefix("$").casefold()
+        if (other := seen.get(plain)) is not None:
+            raise ConfigError(
+                f"{source} has the columns {other!r} and {name!r}, one of which would hide the other; keep one"
+            )
+        seen[plain] = name
+
+
 _READERS: Final[dict[str, Callable[[Path], dict[str, Array]]]] = {".parquet": _read_parquet, ".csv": _read_csv}
-
-
-def _times(column: Array, path: str) -> Array:
-    """Return a column as datetime64[us]. Raise ConfigError for a value that is no time."""
-    try:
-        return np.array(
-            [str(value).strip() for value in column] if column.dtype.kind in "OU" else column, "datetime64[us]"
-        )
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}; times are written as 2020-01-02 or 2020-01-02 09:30:00") from None
 
 
 def _numbers(column: Array, name: str, path: str) -> Array | None:

@@ -133,7 +133,7 @@ def load_orders(
         )
         for row in range(len(stocks)):
             try:
-                if (amount := float(amounts[row])) == 0:
+                if (amount := _amount(amounts[row])) == 0:
                     continue
                 stock = str(stocks[row])
                 orders.append(Order(stock, amount, _direction(directions[row]), *times(stock, row)))
@@ -146,10 +146,20 @@ def load_orders(
 
 def _column(table: Mapping[str, Array], names: Sequence[str], file: Path) -> Array:
     """Return the first of these columns that a table has. Raise ConfigError if it has none."""
-    for name in names:
-        if name in table:
-            return table[name]
+    there = [name for name in names if name in table]
+    if len(there) > 1 and any(map(str.__ne__, map(str, table[there[0]]), map(str, table[there[1]]))):
+        raise ConfigError(f"{file} has both {there[0]!r} and {there[1]!r}, with different values; keep one of them")
+    if there:
+        return table[there[0]]
     raise ConfigError(f"{file} has no column {' or '.join(map(repr, names))}; it has {', '.join(table)}")
+
+
+def _amount(value: Any) -> float:
+    text = str(value).strip()
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"the amount is {text!r}; it must be a number" if text else "the amount is empty") from None
 
 
 def _direction(value: Any) -> OrderDir:
@@ -186,7 +196,13 @@ def _times_of_rows(
         """Return start and end of an order from the bars of its day."""
         bars = load_bars(data_dir, stock)
         day = as_time(dates[row], "date")
-        ticks = bars.times[bars.days(day, day + np.timedelta64(1, "us"))][start_index:end_index]
+        ticks = bars.times[bars.days(day, day + np.timedelta64(1, "us"))]
+        if not len(ticks):
+            raise ConfigError(
+                f"{bars.source} has no bars on {day.astype('datetime64[D]')}, which may be a holiday; its bars are from "
+                f"{bars.times[0]} to {bars.times[-1]}"
+            )
+        ticks = ticks[start_index:end_index]
         if not len(ticks):
             raise ConfigError(
                 f"{bars.source} has no tick {start_index} to {end_index} on {day.astype('datetime64[D]')}"

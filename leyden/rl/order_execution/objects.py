@@ -5,12 +5,15 @@ Times are `numpy.datetime64` in microseconds, without a time zone, on the clock 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import re
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
 from leyden.options import check_number
@@ -19,6 +22,10 @@ EPS: Final = 1e-12
 """Amounts below this count as 0, relative to the order's amount, or to 1 for small orders."""
 
 Time = np.datetime64
+_ZONE: Final = re.compile(r"[T ]\d\d?:?\d\d.*?(?:[Zz]|[+-]\d\d(?::?\d\d)?)$")
+"""The end of a text that gives a time with its time zone."""
+_DIGITS: Final = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+_NO_ZONE: Final = "with a time zone; give the time on the bars' clock, without one (pandas: `.dt.tz_localize(None)` keeps the local time)"
 
 
 class OrderDir(IntEnum):
@@ -82,15 +89,15 @@ class Order:
 
 
 def as_time(value: Any, name: str = "time") -> Time:
-    """Return a time as `datetime64[us]`.
+    """Return a time as `datetime64[us]`. A number of eight digits is a date: 20200102.
 
     name: what the time is, for messages.
-    Raise ConfigError if the value is no time, or has a time zone.
+    Raise ConfigError if the value is no time, has a time zone, or is another number, which may
+    count seconds, milliseconds or something else.
     """
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        raise ConfigError(f"{name} is {value}, with a time zone; give the time on the bars' clock, without one")
+    plain = plain_time(value, name)
     try:
-        time = np.datetime64(value, "us")
+        time = np.datetime64(plain, "us")
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"{name} is {value!r}, which is no time: {error}; give one such as '2020-01-02 09:30'"
@@ -98,3 +105,43 @@ def as_time(value: Any, name: str = "time") -> Time:
     if np.isnat(time):
         raise ConfigError(f"{name} is {value!r}, which is no time; give one such as '2020-01-02 09:30'")
     return time
+
+
+def as_times(values: Any, name: str = "times") -> NDArray[np.datetime64]:
+    """Return times as an array of `datetime64[us]`, by the rules of `as_time`."""
+    array = np.asarray(values)
+    if array.dtype.kind == "M":
+        return array.astype("datetime64[us]")
+    plain = [plain_time(value, name) for value in array.tolist()]
+    try:
+        return np.array(plain, "datetime64[us]")
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{name}: {error}; times are written as 2020-01-02 or 2020-01-02 09:30:00") from None
+
+
+def plain_time(value: Any, name: str) -> Any:
+    """Return a value that NumPy reads as the time that is meant. Raise ConfigError for a number
+    that is no date, and for a time zone, which NumPy would drop after a shift to UTC.
+    """
+    if isinstance(value, np.integer | np.floating | np.str_):
+        value = cast(Any, value).item()
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        raise ConfigError(f"{name} is {value}, {_NO_ZONE}")
+    if isinstance(value, str):
+        text = value.strip()
+        if _ZONE.search(text):
+            raise ConfigError(f"{name} is {text!r}, {_NO_ZONE}")
+        if not _DIGITS.fullmatch(text):
+            return text
+        number = float(text)
+    elif isinstance(value, int | float):
+        number = float(value)
+    else:
+        return value
+    if number == number // 1 and len(digits := f"{number:.0f}") == 8:
+        with contextlib.suppress(ValueError):
+            return datetime.datetime.strptime(digits, "%Y%m%d")
+    raise ConfigError(
+        f"{name} is the number {value!r}, which may count seconds, milliseconds or something else; give a date such as 20200102, "
+        "a text such as '2020-01-02 09:30', or a numpy.datetime64"
+    )

@@ -6,6 +6,7 @@ in the next step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -29,9 +30,10 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
     """Executes one order on the bars of one asset.
 
     The amount of a step is split evenly over its ticks, each of which trades at its close. A tick
-    trades at most `vol_threshold` of the market's volume. The last tick trades all that is left,
-    within that limit. Steps end at multiples of `ticks_per_step` of the day's ticks, so an order
-    that begins between two of them has a shorter first step.
+    without a close trades nothing; the others share its part. A tick trades at most `vol_threshold`
+    of the market's volume. The last tick with a close trades all that is left, within that limit.
+    Steps end at multiples of `ticks_per_step` of the day's ticks, so an order that begins between
+    two of them has a shorter first step.
 
     data_dir: a directory with `<stock_id>.parquet` or `.csv`.
     data: instead of `data_dir`, the bars by stock, or the bars of the only stock.
@@ -81,6 +83,10 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
                 f"{bars.source} has no tick in the time of the order to {order}; its bars are from {bars.times[0]} to {bars.times[-1]}"
             )
         self.ticks_for_order = self.ticks_index[self._at : self._end]
+        if not np.isfinite(self._price[self._at : self._end]).any():
+            raise ConfigError(
+                f"{bars.source} has no price (close) in the time of the order to {order}, so nothing can be traded"
+            )
         self.twap_price = _mean(self._price[self._at : self._end])
         self.position = order.amount
         self.cur_step = 0
@@ -104,7 +110,9 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         amount = float(action)
         start, stop = self._at, self._next()
         price, volume = self._price[start:stop], self._volume[start:stop]
-        traded = self._split(amount, volume, last=stop == self._end)
+        if not math.isfinite(amount) or amount < -self.order.tolerance:
+            raise self._invalid(amount)
+        traded = self._split(amount, price, volume, last=stop == self._end)
         self._check(traded, amount)
         left = self.position - np.cumsum(traded)
         left[np.abs(left) < self.order.tolerance] = 0.0
@@ -143,26 +151,36 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         following = (self._at // self.ticks_per_step + 1) * self.ticks_per_step
         return min(following, self._end)
 
-    def _split(self, amount: float, volume: Array, *, last: bool) -> Array:
+    def _split(self, amount: float, price: Array, volume: Array, *, last: bool) -> Array:
         """Return the amount that each tick of a step trades, (ticks,), within the market's limit.
+        A tick without a price trades nothing.
 
-        last: it is the order's last step, so its last tick trades all that is left.
+        last: it is the order's last step, so its last tick with a price trades all that is left.
         """
-        limit = np.inf if self.vol_threshold is None else self.vol_threshold * np.nan_to_num(volume)
-        traded = np.minimum(np.full(len(volume), amount / len(volume)), limit)
+        priced = np.isfinite(price)
+        traded = np.zeros(len(price))
+        if not priced.any():
+            return traded
+        limit = (
+            np.full(len(price), np.inf) if self.vol_threshold is None else self.vol_threshold * np.nan_to_num(volume)
+        )
+        traded[priced] = np.minimum(amount / priced.sum(), limit[priced])
         if last:
-            traded[-1] += self.position - traded.sum()
-            traded = np.minimum(traded, limit)
+            final = int(np.flatnonzero(priced)[-1])
+            traded[final] = min(traded[final] + self.position - traded.sum(), limit[final])
         return traded
 
     def _check(self, traded: Array, amount: float) -> None:
         """Raise InvalidTrade if a tick would trade a negative amount, or all together too much."""
         tolerance = self.order.tolerance
         if not (traded >= -tolerance).all() or traded.sum() > self.position + tolerance:
-            raise InvalidTrade(
-                f"step {self.cur_step} of the order to {self.order} would trade {amount!r} with {self.position!r} left; "
-                "an amount is at least 0 and at most what is left"
-            )
+            raise self._invalid(amount)
+
+    def _invalid(self, amount: float) -> InvalidTrade:
+        return InvalidTrade(
+            f"step {self.cur_step} of the order to {self.order} would trade {amount!r} with {self.position!r} left; "
+            "an amount is at least 0 and at most what is left"
+        )
 
     def _ticks(self, start: int, stop: int, traded: Array, left: Array) -> SAOEMetrics:
         """Return the metrics of each tick from `start` to `stop`, as arrays of shape (ticks,).
@@ -180,7 +198,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             inner_amount=traded,
             deal_amount=traded,
             trade_price=price,
-            trade_value=price * traded,
+            trade_value=_value(price, traded),
             position=left,
             ffr=traded / self.order.amount,
             pa=price_advantage(price, self.twap_price, self.order.direction),
@@ -194,15 +212,15 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         amount: what was to be traded.
         """
         total = float(traded.sum())
-        value = float((price * traded).sum())
+        value = float(_value(price, traded).sum())
         nothing = total < self.order.tolerance
         trade_price = 0.0 if nothing else value / total
         return SAOEMetrics(
             stock_id=self.order.stock_id,
             datetime=time,
             direction=self.order.direction,
-            market_volume=float(volume.sum()),
-            market_price=float(price.mean()),
+            market_volume=float(np.nansum(volume)),
+            market_price=_mean(price),
             amount=amount,
             inner_amount=total,
             deal_amount=total,
@@ -234,9 +252,14 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
 
 
 def _mean(price: Array) -> float:
-    """Return the mean of the known prices; 0 if all are NaN."""
-    known = price[~np.isnan(price)]
-    return float(known.mean()) if len(known) else 0.0
+    """Return the mean of the known prices; NaN if none is known."""
+    known = price[np.isfinite(price)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _value(price: Array, traded: Array) -> Array:
+    """Return the value of what each tick traded: 0 where nothing was, also without a price."""
+    return np.where(traded == 0, 0.0, price * traded)
 
 
 @overload

@@ -103,7 +103,7 @@ def test_orders_are_of_days_or_of_times(tmp_path: Path) -> None:
         ),
         (
             "stock_id,amount,direction,start_time,end_time\nX,many,buy,2020-01-01,2020-01-09\n",
-            "row 1: could not convert",
+            "row 1: the amount is 'many'; it must be a number",
         ),
         ("stock_id,amount,direction,start_time\nX,5,buy,2020-01-01\n", "no column 'end_time'"),
         ("stock_id,amount,date\nX,5,2020-01-01\n", "give data_dir"),
