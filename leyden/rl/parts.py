@@ -23,6 +23,7 @@ import gymnasium
 from leyden.errors import ConfigError
 from leyden.rl.spaces import Conformer, checker, conformer
 from leyden.utils.json import is_object
+from leyden.utils.text import shown
 
 if TYPE_CHECKING:
     from leyden.rl.env.wrapper import EnvWrapper
@@ -54,6 +55,11 @@ class EnvComponent:
 
     @env.setter
     def env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
+        if env is not None and not hasattr(type(env), "is_running"):
+            raise ConfigError(
+                f"{type(self).__name__}.env is the EnvWrapper that runs it, and was set to {shown(env)}; keep what is yours under "
+                "another name, such as self.game"
+            )
         self._take_env(env)
 
     def log(self, name: str, value: float) -> None:

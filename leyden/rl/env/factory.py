@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import gymnasium
 import numpy as np
@@ -23,6 +23,7 @@ from leyden.rl.env.group import AnyEnv, EnvFactory
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
+from leyden.utils.text import shown
 
 FiniteEnvType: TypeAlias = str
 """A name in `ENV_KINDS`, or the import path of a `FiniteVectorEnv`."""
@@ -81,6 +82,7 @@ def vectorize_env(
     """
     check_number("concurrency", concurrency, at_least=1, whole=True)
     check_number("max_retries", max_retries, at_least=0, whole=True)
+    _check_factories(env_factory)
     if isinstance(env_factory, str) or callable(env_factory):
         env_factory = [env_factory] * concurrency
     elif concurrency not in (1, len(env_factory)):
@@ -106,6 +108,26 @@ def vectorize_env(
         quiet_seconds=quiet_seconds,
         **given,
     )
+
+
+_ENV: Any = gymnasium.Env
+
+
+def _check_factories(given: Any) -> None:
+    """Raise ConfigError for anything but an id, a function or a list of them."""
+    for factory in cast("list[Any]", given) if isinstance(given, list | tuple) else [given]:
+        _check_factory(factory)
+
+
+def _check_factory(factory: Any) -> None:
+    if isinstance(factory, str) or (callable(factory) and not isinstance(factory, _ENV)):
+        return
+    if hasattr(factory, "step") and hasattr(factory, "reset"):
+        raise ConfigError(
+            f"env_factory is the environment {shown(factory)}; give a function that makes one, because each of the environments is "
+            f"a new one: `lambda: {type(factory).__name__}(...)`, an id of Gymnasium's registry, or a class"
+        )
+    raise ConfigError(f"env_factory is {shown(factory)}; give a function that makes an environment, or an id")
 
 
 class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):

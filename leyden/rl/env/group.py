@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.components import accepts
 from leyden.errors import ConfigError, InvalidMetrics
 from leyden.loop import EpisodeStats, LogLevel
 from leyden.options import check_number
@@ -27,13 +28,16 @@ from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
 from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conformer
-from leyden.utils.numbers import finite_number
+from leyden.utils.numbers import as_number, finite_number
+from leyden.utils.text import shown
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 EnvFactory: TypeAlias = Callable[[], AnyEnv]
 Start: TypeAlias = tuple[int, Seed[Any]]
 """The number of an environment within its group, and the seed of its next episode."""
 Infos: TypeAlias = dict[int, dict[str, Any]]
+_MOST_WRAPPERS: Final = 100
+_STEP: Final = "(observation, reward, terminated, truncated, info)"
 _EPISODE_METRICS: Final = ("reward", "steps_per_episode")
 """The metrics of every episode, whose names no logged value may have."""
 _NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
@@ -96,6 +100,9 @@ class EnvGroup:
         """
         self._wants_steps = wants_steps
         self._slots = [self._make(factory) for factory in factories]
+        self.envs: list[AnyEnv] = [slot.env for slot in self._slots]
+        """The environments, as the factories made them."""
+        require_distinct(self.envs)
         first = self._slots[0].env
         self.observation_space: AnySpace = first.observation_space
         self.action_space: AnySpace = first.action_space
@@ -174,9 +181,18 @@ class EnvGroup:
             return _WrapperSlot(cast("EnvWrapper[Any, Any, Any, Any, Any]", env), wants_steps=self._wants_steps)
         if isinstance(env, gymnasium.Env):
             return _GymSlot(cast(AnyEnv, env), wants_steps=self._wants_steps)
-        raise ConfigError(
-            f"the environment factory made a {type(env).__name__}; it must make an EnvWrapper or a gymnasium.Env"
-        )
+        wanted = "it must return an EnvWrapper or a gymnasium.Env"
+        if env is None:
+            raise ConfigError(f"the environment factory returned None; {wanted} (is its `return` missing?)")
+        if isinstance(env, type):
+            raise ConfigError(f"the environment factory returned the class {env.__name__}; {wanted}: call the class")
+        if hasattr(env, "step") and hasattr(env, "reset"):
+            raise ConfigError(
+                f"the environment factory returned a {type(env).__module__}.{type(env).__name__}, which has step and reset and is "
+                f"no gymnasium.Env; {wanted}: inherit from gymnasium.Env, or for an environment of the old gym give "
+                "`gymnasium.make('GymV21Environment-v0', env=...)` of the package shimmy"
+            )
+        raise ConfigError(f"the environment factory returned {shown(env)}; {wanted}")
 
     def _failure(self, env: int, doing: str, error: Exception) -> EnvFailure:
         """Drop the episode of an environment, and return its failure."""
@@ -185,6 +201,41 @@ class EnvGroup:
         failure = EnvFailure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
         slot.drop_episode()
         return failure
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def require_distinct(envs: Sequence[AnyEnv]) -> None:
+    """Raise ConfigError if two environments are the same one, or are wrapped around the same one.
+
+    Their episodes would run in one simulator, so that each step of one moves the others.
+    """
+    seen: dict[int, int] = {}
+    for number, env in enumerate(envs):
+        for part in _chain(env):
+            if (other := seen.setdefault(id(part), number)) != number:
+                raise ConfigError(
+                    f"the factory returned the same environment twice: the {type(part).__name__} of environments {other} and "
+                    f"{number} is one object; make a new one in each call, for example `lambda: {type(part).__name__}(...)`"
+                )
+
+
+def _chain(env: Any) -> Iterator[object]:
+    """Yield an environment and those that it wraps, in `unwrapped` or in `env` as Gymnasium's
+    wrappers do.
+    """
+    outer = env
+    for _ in range(_MOST_WRAPPERS):
+        yield env
+        inner = getattr(env, "env", None)
+        if inner is None or inner is env or not (hasattr(inner, "step") and hasattr(inner, "reset")):
+            break
+        env = inner
+    bare = getattr(outer, "unwrapped", outer)
+    if bare is not env:
+        yield bare
 
 
 def require_same_spaces(first: Any, other: Any) -> None:
@@ -312,6 +363,16 @@ class _GymSlot(_Slot):
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
         self.env = env
+        for name in ("observation_space", "action_space"):
+            space: Any = getattr(env, name, None)
+            if not isinstance(space, gymnasium.Space):
+                raise ConfigError(
+                    f"{type(env).__name__}.{name} is {shown(space)}; set it to a space of gymnasium.spaces in __init__"
+                )
+        if not accepts(env.unwrapped.reset, "seed"):
+            raise ConfigError(
+                f"{self._name}.reset takes no seed; define reset(self, *, seed=None, options=None), which returns (observation, info)"
+            )
         self._check = checker(env.observation_space)
         self._conformer = conformer(env.observation_space)
         self._conforms = False
@@ -332,9 +393,9 @@ class _GymSlot(_Slot):
             # 31 bits, because some environments take no larger seed
             number = int(np.random.SeedSequence([seed.entropy, seed.number]).generate_state(1)[0] >> 1)
         if item is NO_ITEM:
-            obs, _ = self.env.reset(seed=number)
+            obs = self._reset(seed=number)
         else:
-            obs, _ = self.env.reset(seed=number, options={"seed_item": item, "seed_index": seed.index})
+            obs = self._reset(seed=number, options={"seed_item": item, "seed_index": seed.index})
         obs = self._conformer(obs)
         self._conforms |= self._conformer.note is not None
         return obs
@@ -346,7 +407,15 @@ class _GymSlot(_Slot):
         on each is cast by the lenient check, which is slower. Raise ValueError for a reward that is
         no finite number.
         """
-        obs, reward, terminated, truncated, given = self.env.step(action)
+        result: Any = self.env.step(action)
+        values = cast("tuple[Any, ...]", result)
+        if type(cast(object, result)) is not tuple or len(values) != 5:
+            values = self._five(cast(object, result))
+        obs, reward, terminated, truncated, given = values
+        if type(terminated) is not bool or type(truncated) is not bool:
+            terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"the info of {self._name}.step is {shown(cast(object, given))}; return a dict, {_STEP}")
         if self._conforms:
             obs = self._conformer(obs)
         else:
@@ -361,7 +430,7 @@ class _GymSlot(_Slot):
         except ValueError as error:
             raise ValueError(f"the reward of step {self.length} {error}") from error
         self._reward += reward
-        info = self._info(given) if given else None
+        info = self._info(cast("dict[str, Any]", given)) if given else None
         if self._wants_steps:
             info = {} if info is None else info
             info["log"] = {**info.get("log", {}), "reward": (int(LogLevel.PERIODIC), reward)}
@@ -372,6 +441,44 @@ class _GymSlot(_Slot):
             info = {} if info is None else info
             info["episode"] = self._stats()
         return obs, reward, terminated, truncated, info
+
+    def _reset(self, **options: Any) -> Any:
+        """Reset the environment, and return the observation. Raise ConfigError for another result
+        than Gymnasium's.
+        """
+        result: Any = self.env.reset(**options)
+        if isinstance(result, tuple | list):
+            values = cast("Sequence[Any]", result)
+            if len(values) == 2 and isinstance(values[1], Mapping):
+                return values[0]
+            what = f"a {_kind(values)} of {len(values)}: {', '.join(map(_kind, values))}"
+        else:
+            what = f"a {_kind(result)} alone"
+        raise ConfigError(f"{self._name}.reset returned {what}; return (observation, info) with a dict as info")
+
+    def _five(self, result: object) -> tuple[Any, ...]:
+        if isinstance(result, list) and len(cast("list[Any]", result)) == 5:
+            return tuple(cast("list[Any]", result))
+        if not isinstance(result, tuple | list):
+            raise ConfigError(f"{self._name}.step returned a {_kind(result)}; return {_STEP}")
+        values = cast("Sequence[Any]", result)
+        old = ": the old gym's `done` is `terminated` or, after a time limit, `truncated`" if len(values) == 4 else ""
+        raise ConfigError(
+            f"{self._name}.step returned {len(values)} values ({', '.join(map(_kind, values))}); return {_STEP}{old}"
+        )
+
+    def _flag(self, name: str, value: object) -> bool:
+        try:
+            number = as_number(value)
+        except ValueError as error:
+            raise ConfigError(f"{name} of {self._name}.step {error}; return {_STEP}") from error
+        if number not in (0, 1):
+            raise ConfigError(f"{name} of {self._name}.step is {number}, neither True nor False; return {_STEP}")
+        return bool(number)
+
+    @property
+    def _name(self) -> str:
+        return type(self.env.unwrapped).__name__
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the environment's info without reserved keys, and add up the numbers

@@ -20,6 +20,7 @@ from leyden.rl.env.group import (
     Infos,
     Start,
     common_seeds,
+    require_distinct,
     require_same_spaces,
     split,
     worker_count,
@@ -110,6 +111,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
                 for thread, part in zip(self._threads, self._parts, strict=True)
             ]
             self._groups = [made.result() for made in making]
+            require_distinct([env for group in self._groups for env in group.envs])
             first = self._groups[0]
             for group in self._groups[1:]:
                 require_same_spaces(first, group)

@@ -139,6 +139,10 @@ class _NumberLayout(Layout):
                 f"a batch for {n} environments of {self.space} must have the shape {(n, *self._shape)}, not {array.shape}"
             )
         if array.dtype is not self._dtype and not np.can_cast(array.dtype, self._dtype):
+            if array.dtype.kind in "iu" and self._dtype.kind in "iu":  # whole numbers count by their values
+                cast_array = array.astype(self._dtype)
+                if (cast_array == array).all():
+                    return cast_array
             raise ConfigError(
                 f"a batch of {self.space} must be {self._dtype}; {array.dtype} cannot become that without loss, so cast it first"
             )

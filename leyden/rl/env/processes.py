@@ -326,7 +326,9 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         except _WorkerLost as lost:
             raise self._not_made(worker, lost) from None
 
-    def _not_made(self, worker: _EnvWorker, lost: _WorkerLost) -> SimulatorError:
+    def _not_made(self, worker: _EnvWorker, lost: _WorkerLost) -> SimulatorError | ConfigError:
+        if "leyden.errors.ConfigError: " in lost.how:  # what every kind raises for a wrong factory
+            return ConfigError(lost.how.partition("leyden.errors.ConfigError: ")[2])
         own = f"\n\nIts own traceback:\n{lost.traceback}" if lost.traceback else ""
         return SimulatorError(f"{worker.described} could not be made: {lost.how}{own}", env_id=worker.part.start)
 

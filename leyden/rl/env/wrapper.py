@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from leyden.errors import SeedsExhausted
+from leyden.errors import ConfigError, SeedsExhausted
 from leyden.loop import LogCollector, LogLevel
 from leyden.loop.metrics import Logs
 from leyden.rl.parts import (
@@ -150,6 +150,10 @@ class EnvWrapper(
         obs, reward, terminated, truncated = self.advance(action)
         return obs, reward, terminated, truncated, dict(self.info(obs, action, reward))
 
+    def is_running(self, simulator: Simulator[Any, Any, Any]) -> bool:
+        """Return whether an episode of this environment is under way in the simulator."""
+        return self.simulator is simulator and not self.status["done"]
+
     def render(self) -> Any:
         """Raise NotImplementedError, because simulators cannot be rendered."""
         raise NotImplementedError(f"{type(self.simulator).__name__} cannot be rendered")
@@ -178,9 +182,19 @@ class EnvWrapper(
         """
         self._entropy = entropy
         self.logger.reset()
-        self.simulator = None
+        before, self.simulator = self.simulator, None
         try:
             simulator = self.simulator_fn() if item is NO_ITEM else self.simulator_fn(item)
+            if (holder := simulator.env) is not None and holder is not self and holder.is_running(simulator):
+                raise ConfigError(
+                    f"the factory returned the same {type(simulator).__name__} twice, to two environments; make a new one in "
+                    "each call"
+                )
+            if simulator is before and simulator.done():
+                raise ConfigError(
+                    f"the factory returned the {type(simulator).__name__} of the episode before, which is done; make a new one in "
+                    "each call"
+                )
             self.simulator = simulator
             self.status = _fresh_status(None if item is NO_ITEM else item)
             simulator.env = self
