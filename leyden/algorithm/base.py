@@ -60,6 +60,10 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     """Whether runners must wait for `announce_ready` before their first claim. In a resumed run
     the queue is full before the policy is restored."""
 
+    enqueues_datasets: bool = False
+    """Whether the items of both data sets are tasks, which the algorithm enqueues as they are. The
+    trainer then checks before the run that each is a JSON value."""
+
     resumable: bool = False
     """Whether `run` can be called again after it has failed, and then continues from its newest
     checkpoint (`get_run().resume`)."""

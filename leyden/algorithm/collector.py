@@ -46,6 +46,7 @@ from leyden.types import (
     find_final_reward,
 )
 from leyden.utils import ids
+from leyden.utils.numbers import exact_number
 from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
@@ -107,10 +108,12 @@ def rollout_id_of(*content: Any) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Return a pydantic model as JSON, with its class. Raise TypeError for any other object."""
+    """Return a pydantic model as JSON, with its class, and a number of any library as that number.
+    Raise ValueError for any other object.
+    """
     if isinstance(value, BaseModel):
         return [type(value).__name__, value.model_dump(mode="json")]
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    return exact_number(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ class Evaluation(Algorithm):
     price_per_million: the prices of a million prompt tokens and of a million response tokens.
     """
 
+    enqueues_datasets = True
+
     run_kind = "eval"
 
     def __init__(

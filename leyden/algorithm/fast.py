@@ -116,6 +116,8 @@ class Baseline(FastAlgorithm):
         attributes), or `key_values` (names and values).
     """
 
+    enqueues_datasets = True
+
     resumable = True
 
     def __init__(

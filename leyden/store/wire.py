@@ -47,6 +47,7 @@ from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.checks import MAX_JSON_DEPTH
 from leyden.types.tokens import PACKED
+from leyden.utils.numbers import exact_number
 from leyden.utils.text import fault_reason
 
 PREFIX = "/v1/agl"
@@ -500,10 +501,10 @@ def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
     """
     context = PACKED if packed else None
     try:
-        return to_json(value, context=context)
+        return to_json(value, context=context, fallback=exact_number)
     except PydanticSerializationError as error:
         try:  # a lone surrogate is no UTF-8, and still a JSON string
-            return json.dumps(to_jsonable_python(value, context=context)).encode()
+            return json.dumps(to_jsonable_python(value, context=context, fallback=exact_number)).encode()
         except (TypeError, ValueError, RecursionError):
             place, reason = _culprit(value, name, error)
             raise ConfigError(f"{place} must be a JSON value: {reason}") from None
@@ -515,7 +516,7 @@ def _culprit(value: Any, name: str, error: Exception) -> tuple[str, Exception]:
     while len(places) <= MAX_JSON_DEPTH:
         for place, part in _parts(value, places[-1]):
             try:
-                to_json(part)
+                to_json(part, fallback=exact_number)
             except PydanticSerializationError as reason:
                 value, error = part, reason
                 places.append(place)

@@ -6,6 +6,7 @@ Each error says what was given and what is possible.
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from leyden.errors import ConfigError
 from leyden.execution import ExecutionStrategy
 from leyden.runner import Runner
 from leyden.types import NamedResources, Resource, Retention
+from leyden.types.checks import json_value
 
 imported_by: ContextVar[str | None] = ContextVar("leyden_imported_by", default=None)
 """The command that imports the user's file at the moment; None if there is none."""
@@ -70,18 +72,83 @@ def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
             )
 
 
-def check_dataset(name: str, dataset: object) -> None:
-    """Raise ConfigError for a data set without a length or items by index (a generator), and for
-    text and dicts, which are mistakes although they have both.
+_CHECKED_TASKS = 10_000
+"""So many tasks of a data set that is no list are read to check them before a run. The others are
+checked when they are read."""
+
+
+def checked_dataset(name: str, dataset: Any, *, as_tasks: bool) -> Any:
+    """Return a data set: any object with a length and items by index, or None.
+
+    as_tasks: the items are tasks, so each must be a JSON value. The items of a list are returned as
+        JSON has them, for example `np.int64(1)` as 1.
+    Raise ConfigError, which says how to make a list, for anything else (tables, dicts, sets, texts,
+    generators), and with the number and the field for a task that is no JSON value.
     """
-    kind = type(dataset).__name__
-    if isinstance(dataset, str | bytes | Mapping):
-        lines = f", for example the lines of the file: [json.loads(line) for line in open({dataset!r:.200})]"
-        raise ConfigError(f"{name} is a {kind}; give a list of tasks{lines if isinstance(dataset, str) else ''}")
-    if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ConfigError(
-            f"{name} is a {type(dataset).__name__}; give a list, or anything else with a length and items by index"
-        )
+    if dataset is None:
+        return None
+    kind = f"{type(dataset).__module__.partition('.')[0]} {type(dataset).__name__}".removeprefix("builtins ")
+    if (remedy := _as_list(dataset)) is not None:
+        raise ConfigError(f"{name} is a {kind}; give a list of tasks{remedy}")
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(f"{name} is a {kind}; give a list, or anything else with a length and items by index")
+    if not as_tasks:
+        return dataset
+    if isinstance(dataset, list | tuple):
+        given = cast("Sequence[Any]", dataset)
+        tasks = [json_value(task, f"task {index} of {name}") for index, task in enumerate(given)]
+        return cast(Any, dataset) if all(map(operator.is_, tasks, given)) else tasks
+    tasks = _JsonTasks(dataset, name)
+    for index in range(min(len(tasks), _CHECKED_TASKS)):
+        _ = tasks[index]  # raises for a task that is no JSON value
+    return tasks
+
+
+class _JsonTasks(Sequence[Any]):
+    """A data set whose items are read one at a time, each as JSON has it."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset, self._name = dataset, name
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return json_value(self._dataset[index], f"task {index} of {self._name}")
+
+
+def _as_list(given: Any) -> str | None:
+    """Return how to make a list of an object that only looks like a data set: the end of a message
+    about it. None for a data set.
+    """
+    if isinstance(given, str):
+        return f", for example the lines of the file: [json.loads(line) for line in open({given!r:.200})]"
+    if isinstance(given, bytes | bytearray | memoryview):
+        return ""
+    if callable(getattr(given, "collect", None)) and hasattr(given, "lazy"):  # a lazy frame of polars
+        return ": .collect().to_dicts()"
+    if hasattr(given, "iloc"):  # pandas
+        return ': .to_dict("records")' if hasattr(given, "columns") else ": .tolist()"
+    for method in ("to_dicts", "to_pylist"):  # polars, Arrow
+        if callable(getattr(given, method, None)):
+            return f": .{method}()"
+    for method in ("to_list", "tolist"):  # columns of polars, arrays, tensors
+        if hasattr(given, "dtype") and callable(getattr(given, method, None)):
+            return f": .{method}()"
+    if isinstance(given, Mapping):
+        parts = cast("Mapping[Any, Any]", given)
+        if parts and all(isinstance(part, list | tuple) for part in parts.values()):
+            return ", such as [dict(zip(columns, row)) for row in zip(*columns.values())] of a dict of columns"
+        if parts and all(hasattr(part, "__getitem__") and not isinstance(part, str) for part in parts.values()):
+            return f": one of its parts, such as [{next(iter(parts))!r}], or [task] for one task"
+        return ": [task] for one task"
+    if isinstance(given, set | frozenset):
+        return ": sorted(tasks)"
+    if hasattr(given, "__iter__") and not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+        return ": list(tasks)"
+    return None
 
 
 def as_tuple(given: Any) -> tuple[Any, ...]:

@@ -29,8 +29,8 @@ from leyden.trainer.blocking import Debugged, run_blocking
 from leyden.trainer.boundary import short_errors
 from leyden.trainer.checks import (
     as_tuple,
-    check_dataset,
     check_not_imported,
+    checked_dataset,
     checked_name,
     checked_resources,
     checked_retention,
@@ -334,8 +334,9 @@ class Trainer(TrainerLegacy):
         self.strategy.check()
         keeps_checkpoints = not self._run_store.is_given or self.run_dir is not None
         check_restarts(self.max_algorithm_restarts, algorithm, keeps_checkpoints=keeps_checkpoints)
-        check_dataset("train_dataset", train_dataset)
-        check_dataset("val_dataset", val_dataset)
+        as_tasks = isinstance(algorithm, Algorithm) and algorithm.enqueues_datasets
+        train_dataset = checked_dataset("train_dataset", train_dataset, as_tasks=as_tasks)
+        val_dataset = checked_dataset("val_dataset", val_dataset, as_tasks=as_tasks)
         if not isinstance(agent, LitAgent):
             raise ConfigError(
                 f"the agent is a {type(agent).__name__}; decorate the function with @rollout, @llm_rollout or "

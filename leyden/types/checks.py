@@ -8,11 +8,12 @@ reader of messages and paths, and JSON that is nested too deeply cannot be read 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import operator
 import re
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any, Final, NoReturn, cast
 
 from pydantic import BaseModel
@@ -25,6 +26,7 @@ from leyden.types.live import LiveRollout
 from leyden.types.release import AuditRecord, Release
 from leyden.types.resources import Label, ResourcesUpdate
 from leyden.types.span import Span
+from leyden.utils.numbers import exact_number
 from leyden.utils.text import shown
 
 MAX_ID_LENGTH: Final = 200
@@ -39,6 +41,7 @@ MAX_JSON_DIGITS: Final = 4300
 _HIGHEST: Final = 2**53
 """The highest sequence id that a caller may give. The counter continues from there, and must not
 overflow."""
+_HIGHEST_WHOLE: Final = 10**MAX_JSON_DIGITS - 1
 _SERIALIZABLE_DEPTH: Final = 255
 """The most levels that `to_json` writes."""
 _OWN_PREFIX: Final = "leyden."
@@ -87,13 +90,14 @@ def json_text(value: Any, what: str) -> str:
     nested deeper than `MAX_JSON_DEPTH`, and for a number of more than `MAX_JSON_DIGITS` digits.
     """
     try:
-        text = to_json(value).decode()
+        text = to_json(value, fallback=exact_number).decode()
     except PydanticSerializationError as error:
         try:  # a lone surrogate is no UTF-8, and still a JSON string
             text = json.dumps(value, allow_nan=False, default=_fields_of)
         except RecursionError:
             raise _too_deep(what) from None
         except (TypeError, ValueError):
+            json_value(value, what)  # raises the error that names the part
             raise ConfigError(f"{what} must be a JSON value: {error}") from None
         if _depth(text) > MAX_JSON_DEPTH:
             raise _too_deep(what) from None
@@ -104,7 +108,11 @@ def json_text(value: Any, what: str) -> str:
         raise ConfigError(f"{what} has a number of more than {MAX_JSON_DIGITS:,} digits; give it as a string")
     # One character is found fifty times as fast as a word.
     if ("N" in text and "NaN" in text) or ("I" in text and "Infinity" in text):  # perhaps inside a string
-        json.loads(text, parse_constant=partial(_refuse_constant, what))
+        try:
+            json.loads(text, parse_constant=_refuse_constant)
+        except _Constant as constant:
+            json_value(value, what)  # raises the error that names the part
+            raise ConfigError(f"{what} must be a JSON value, which the number {constant} is not") from None
     return text
 
 
@@ -118,6 +126,72 @@ def check_metadata(metadata: Mapping[str, Any], *, allowed: Collection[str] = _O
             raise ConfigError(
                 f"the metadata of a rollout has {name!r}, and names with {_OWN_PREFIX!r} are Leyden's own; choose another"
             )
+
+
+def json_value(value: Any, what: str) -> Any:
+    """Return `value` as JSON has it, with a number of any library as that number, a tuple as a
+    list, and a model or a dataclass as its fields. A value that is JSON already is returned itself.
+
+    what: what the message calls the value, such as "task 1".
+    Raise ConfigError, which names the part, for anything that an agent would get back as another
+    value or not at all: NaN, dates, bytes, sets, keys that are no strings, a value that contains
+    itself or is nested deeper than `MAX_JSON_DEPTH`.
+    """
+    return _json_part(value, what, (), 0)
+
+
+def _json_part(value: Any, what: str, path: tuple[str | int, ...], depth: int) -> Any:
+    if value is None or isinstance(value, str) or value is True or value is False:
+        return value
+    if depth >= MAX_JSON_DEPTH:
+        raise _too_deep(what)
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    given: Any = value
+    if isinstance(value, Mapping):
+        parts: dict[str, Any] = {}
+        for key, part in given.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{_named(what, path)} has the key {shown(key)}; keys of JSON objects are strings")
+            parts[key] = _json_part(part, what, (*path, key), depth + 1)
+        same = type(cast(object, value)) is dict and all(part is given[key] for key, part in parts.items())
+        return given if same else parts
+    if isinstance(value, list | tuple):
+        items = [_json_part(part, what, (*path, index), depth + 1) for index, part in enumerate(given)]
+        same = type(cast(object, value)) is list and all(map(operator.is_, items, given))
+        return given if same else items
+    try:
+        number = exact_number(value)
+    except ValueError as error:
+        fault = str(error).replace("which is no number", "which JSON does not have")
+        raise ConfigError(f"{_named(what, path)} {fault}; {_remedy(value)}") from None
+    if isinstance(number, int) and abs(number) > _HIGHEST_WHOLE:
+        raise ConfigError(
+            f"{_named(what, path)} is a number of more than {MAX_JSON_DIGITS:,} digits; give it as a string"
+        )
+    return value if number is value or type(value) in (int, float) else number
+
+
+def _named(what: str, path: tuple[str | int, ...]) -> str:
+    """Return what a message calls a part: "task 1, field messages[0].content"."""
+    place = "".join(f"[{part!r}]" if isinstance(part, int) or not part.isidentifier() else f".{part}" for part in path)
+    return f"{what}, field {place.removeprefix('.')}" if path else what
+
+
+def _remedy(value: Any) -> str:
+    if isinstance(value, float) or type(value).__name__ in ("NaTType", "NAType"):
+        return "leave the field out, or give None"
+    if hasattr(value, "isoformat"):
+        return "give its isoformat()"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "give a text, such as its base64"
+    if isinstance(value, set | frozenset):
+        return "give a sorted list"
+    if hasattr(value, "tolist"):
+        return "give its tolist()"
+    return "JSON has None, bools, numbers, texts, lists and dicts"
 
 
 def check_span(span: Span) -> None:
@@ -220,11 +294,15 @@ def check_live_rollout(live: LiveRollout) -> None:
 def _fields_of(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump()
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    return exact_number(value)
 
 
-def _refuse_constant(what: str, name: str) -> NoReturn:
-    raise ConfigError(f"{what} must be a JSON value, which the number {name} is not; leave it out, or give None")
+class _Constant(Exception):
+    """A number that JSON does not have, found in a text."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Constant(name)
 
 
 def _too_deep(what: str) -> ConfigError:

@@ -87,5 +87,5 @@ def derived_id(prefix: str, *parts: str | int) -> str:
 
     Equal parts give equal ids, so that a repeated write adds no second row.
     """
-    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).hexdigest()
+    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{prefix}-{digest[:16]}"

@@ -79,7 +79,7 @@ def exact_number(value: object) -> int | float:
     if (isinstance(value, Decimal) and Decimal(repr(number)) != value) or (
         isinstance(value, Fraction) and Fraction(number) != value
     ):
-        raise ValueError(f"is {shown(value)}, which a float would round; give float(...) or str(...) of it")
+        raise ValueError(f"is {shown(value)}, which a float would round")
     return number
 
 

@@ -149,7 +149,7 @@ def test_no_data_is_an_error(data: Any) -> None:
 
 
 def test_a_task_that_is_no_json_value_is_named() -> None:
-    with pytest.raises(ConfigError, match="the input of a rollout must be a JSON value"):
+    with pytest.raises(ConfigError, match="task 0 of train_dataset is <object object"):
         ly.Trainer(algorithm="baseline").dev(double, [object()])
 
 

@@ -197,11 +197,11 @@ class SignalWatch:
         width = min(_SMOOTHED, n // 4)
         if width < 2:
             return None
-        means = [fmean(self._rewards[at : at + width]) for at in range(n - width + 1)]
+        means = [mean_of(self._rewards[at : at + width]) for at in range(n - width + 1)]
         top = max(range(len(means)), key=means.__getitem__)
         start, best, now = means[0], means[top], means[-1]
         changes = [second - first for first, second in itertools.pairwise(self._rewards[: top + width])]
-        noise = math.sqrt(fmean(change**2 for change in changes) / width) if changes else 0.0
+        noise = math.sqrt(mean_of(change**2 for change in changes) / width) if changes else 0.0
         lost = best - now
         if best - start <= 1e-9 or lost <= 0.5 * (best - start) or lost <= _FALL_ERRORS * noise:
             return None

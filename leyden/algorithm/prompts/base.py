@@ -46,6 +46,8 @@ _AGENT = "agent"
 class PromptOptimiser(Algorithm):
     """Base class of algorithms that improve the prompt templates among the initial resources."""
 
+    enqueues_datasets = True
+
     def configure(
         self,
         client: AsyncOpenAI | None,

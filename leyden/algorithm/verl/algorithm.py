@@ -34,6 +34,8 @@ class VERL(Algorithm):
     Raise ConfigError for a key that verl does not know, and for a value that it refuses.
     """
 
+    enqueues_datasets = True
+
     uses_gateway = True
     resumable = True
 
