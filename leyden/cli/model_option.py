@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from leyden.engine.source import why_not_loadable
 from leyden.errors import ConfigError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -31,6 +32,8 @@ class ModelOption:
             raise ConfigError(
                 f"--model is {text!r}; it must be NAME=URL or NAME=FOLDER, such as policy=http://127.0.0.1:8000/v1"
             )
+        if "://" not in place and (reason := why_not_loadable(place)):
+            raise ConfigError(f"--model {text}: {reason}")
         is_path = place.startswith((".", "/", "~")) or ("://" not in place and place.count("/") > 1)
         if is_path and not Path(place).is_dir():
             raise ConfigError(f"--model {text}: there is no folder {place}")

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from leyden.engine.base import SharedWeights
 from leyden.engine.context import context_of
+from leyden.engine.source import why_not_loadable
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
 
@@ -69,6 +70,8 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
     if isinstance(model, str | Path):
+        if reason := why_not_loadable(model):
+            raise EngineError(reason)
         loaded = _from_pretrained(AutoModelForCausalLM, model, dtype=wanted or torch.float32)
         tokenizer = str(model) if tokenizer is None else tokenizer
     else:

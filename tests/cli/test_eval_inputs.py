@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from leyden.cli.eval_inputs import load_agent, load_tasks, read_given
+from leyden.demo.run import WEIGHTS
 from leyden.errors import ConfigError
 from leyden.litagent import LitAgent
 from leyden.runs import open_run
@@ -109,6 +110,8 @@ def test_tasks_that_cannot_be_read_are_named(tmp_path: Path, name: str, content:
 
 
 async def test_models_are_servers_or_one_folder(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
     given = await read_given(["a=http://x:1/v1", f"b={tmp_path}"], None)
     assert given.servers == {"a": "http://x:1/v1"}
     assert given.folder == ("b", str(tmp_path))
@@ -121,7 +124,7 @@ async def test_models_are_servers_or_one_folder(tmp_path: Path) -> None:
         (["policy"], "must be NAME=URL or NAME=FOLDER"),
         (["a=./nowhere"], "there is no folder ./nowhere"),
         (["a=http://x/v1", "a=http://y/v1"], "names 'a' twice"),
-        (["a=.", "b=.."], "is loaded here already"),
+        ([f"a={WEIGHTS}", f"b={WEIGHTS}"], "is loaded here already"),
     ],
 )
 async def test_models_that_cannot_be_are_refused(models: list[str], fault: str) -> None:

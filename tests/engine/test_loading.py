@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from leyden.cli.model_option import ModelOption
 from leyden.engine import EmbeddedBackend, SamplingParams
 from leyden.engine.loading import load_policy
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, EngineError
 from leyden.types import TrainingSequence
 from tests.engine import tiny
 
@@ -97,3 +99,50 @@ async def test_no_sequence_is_longer_than_the_rotary_embedding_has_one_set_of_an
         for at in range(3, len(ids), 7):
             alone = model(input_ids=torch.tensor([ids[:at]]), use_cache=False).logits[0, -1] / 0.7
             assert float(alone.log_softmax(-1)[ids[at]]) == pytest.approx(sampled[at - 3], abs=1e-4)
+
+
+def _adapter(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}')
+    (folder / "adapter_model.safetensors").touch()
+    return folder
+
+
+def _made(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda at: _made(at, "x.gguf") / "x.gguf", "x.gguf is a GGUF file. GGUF files are not read: give the folder"),
+        (lambda at: at / "Q4.GGUF", "is a GGUF file, and it does not exist"),
+        (
+            lambda at: _made(at, "a-00001-of-2.gguf", "tokenizer.json"),
+            "holds a GGUF file, a-00001-of-2.gguf. GGUF files",
+        ),
+        (lambda at: _made(at, "model.safetensors") / "model.safetensors", "is a file of weights, not a model's folder"),
+        (lambda at: _made(at, "pytorch_model.bin") / "pytorch_model.bin", "is a file of weights, not a model's folder"),
+        (lambda at: _made(at, "config.json") / "config.json", "is a file, not a model's folder"),
+        (
+            _adapter,
+            "the folder of an adapter; give its base model (Qwen/Qwen3-0.6B), and the folder as lora={'adapter'",
+        ),
+        (lambda at: _made(at, "config.json", "tokenizer.json"), "has a config.json and no weights"),
+        (lambda at: _made(at, "model/config.json"), "has no config.json, so it is no model's folder; give "),
+        (_made, "has no config.json, so it is no model's folder; give a folder that save_pretrained wrote"),
+    ],
+)
+async def test_a_path_that_is_no_folder_of_a_model_is_named_for_what_it_is(
+    make: Any, says: str, tmp_path: Path
+) -> None:
+    path = make(tmp_path / "given")
+    for source in (path, str(path)):
+        with pytest.raises(EngineError, match=re.escape(says)):
+            await EmbeddedBackend(source).start()
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        ModelOption.of(f"policy={path}")
