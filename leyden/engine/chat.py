@@ -60,6 +60,7 @@ class Chat:
         self._ends = {token: text.piece(token)[0] for token in eos_ids}
         self._turns = Turns(list(self._ends.values()))
         self._nonce = secrets.token_hex(4)
+        self._left_out_beside_calls = False
         if unstopped := self._unstopped_end():
             logger.warning(
                 "the chat template of the model %r ends an answer with %s, at which sampling does not stop (it stops at %s): a "
@@ -276,8 +277,18 @@ class Chat:
             except Exception as error:
                 if refused:
                     raise bad_request(f"the chat template refuses the messages: {refused}", param="messages") from error
-        if dropped:
-            raise self._drops(dropped[0], messages)
+        # Templates of Llama 3.1 and Mistral leave out what an answer says beside its calls, as in
+        # the training of these models.
+        beside = [each for each in dropped if each.kind == "content" and messages[each.message].get("tool_calls")]
+        if lost := [each for each in dropped if each not in beside]:
+            raise self._drops(lost[0], messages)
+        if beside and not self._left_out_beside_calls:
+            self._left_out_beside_calls = True
+            logger.warning(
+                "the chat template of the model %r leaves out what an answer says beside its tool calls, so later turns do not "
+                "have it",
+                self._model,
+            )
         return self._render(given, tools, options)
 
     def _dropped(self, messages: list[Json], tools: list[Json], options: Mapping[str, Any]) -> list[_Text]:
@@ -340,9 +351,8 @@ class Chat:
                 param="messages",
                 code="template_without_tool_calls",
             )
-        beside = " beside its tool_calls" if message.get("tool_calls") else ""
         return bad_request(
-            f"{template} drops the content of messages[{text.message}], of the role {message['role']!r}{beside}, so the "
+            f"{template} drops the content of messages[{text.message}], of the role {message['role']!r}, so the "
             "model would not see it; save the tokenizer with a template that renders it, or send the message without it",
             param="messages",
             code="template_drops_content",

@@ -379,17 +379,26 @@ CALLED = [USER, *turn("a", ToolCall("look", {}))]
             CALLED,
             "drops tool calls",
         ),
-        (
-            "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}",
-            [USER, {**CALLED[1], "content": "I look."}, CALLED[2]],
-            r"messages\[1\], of the role 'assistant' beside its tool_calls",
-        ),
     ],
 )
 def test_a_text_that_the_template_drops_is_named(content: str, messages: Any, says: str):
     made = Chat(Text(tiny.tokenizer(turns_of(content))), model="policy", eos_ids=frozenset([END]), tool_parser=None)
     with pytest.raises(Refusal, match=says):
         made.prompt(request(messages, []))
+
+
+def test_a_template_may_leave_out_what_an_answer_says_beside_its_calls_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+):
+    template = turns_of("{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}")
+    made = Chat(Text(tiny.tokenizer(template)), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+    said = {**CALLED[1], "content": "I look."}
+    for question in ("Where is it?", "And now?"):
+        prompt = made.prompt(request([{**USER, "content": question}, said, CALLED[2]], []))
+        assert question in prompt.text and "I look." not in prompt.text
+    assert (
+        sum("leaves out what an answer says beside its tool calls" in each.getMessage() for each in caplog.records) == 1
+    )
 
 
 @pytest.mark.parametrize("name", FORMS)
