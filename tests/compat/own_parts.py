@@ -245,9 +245,10 @@ def trainer(store, strategy, algorithm, **options):
     return made, tracer
 
 
-def show(title, *values):
+def show(title, *values, ordered=True):
+    """Print what was seen. ordered: whether the program itself says what comes first."""
     print("#", title, *values)
-    for line in seen:
+    for line in seen if ordered else sorted(seen):
         print(line)
     seen.clear()
 
@@ -263,7 +264,9 @@ def main():
     made, _ = trainer(store, OwnStrategy(), agl.Baseline(polling_interval=0.05))
     made.dev(OwnAgent(), [1, 2], val_dataset=[3])
     show(
-        "dev, the package's algorithm", sorted((each.input, each.mode, each.status) for each in store.rollouts.values())
+        "dev, the package's algorithm",
+        sorted((each.input, each.mode, each.status) for each in store.rollouts.values()),
+        ordered=False,
     )
 
     for kind in (OwnStore, CountingStore):
@@ -271,7 +274,9 @@ def main():
         made, _ = trainer(store, shm, agl.Baseline(polling_interval=0.05))
         made.fit(OwnAgent(), [1, 2])
         found = asyncio.run(store.query_rollouts())
-        show("fit, the package's strategy", sorted((each.input, each.mode, each.status) for each in found))
+        show(
+            "fit, the package's strategy", sorted((each.input, each.mode, each.status) for each in found), ordered=False
+        )
 
     made, _ = trainer(OwnStore(), OwnStrategy(), OwnAlgorithm(), runner=OwnRunner())
     made.fit(OwnAgent(), [4])

@@ -23,6 +23,7 @@ leyden.compat.install()
 
 import agentlightning as agl  # noqa: E402
 
+from tests.compat import own_parts as parts  # noqa: E402
 from tests.compat import own_traces as traces  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -351,5 +352,23 @@ async def test_an_overridden_method_of_a_store_is_called_under_each_strategy(str
         algorithm=agl.Baseline(), store=store, strategy=strategy, tracer=tracer, n_runners=1, progress=False
     )
     summary = await asyncio.to_thread(trainer.fit, Half(), [1, 2])
-    assert trainer.store is store and summary.reward.last == 1.5
+    assert trainer.store is store and summary.reward.last == 1.5 and summary.rollouts["succeeded"] == 2
     assert sorted(rollout.input for rollout in await store.query_rollouts()) == [2, 4]
+
+
+@pytest.mark.parametrize("kind", [parts.OwnStore, Doubling])
+async def test_the_rollouts_that_an_algorithm_adds_to_its_own_store_are_counted(kind: Any) -> None:
+    store = kind()
+    await store.update_resources("first", {"prompt": RESOURCES["prompt"]})
+    await store.enqueue_rollout(9)
+    earlier = await store.dequeue_rollout("other")
+    await store.update_attempt(earlier.rollout_id, earlier.attempt.attempt_id, status="succeeded")
+
+    @agl.algo
+    async def adds(*, store: Any, train_dataset: Any) -> None:
+        added = [await store.enqueue_rollout(task) for task in train_dataset]
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in added], timeout=30)
+
+    trainer = agl.Trainer(algorithm=adds, store=store, progress=False)
+    summary = await asyncio.to_thread(trainer.fit, Half(), [1, 2])
+    assert summary.rollouts["succeeded"] == 2

@@ -66,6 +66,10 @@ class OwnStore(PassedOn):
         """The ids that the program's store gave to rollouts, by the ids that callers chose."""
         self._places: dict[str, tuple[str | None, str | None]] = {}
         """The run and the group of rollouts, by the ids of the program's store."""
+        self._run_id: str | None = None
+        """The run under way."""
+        self._earlier: set[str] = set()
+        """The rollouts that the program's store had before that run."""
         self._claims: dict[str, asyncio.Future[list[AttemptedRollout]]] = {}
         self._endpoints: dict[str, tuple[str, str | None]] = {}
         self._numbers: dict[tuple[str, str], int] = {}
@@ -296,6 +300,7 @@ class OwnStore(PassedOn):
         asked = options.pop("rollout_id_in", None)
         ids = None if asked is None else {self._id(each): each for each in asked}
         if run_id is not None or group_id is not None:
+            await self._place_new_ones()
             there = {
                 each
                 for each, (run, group) in self._places.items()
@@ -306,6 +311,17 @@ class OwnStore(PassedOn):
         end = None if limit < 0 else offset + limit
         items = [_under(each, None if ids is None else ids.get(each.rollout_id)) for each in found[offset:end]]
         return PaginatedResult(items=items, limit=limit, offset=offset, total=len(found))
+
+    async def start_run(self, run: Any) -> Any:
+        """Start a run, to which the rollouts belong that the program adds from now on."""
+        self._run_id, self._earlier = run.run_id, {rollout.rollout_id for rollout in await self._rollouts(None)}
+        return await self.native.start_run(run)
+
+    async def _place_new_ones(self) -> None:
+        """Assign the rollouts that the program has added by itself to the run under way."""
+        for rollout in await self._rollouts(None):
+            if rollout.rollout_id not in self._earlier:
+                self._places.setdefault(rollout.rollout_id, (self._run_id, None))
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout:
         """Return one rollout. Raise UnknownRollout if the program's store has none."""

@@ -100,7 +100,8 @@ class Trainer(NativeTrainer, ParallelWorkerBase):
         given.
         """
         own: Any = getattr(self.strategy, "n_runners", None)
-        is_told = "n_runners" in vars(self.strategy) or not implements(type(self.strategy), "execute")
+        kind = type(self.strategy)
+        is_told = "n_runners" in vars(self.strategy) or implements(kind, "n_runners") or not implements(kind, "execute")
         return own if is_told and isinstance(own, int) and own > 0 else self._wanted_runners
 
     @property
