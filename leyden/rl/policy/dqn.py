@@ -66,7 +66,8 @@ class DQN(TorchPolicy):
     ) -> None:
         """Make the Q-network, its target network and the optimizer.
 
-        network: maps observations to features (n, d); None: a perceptron 64-64 with ReLU.
+        network: maps observations to features (n, d); None: a perceptron 64-64 with ReLU. Images
+            (uint8 Boxes of 0 to 255 with at least two dimensions) are divided by 255 before it.
         lr, weight_decay: of the optimizer, Adam.
         discount_factor: the discount of rewards per step.
         estimation_step: the n of n-step returns.
@@ -114,7 +115,9 @@ class DQN(TorchPolicy):
         self._n_actions = int(action_space.n)
         self._start = int(action_space.start)
         body = default_body(obs_space, activation=nn.ReLU, seed=seed) if network is None else network
-        module = QNetwork(body, n_features=feature_size(body, obs_space), n_actions=self._n_actions, seed=seed)
+        module = QNetwork(
+            obs_space, body, n_features=feature_size(body, obs_space), n_actions=self._n_actions, seed=seed
+        )
         device = next((p.device for p in body.parameters()), torch.device("cpu"))
         self._set_module(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
         self.target: QNetwork | None = copy.deepcopy(module).requires_grad_(False) if target_update_freq else None

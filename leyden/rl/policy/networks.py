@@ -1,7 +1,8 @@
 """Networks: the default perceptron, the actor-critic and the Q-network; observations as tensors.
 
 Actor-critic and Q-network are heads on a body: a torch module from a batch of observations to
-features (n, d), which may be a user's own. This module knows no algorithm.
+features (n, d), which may be a user's own. They scale images before any body sees them
+(`ScaledImages`). This module knows no algorithm.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from leyden.rl.batch import Array, Batch, is_space
 
 Space = gymnasium.Space[Any]
 Tensors: TypeAlias = "Tensor | dict[str, Tensors] | tuple[Tensors, ...]"
+_Images: TypeAlias = "bool | dict[str, _Images] | tuple[_Images, ...]"
 from_numpy: Callable[[Array], Tensor] = cast(Any, torch).from_numpy  # torch leaves it untyped
 
 
@@ -38,6 +40,57 @@ def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
     if tensor.dtype == torch.float64 or tensor.dtype == torch.float16:
         tensor = tensor.float()
     return tensor if device is None else tensor.to(device)
+
+
+def is_image(space: Any) -> bool:
+    """Return whether a space holds images of bytes: a uint8 Box of at least two dimensions, bounded
+    by 0 and 255 everywhere.
+    """
+    if not is_space(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
+        return False
+    return bool(np.all(space.low == 0) and np.all(space.high == 255))
+
+
+class ScaledImages(nn.Module):
+    """Divides the images among the observations by 255, as Stable-Baselines3 does, because a
+    network learns badly from inputs of that size.
+
+    The space decides, not the values: see `is_image`. Other observations pass unchanged. The module
+    is part of the policy's module, so a copied or saved policy scales as the trained one does. It
+    has no parameters.
+    """
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._images = _images(space)
+
+    def forward(self, obs: Tensors) -> Tensors:
+        """Return the observations in their structure, the images as float32 from 0 to 1."""
+        return _scaled(self._images, obs)
+
+
+def _images(space: Any) -> _Images:
+    """Return which parts of a space are images; False if none is."""
+    if is_space(space, spaces.Dict):
+        found = {name: _images(part) for name, part in space.spaces.items()}
+        return found if any(found.values()) else False
+    if is_space(space, spaces.Tuple):
+        parts = tuple(_images(part) for part in space.spaces)
+        return parts if any(parts) else False
+    return is_image(space)
+
+
+def _scaled(images: _Images, obs: Tensors) -> Tensors:
+    if isinstance(images, dict):
+        assert isinstance(obs, dict)
+        return {name: _scaled(images[name], part) for name, part in obs.items()}
+    if isinstance(images, tuple):
+        assert isinstance(obs, tuple)
+        return tuple(_scaled(part, given) for part, given in zip(images, obs, strict=True))
+    if not images:
+        return obs
+    assert isinstance(obs, Tensor)
+    return obs.float() / 255
 
 
 class _Flatten(nn.Module):
@@ -127,7 +180,7 @@ def feature_size(network: nn.Module, space: Space) -> int:
         return declared
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     with torch.no_grad():
-        features = network(_one_sample(space, device))
+        features = network(ScaledImages(space)(_one_sample(space, device)))
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(
@@ -163,10 +216,19 @@ class ActorCritic(nn.Module):
     """
 
     def __init__(
-        self, actor: nn.Module, critic: nn.Module, *, n_features: int, n_outputs: int, gaussian: bool, seed: int
+        self,
+        obs_space: Space,
+        actor: nn.Module,
+        critic: nn.Module,
+        *,
+        n_features: int,
+        n_outputs: int,
+        gaussian: bool,
+        seed: int,
     ) -> None:
         """Make the heads.
 
+        obs_space: decides which observations are images, which the bodies get scaled.
         actor, critic: bodies, which may be the same module.
         n_features: the width of the bodies' output.
         n_outputs: the number of logits of a categorical distribution, or of means of a Gaussian.
@@ -175,6 +237,7 @@ class ActorCritic(nn.Module):
         """
         super().__init__()
         generator = torch.Generator().manual_seed(seed + 1)  # the default body is drawn from `seed`
+        self.scale = ScaledImages(obs_space)
         self.actor = actor
         self.critic = critic
         self.shared = actor is critic
@@ -184,32 +247,38 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         """Return distribution parameters (n, n_outputs) and values (n,)."""
+        obs = self.scale(obs)
         features = self.actor(obs)
         others = features if self.shared else self.critic(obs)
         return self.actor_head(features), self.critic_head(others)[:, 0]
 
     def policy(self, obs: Tensors) -> Tensor:
         """Return distribution parameters (n, n_outputs), without computing values."""
-        return self.actor_head(self.actor(obs))
+        return self.actor_head(self.actor(self.scale(obs)))
 
     def value(self, obs: Tensors) -> Tensor:
         """Return values (n,), without computing distribution parameters."""
-        return self.critic_head(self.critic(obs))[:, 0]
+        return self.critic_head(self.critic(self.scale(obs)))[:, 0]
 
 
 class QNetwork(nn.Module):
     """A network with one value for each action."""
 
-    def __init__(self, body: nn.Module, *, n_features: int, n_actions: int, seed: int) -> None:
-        """Make the head. n_features: the width of the body's output."""
+    def __init__(self, obs_space: Space, body: nn.Module, *, n_features: int, n_actions: int, seed: int) -> None:
+        """Make the head.
+
+        obs_space: decides which observations are images, which the body gets scaled.
+        n_features: the width of the body's output.
+        """
         super().__init__()
+        self.scale = ScaledImages(obs_space)
         self.body = body
         # not `seed`, from which the default body is drawn
         self.head = _linear(n_features, n_actions, 1.0, torch.Generator().manual_seed(seed + 1))
 
     def forward(self, obs: Tensors) -> Tensor:
         """Return the values of all actions, (n, n_actions)."""
-        return self.head(self.body(obs))
+        return self.head(self.body(self.scale(obs)))
 
 
 class FlatParameters:

@@ -75,7 +75,8 @@ class PPO(TorchPolicy):
         """Make the actor-critic and the optimizer.
 
         network: maps observations, as tensors in their structure, to features (n, d) for actor and
-            critic; None: two perceptrons 64-64.
+            critic; None: two perceptrons 64-64. Images (uint8 Boxes of 0 to 255 with at least two
+            dimensions) are divided by 255 before it.
         lr, weight_decay: of the optimizer, Adam.
         discount_factor: the discount of rewards per step.
         max_grad_norm: longer gradients are scaled to this norm.
@@ -122,6 +123,7 @@ class PPO(TorchPolicy):
         actor = default_body(obs_space, seed=seed) if network is None else network
         critic = default_body(obs_space, seed=seed + 2) if network is None else network
         module = ActorCritic(
+            obs_space,
             actor,
             critic,
             n_features=feature_size(actor, obs_space),
