@@ -14,13 +14,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
-from leyden.algorithm.collector import RolloutCollector, algorithm_group
+from leyden.algorithm.collector import RolloutCollector
 from leyden.algorithm.evaluator import Evaluator, with_models
 from leyden.errors import ConfigError, LeydenError
 from leyden.options import NamedOptions
 from leyden.runs import Run
 from leyden.store.base import LightningStore
 from leyden.types import GATEWAY_SCHEME, LLM, AttemptStatus, NamedResources
+from leyden.types.run import algorithm_group
 from leyden.utils import ids
 from leyden.utils.arguments import KeepsArguments
 from leyden.utils.latch import Latch
@@ -55,6 +56,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     run_kind: str = "fit"
     """The kind of run that this algorithm makes (`RunRecord.kind`)."""
+
+    result_is_shown: bool = False
+    """Whether the program that calls `fit` shows the result, so that `fit` shows no summary."""
 
     holds_runners: bool = False
     """Whether runners must wait for `announce_ready` before their first claim. In a resumed run

@@ -45,6 +45,7 @@ from leyden.types import (
     failure_reason,
     find_final_reward,
 )
+from leyden.types.run import algorithm_group
 from leyden.utils import ids
 from leyden.utils.numbers import exact_number
 from leyden.utils.racing import first_done
@@ -73,11 +74,6 @@ _AT_LEAST = 128
 _PendingRequest = tuple[int, EnqueueRolloutRequest, bool]
 """A request of a collection whose result is still to be yielded: its place in the argument of
 `collect`, the request, and whether its rollout had finished before it was requested."""
-
-
-def algorithm_group(run_id: str) -> str:
-    """Return the group id of the rollouts that record the own model calls of a run's algorithm."""
-    return f"{run_id}/algorithm"
 
 
 def rollout_id_at(run_id: str, *place: str | int) -> str:

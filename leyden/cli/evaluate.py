@@ -103,11 +103,13 @@ def evaluate(
     evaluation = _evaluation(given, sampling, model_key, repeats=repeats, timeout_seconds=timeout, price=prices)
     new = Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-eval-{secrets.token_hex(2)}"
     directory = run_dir or new
+    evaluation.result_is_shown = True  # below, on standard output
     trainer = Trainer(algorithm=evaluation, concurrency=concurrency, run_dir=directory)
     try:
         result: EvaluationResult = trainer.fit(loaded, val_dataset=data).result
     except RunInterrupted:
-        echo(f"\nstopped; the rollouts that ended are kept: leyden show {directory}", err=True)
+        echo(err=True)
+        echo(f"stopped; the rollouts that ended are kept: leyden show {directory}", err=True)
         raise typer.Exit(130) from None
     if output is not None:
         _write_rollouts(result, output)

@@ -74,6 +74,7 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
         "val_reward": rewards_as_data(metrics.val_reward),
         "rollouts": metrics.rollouts,
         "failed": metrics.failed,
+        "reflection_calls": metrics.reflection_calls,
     }
 
 

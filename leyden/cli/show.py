@@ -84,6 +84,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     """
     from leyden.cli.run_views import as_data
     from leyden.errors import LeydenError
+    from leyden.runs.display import rollout_counts
     from leyden.runs.rollouts import count_by_status, failures_of, group_failures
 
     counts, trouble = dict[str, int](), None
@@ -104,10 +105,10 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         echo_json(data)
         return
     _print_head(run)
-    if counts:
-        echo(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
-    elif trouble is not None:
+    if trouble is not None:
         echo(f"rollouts    unknown: {trouble}")
+    elif shown := rollout_counts(counts, run.summary_metrics().reflection_calls):
+        echo(f"rollouts    {shown}")
     if groups:
         echo(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
         for group in groups[:_SHOWN_REASONS]:

@@ -122,7 +122,7 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
         lines += textwrap.wrap(
             reason, max(20, width), initial_indent="  ", subsequent_indent="    ", break_long_words=False
         )
-    if summary.reward is not None:
+    if summary.reward is not None and not _result_has_reward(summary):
         lines.append(f"reward: {_reward(summary.reward)}")
         if len(summary.reward.values) > 1:
             lines.append(f"  {sparkline(summary.reward.values, min(_CURVE_COLUMNS, width - 2))}")
@@ -152,7 +152,7 @@ def summary_html(summary: RunSummary) -> str:
         rows.append(("status", f"{_state(summary)} in {duration(summary.seconds)}"))
     rows.append(("rollouts", _rollouts(summary)))
     rows += [("", reason) for reason in _failures(summary)]
-    if summary.reward is not None:
+    if summary.reward is not None and not _result_has_reward(summary):
         rows.append(("reward", _reward(summary.reward)))
     if validation := _validation(summary):
         rows.append(("validation", validation))
@@ -175,8 +175,15 @@ def _state(summary: RunSummary) -> str:
     return "finished" if summary.stopped is None else "stopped"
 
 
+def rollout_counts(by_status: Mapping[str, int], reflection_calls: int) -> str:
+    """Return how many rollouts a run has, by status, and how many reflection calls, if any."""
+    counts = ", ".join(f"{count:,} {status}" for status, count in by_status.items() if count)
+    calls = f"{reflection_calls:,} reflection call{'s' * (reflection_calls > 1)}" if reflection_calls else ""
+    return "; ".join(filter(None, (counts, calls)))
+
+
 def _rollouts(summary: RunSummary) -> str:
-    counts = ", ".join(f"{count:,} {status}" for status, count in summary.rollouts.items() if count) or "none"
+    counts = rollout_counts(summary.rollouts, summary.reflection_calls) or "none"
     return counts + (f"; and {summary.forgotten:,} that retention has forgotten" if summary.forgotten else "")
 
 
@@ -187,6 +194,12 @@ def _failures(summary: RunSummary) -> list[str]:
         rest = sum(summary.failures.values()) - sum(count for _, count in shown)
         lines.append(f"{rest:,} x something else ({len(summary.failures) - len(shown):,} other reasons)")
     return lines
+
+
+def _result_has_reward(summary: RunSummary) -> bool:
+    """Return whether the result says the run's one reward, as that of an evaluation does."""
+    has_one = summary.reward is not None and len(summary.reward.values) == 1
+    return has_one and getattr(summary.result, "reward", None) is not None
 
 
 def _reward(reward: RewardMetrics) -> str:

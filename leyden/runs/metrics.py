@@ -44,6 +44,8 @@ class RunMetrics:
     """The sum of `rollouts` over all rows; rows without that metric add nothing."""
     failed: int = 0
     """The sum of `failed` over all rows."""
+    reflection_calls: int = 0
+    """How often the algorithm asked a reflection model. These calls are no rollouts."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
     """The metrics of the last row."""
 
@@ -71,6 +73,7 @@ def metrics_of(rows: Sequence[MetricsRow]) -> RunMetrics:
         seconds=max(row.seconds for row in rows),
         rollouts=_total(rows, "rollouts"),
         failed=_total(rows, "failed"),
+        reflection_calls=_total(rows, "reflection_calls"),
         metrics=rows[-1].metrics,
     )
 

@@ -13,6 +13,7 @@ from leyden.errors import ConfigError
 from leyden.runs.reading import FailedRollout, RecordedRun, failure_of
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, ResourcesUpdate, Rollout, RolloutStatus
+from leyden.types.run import algorithm_group
 
 _PAGE = 200
 """Rollouts whose spans are read at once."""
@@ -68,10 +69,12 @@ def _without_ids(failure: FailedRollout) -> str:
 
 async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, int]:
     """Return the number of the run's rollouts in the store by status. Statuses without rollouts are
-    left out.
+    left out, as are the rollouts in which the algorithm records its own calls.
     """
     if _has_the_store_for_itself(run):
         found = dict((await store.statistics())["rollouts_by_status"])
+        for own in await store.query_rollouts(group_id=algorithm_group(run.record.run_id)):
+            found[own.status] -= 1
     else:
         found = dict[str, int]()
         async for page in _pages(run, store, None):

@@ -44,6 +44,8 @@ class RunSummary:
     """The metrics of the last row that was reported."""
     result: Any = None
     """The value that the algorithm's `run` returned."""
+    reflection_calls: int = 0
+    """How often the algorithm asked a reflection model; these calls are not among the rollouts."""
     seconds: float = 0.0
     """The seconds that this `fit` took."""
     run_id: str = ""

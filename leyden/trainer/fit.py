@@ -21,7 +21,6 @@ from typing import Any
 
 from leyden.adapter import TraceAdapter
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
-from leyden.algorithm.collector import algorithm_group
 from leyden.errors import ConfigError, StoreError, UnknownRun
 from leyden.execution import Elsewhere, ExecutionStrategy
 from leyden.execution.base import RunsAgain
@@ -50,7 +49,7 @@ from leyden.trainer.restarts import Restarts
 from leyden.trainer.run_config import algorithm_config, run_config
 from leyden.trainer.run_store import RunStore
 from leyden.types import Retention
-from leyden.types.run import current_run_id
+from leyden.types.run import algorithm_group, current_run_id
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.figures import printable_on
 from leyden.utils.latch import Latch
@@ -179,13 +178,14 @@ class Fit:
 
     def _report(self, summary: RunSummary) -> None:
         """Show the user how the run ended."""
-        progress, is_evaluation = self._config.progress, self._manifest.record.kind == "eval"
+        progress, algorithm = self._config.progress, self._given.algorithm
+        is_shown = algorithm is not None and algorithm.result_is_shown
         logger.log(logging.DEBUG if progress else logging.INFO, "run %s: done\n%s", summary.run_id, summary)
-        if progress and not is_evaluation:  # its result has the reward and the failures
+        if progress and not is_shown:
             _show(closing_summary(summary))
         elif summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
-        elif summary.failures and not is_evaluation:
+        elif summary.failures and not is_shown:
             logger.warning("some rollouts failed\n%s", summary)
 
     # ---- both sides ----------------------------------------------------------------------------
@@ -248,6 +248,7 @@ class Fit:
                 reward=metrics.reward,
                 val_reward=metrics.val_reward,
                 metrics=metrics.metrics,
+                reflection_calls=metrics.reflection_calls,
                 result=self._result,
                 seconds=time.monotonic() - started,
                 run_id=run.run_id,

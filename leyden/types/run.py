@@ -22,6 +22,11 @@ was done."""
 FINAL_RUN_STATUSES: Final[frozenset[RunStatus]] = frozenset({"succeeded", "failed", "stopped"})
 
 
+def algorithm_group(run_id: str) -> str:
+    """Return the group id of the rollouts that record the own model calls of a run's algorithm."""
+    return f"{run_id}/algorithm"
+
+
 class RunRecord(BaseModel):
     """A run: its configuration, its state, and its end.
 

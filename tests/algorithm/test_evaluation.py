@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +90,21 @@ def test_nothing_to_measure_on_is_refused() -> None:
         measured([])
     with pytest.raises(ConfigError, match="repeats is 0"):
         Evaluation(repeats=0)
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_fit_shows_how_an_evaluation_ended_and_each_number_once(
+    progress: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    @ly.rollout
+    def agent(task: int) -> float:
+        if task == 3:
+            raise ValueError("no such tool")
+        return task / 4
+
+    caplog.set_level("WARNING")
+    ly.Trainer(algorithm=Evaluation(), run_dir=tmp_path / "run", progress=progress).fit(agent, [1, 2, 3])
+    shown = capfd.readouterr().err if progress else caplog.text
+    assert shown.count("0.375") == 1
+    assert shown.count("ValueError: no such tool") == 1
+    assert f"run: {tmp_path / 'run'}" in shown

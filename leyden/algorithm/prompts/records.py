@@ -14,12 +14,13 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from leyden.algorithm.collector import algorithm_group, rollout_id_at
+from leyden.algorithm.collector import rollout_id_at
 from leyden.algorithm.prompts.candidate import Candidate
 from leyden.algorithm.prompts.comparison import Comparison
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.base import LightningStore
 from leyden.types import ResourcesUpdate
+from leyden.types.run import algorithm_group
 
 _ATTEMPT_ID = "at-decided"
 _PURPOSE = "selection"
