@@ -52,6 +52,9 @@ def read(answer: str, request: Request = TAGS, prompt: PromptTemplate = FIRST) -
         f'< new_prompt lang="en" >{GOOD}</ New_Prompt >',
         f"<new_prompt>\n```\n{GOOD}\n```\n</new_prompt>",
         f"<new_prompt>````markdown\n{GOOD}\n````</new_prompt>",
+        f"<new_prompt>\n```{GOOD}```\n</new_prompt>",
+        f"**<new_prompt>**\n{GOOD}\n**</new_prompt>**",
+        f"`<new_prompt>` {GOOD} `</new_prompt>`",
         f"```xml\n<new_prompt>{GOOD}</new_prompt>\n```",
         f"~~~\n{GOOD}\n~~~",
         f"I write it between <new_prompt> and </new_prompt>.\n<new_prompt>{GOOD}</new_prompt>",
@@ -64,11 +67,37 @@ def read(answer: str, request: Request = TAGS, prompt: PromptTemplate = FIRST) -
         f"[THINK]hm <new_prompt>[/THINK]<new_prompt>{GOOD}</new_prompt>",
         f"◁think▷hm <new_prompt>◁/think▷<new_prompt>{GOOD}</new_prompt>",
         f"<|channel|>analysis<|message|><new_prompt><|end|><|channel|>final<|message|><new_prompt>{GOOD}</new_prompt>",
+        f"It has a `<thinking>` tag.\n<new_prompt>{GOOD}</new_prompt>",
         f"<seed:think>a<seed:think>b</seed:think>c</seed:think><new_prompt>{GOOD}</new_prompt>",
     ],
 )
 def test_the_text_between_the_tags_is_the_prompt_whatever_stands_around_it(answer: str) -> None:
     assert read(answer) == (GOOD, "")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("<inner_monologue>", "</inner_monologue>"),
+        ("<chain-of-thought>", "</chain-of-thought>"),
+        ("<COT>", "</cot>"),
+        ("<think_fast>", "</think_fast>"),
+        ("<|thinking|>", "<|/thinking|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|begin_of_thought|>", "<|end_of_thought|>"),
+        ("analysisWe must", "assistantfinal"),
+        ("<|channel>thought\n", "<channel|>"),
+        ("<unused94>thought\n", "<unused95>"),
+    ],
+)
+@pytest.mark.parametrize(("opening", "closing"), [("<new_prompt>", "</new_prompt>"), ("```\n", "\n```")])
+def test_a_draft_in_reasoning_is_no_prompt_whatever_marks_a_model_writes(
+    begin: str, end: str, opening: str, closing: str
+) -> None:
+    request = FENCE if opening.startswith("`") else TAGS
+    draft, good = f"\n{opening}Draft {{ticket}}{closing}\nHm. ", f"\n{opening}{GOOD}{closing}"
+    assert read(begin + draft + end + good, request) == (GOOD, "")
+    assert read(begin + draft, request)[0] is None
 
 
 @pytest.mark.parametrize("request_", [TAGS, FENCE, BARE], ids=["tags", "fence", "bare"])
@@ -145,6 +174,10 @@ def test_several_blocks_that_can_be_the_prompt_are_asked_for_again() -> None:
     assert read("```\nFirst.\n```\nor\n```\nSecond.\n```", FENCE, PLAIN)[0] is None
     assert read("```\nBe kind.\n```\nSuch as\n```json\n[1]\n```", FENCE, PLAIN) == ("Be kind.", "")
     assert read("```\nDo X:\n```\nexample\n```\nThen Y.\n```", FENCE, PLAIN)[0] is None, "which block ends where?"
+    for nested in (f"Use\n```\n{{}}\n```\n{GOOD}", f"{GOOD}\nSo:\n```\nIt is:\n```\nShortly."):
+        text, problem = read(f"```\n{nested}\n```", FENCE)
+        assert text is None and "between lines of ````" in problem
+        assert read(f"````\n{nested}\n````", FENCE) == (nested.replace("{}", "{{}}"), "")
 
 
 @pytest.mark.parametrize("request_", [TAGS, FENCE], ids=["tags", "fence"])
@@ -236,7 +269,7 @@ def test_braces_in_a_jinja_template_that_jinja_reads_as_text_are_kept() -> None:
 class Client:
     """A client of OpenAI's API that gives these answers in turn, each a content, a `finish_reason` and tool calls."""
 
-    def __init__(self, *answers: tuple[str | None, str | None]) -> None:
+    def __init__(self, *answers: tuple[Any, str | None]) -> None:
         self.answers, self.asked = list(answers), list[Any]()
         self.chat = SimpleNamespace(completions=self)
 
@@ -256,13 +289,16 @@ class Client:
         (f"<new_prompt>{GOOD}</new_prompt>", "content_filter", "not whole (finish_reason 'content_filter')"),
         (f"<new_prompt>{GOOD}</new_prompt>", "incomplete", "not whole"),
         (None, "tool_calls", "it calls a tool"),
+        ([{"type": "text", "text": "Draft {ticket}"}], "stop", "it does not have the new prompt"),
     ],
 )
 async def test_an_answer_that_the_model_did_not_end_is_asked_for_again_also_from_the_journal(
-    content: str | None, reason: str, why: str, tmp_path: Path
+    content: Any, reason: str, why: str, tmp_path: Path
 ) -> None:
     first = PromptTemplate(template="Answer the ticket: {ticket}")
-    client = Client((content, reason), ("<new_prompt>Better. {ticket}</new_prompt>", "stop"))
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}]
+    parts += [{"type": "text", "text": each} for each in ("<new_prompt>Better.", " {ticket}</new_prompt>")]
+    client = Client((content, reason), (parts, "stop"))
     path = tmp_path / "journal.jsonl"
     for attempt in range(2):
         text, counts = await _reflect(client, Journal(path), first)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from leyden.algorithm.prompts.texts import placeholders_of, problem_with
@@ -19,20 +20,29 @@ from leyden.types import PromptTemplate
 _OPEN, _CLOSE = "<new_prompt>", "</new_prompt>"
 _TAG = re.compile(r"<\s*(/?)\s*new_prompt\b[^<>]*>", re.IGNORECASE)
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([^`<\n]*?)[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
+_FENCED_LINE = re.compile(r"(`{3,})[ \t]*([^`\n]+?)[ \t]*\1")
 _TICKS = re.compile(r"`{3,}")
 _PROSE = frozenset(["", "text", "txt", "plain", "plaintext", "markdown", "md", "prompt", "instruction", "instructions"])
 """What stands behind the opening fence of a block of prose."""
-_NAMES = r"(?:antml:|seed:)?(?:think|thinking|thoughts?|reasoning|reflection|analysis|scratchpad)"
+_NAME = (
+    r"(?P<name>(?:\w+:)?(?:(?:(?!begin|start|end)[a-z]+[_-])*"
+    r"(?:think|thinking|thoughts?|reasoning|reflections?|analysis|scratch_?pad|monologue)(?:[_-][a-z]+)*|cot))"
+)
 _REASONING = tuple(
-    (re.compile(begin, re.IGNORECASE), re.compile(end, re.IGNORECASE))
+    (re.compile(rf"(?<![`\"'\w]){begin}", re.IGNORECASE), re.compile(end, re.IGNORECASE))
     for begin, end in (
-        (rf"<\s*(?P<name>{_NAMES})(?:\s[^<>]*)?>", rf"<\s*/\s*(?P<name>{_NAMES})\s*>"),
-        (r"\[(?P<name>think)\]", r"\[/(?P<name>think)\]"),
-        (r"◁(?P<name>think)▷", r"◁/(?P<name>think)▷"),
-        (r"<\|channel\|>(?P<name>)analysis<\|message\|>", r"<\|channel\|>(?P<name>)final<\|message\|>"),
+        (rf"<\s*{_NAME}(?:\s[^<>]*)?>", rf"<\s*/\s*{_NAME}\s*>"),
+        (rf"<\|(?:begin|start)_(?:of_)?{_NAME}\|>", rf"<\|end_(?:of_)?{_NAME}\|>"),  # Cohere, OpenThinker
+        (rf"<\|{_NAME}\|>", rf"<\|/{_NAME}\|>"),
+        (r"\[(?P<name>think)\]", r"\[/(?P<name>think)\]"),  # Mistral
+        (r"◁(?P<name>think)▷", r"◁/(?P<name>think)▷"),  # Kimi
+        (r"<\|channel\|>(?P<name>)analysis<\|message\|>", r"<\|channel\|>(?P<name>)final<\|message\|>"),  # gpt-oss
+        (r"\Aanalysis(?P<name>)(?=[A-Z])", r"assistant(?P<name>)final"),  # gpt-oss, without its special tokens
+        (r"<(?:\|channel|unused94)>(?P<name>)thought\b", r"<(?P<name>)(?:channel\||unused95)>"),  # Gemma
     )
 )
-"""The marks of the beginning and of the end of reasoning, as models write them into their text."""
+"""The marks of the beginning and of the end of reasoning, as models write them into their text. A
+mark behind a quotation mark or a backtick is a mention of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,8 @@ class _Marked:
     end: int
     language: str = ""
     """What stands behind the opening fence of a block."""
+    is_announced: bool = False
+    """Whether the text before the block ends with a colon."""
 
 
 class _Unreadable(Exception):
@@ -130,6 +142,13 @@ def _marked_texts(answer: str, request: Request) -> list[_Marked]:
         raise _Unreadable(f"it does not have the new prompt between {_OPEN} and {_CLOSE}")
     if not (found := _outside_reasoning(answer, _FENCE, _in_fence)):
         raise _Unreadable("it does not have the new prompt in a block, between lines of ```")
+    prose = [each for each in found if each.language.lower() in _PROSE]
+    for block, following in pairwise(prose):
+        if block.text != following.text and (block.text.endswith(":") or not following.is_announced):
+            raise _Unreadable(
+                f"it has {len(prose)} blocks that may be one block with others inside; write the new prompt alone, "
+                "between lines of ````"
+            )
     return found
 
 
@@ -191,14 +210,20 @@ def _in_tags(text: str, tag: re.Match[str]) -> _Marked:
         raise _Unreadable(f"it has no {_CLOSE}, so it seems to be cut off")
     if tag[1] or after is None or not after[1]:
         raise _Unreadable(f"it has {_OPEN} or {_CLOSE} inside the new prompt; write each once, around the new prompt")
-    return _Marked(_without_fence(text[tag.end() : after.start()].strip()), after.end())
+    inside = text[tag.end() : after.start()].strip()
+    for mark in ("**", "`"):
+        around = text[: tag.start()].endswith(mark) and text[after.end() :].startswith(mark)
+        if around and inside.startswith(mark) and inside.endswith(mark):  # each tag is in bold, or in backticks
+            inside = inside.removeprefix(mark).removesuffix(mark).strip()
+    return _Marked(_without_fence(inside), after.end())
 
 
 def _without_fence(text: str) -> str:
     """Return what is in a fenced block if the text is one, or else the text."""
     fence = _FENCE.match(text)
     if fence is None:
-        return text
+        in_a_line = _FENCED_LINE.fullmatch(text)
+        return in_a_line[2] if in_a_line else text
     block = _in_fence(text, fence)
     return block.text if block.end >= len(text) else text
 
@@ -207,6 +232,7 @@ def _in_fence(text: str, fence: re.Match[str]) -> _Marked:
     """Return the text between an opening fence and its closing one. A block inside has its own
     fences: shorter ones, other characters, or an opening one with a language.
     """
+    is_announced = text[: fence.start()].rstrip().endswith(":")
     open_fences = [fence[1]]
     for each in _FENCE.finditer(text, fence.end()):
         if not each[1].startswith(open_fences[-1]):
@@ -216,10 +242,10 @@ def _in_fence(text: str, fence: re.Match[str]) -> _Marked:
         elif len(open_fences) > 1:
             open_fences.pop()
         else:
-            return _Marked(text[fence.end() : each.start()].strip(), each.end(), fence[2])
+            return _Marked(text[fence.end() : each.start()].strip(), each.end(), fence[2], is_announced)
     ticks = list(_TICKS.finditer(text, fence.end()))
     if len(ticks) == 1 and ticks[0][0] == fence[1]:  # at the end of the last line
-        return _Marked(text[fence.end() : ticks[0].start()].strip(), ticks[0].end(), fence[2])
+        return _Marked(text[fence.end() : ticks[0].start()].strip(), ticks[0].end(), fence[2], is_announced)
     raise _Unreadable(f"it has a block without its closing {fence[1]}, so it seems to be cut off")
 
 

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from leyden.adapter.chat import message_text
 from leyden.algorithm.collector import RolloutCollector
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import shown_text
@@ -215,7 +216,7 @@ class Reflector:
         tokens: Any = getattr(getattr(answer, "usage", None), "total_tokens", None) or 0
         if not choices:
             return "", "", int(tokens)
-        return choices[0].message.content or "", _fault_of(choices[0]), int(tokens)
+        return message_text(choices[0].message.content), _fault_of(choices[0]), int(tokens)
 
 
 def _fault_of(choice: Any) -> str:
