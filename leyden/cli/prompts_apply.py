@@ -18,6 +18,7 @@ import shlex
 import tempfile
 import tokenize
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from leyden.errors import ConfigError
+from leyden.utils.figures import harmless
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)', re.DOTALL)
 _SCRIPT = (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".mts", ".cts")
@@ -129,7 +131,7 @@ class _Unfit(Exception):
 def _refused(why: str, suffix: str, prompts: Mapping[str, tuple[str, str]]) -> ConfigError:
     """Return the error for a file that is not changed, with the strings to paste."""
     write = _literal_for(suffix.lower())
-    if write is None:
+    if write is None or (write is shlex.quote and any(harmless(new) != new for _, new in prompts.values())):
         return ConfigError(f"{why}; leyden prompts export writes the best prompts to files of their own")
     lines = [f"{name}: {write(new)}" for name, (_, new) in prompts.items()]
     return ConfigError("\n".join([f"{why}. To paste by hand:", *lines]))
@@ -216,7 +218,7 @@ def _escape(character: str) -> str:
 
 class _Json:
     def places(self, text: str, old: str, new: str) -> Iterator[_Place]:
-        json.loads(text)
+        json.loads(text, object_pairs_hook=_without_doubles)
         for found in _JSON_STRING.finditer(text):
             if found[1] is None and json.loads(found[0]) == old:  # no key
                 is_ascii = found[0].isascii() and not old.isascii()
@@ -234,10 +236,18 @@ class _Json:
         return repr(value(json.loads(text, object_pairs_hook=tuple)))
 
 
+def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
+    """Raise ValueError if an object has a key twice: a program reads only the last value."""
+    if double := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
+        raise ValueError(f"an object has the key {double[0]!r} more than once")
+
+
 def _json_literal(text: str) -> str:
-    """Return a text as a JSON string. Characters that an editor does not show are escaped."""
-    is_shown = all(character.isprintable() or character in "\n\t" for character in text)
-    return json.dumps(text, ensure_ascii=not is_shown)
+    """Return a text as a JSON string. Characters that an editor does not show are escaped, and no
+    others, because YAML and TOML do not read the two escapes that JSON has for an emoji.
+    """
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in written)
 
 
 # ---- text ----------------------------------------------------------------------------------------
