@@ -18,7 +18,7 @@ from leyden.cli.demo import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.learning import learning_commands
-from leyden.cli.output import Coloured, OutputLost, echo, lost_output, open_standard_streams
+from leyden.cli.output import Coloured, OutputLost, echo, echo_text, lost_output, open_standard_streams
 from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
@@ -132,7 +132,7 @@ _USAGE_ERRORS: Any = typer.BadParameter.__base__
 
 
 def _show_error(message: str) -> None:
-    echo(Coloured(f"leyden: {message}", "red"), err=True)
+    echo_text(Coloured(f"leyden: {message}", "red"), err=True)
 
 
 def _show_usage_error(error: Any) -> None:
@@ -140,12 +140,13 @@ def _show_usage_error(error: Any) -> None:
     arguments, its help.
     """
     if type(error).__name__ == "NoArgsIsHelpError":
-        echo(error.format_message(), err=True)
+        echo_text(error.format_message(), err=True)
         return
     _show_error(_sentence(error))
     if error.ctx is not None:
         usage = " ".join(error.ctx.get_usage().split())
-        echo(f"{usage}\nTry: {error.ctx.command_path} --help", err=True)
+        echo(usage, err=True)
+        echo(f"Try: {error.ctx.command_path} --help", err=True)
 
 
 def _sentence(error: Any) -> str:

@@ -143,7 +143,8 @@ def _train_and_show(
         result, summary = run_demo(directory)
     except RunInterrupted:
         # RunInterrupted is a KeyboardInterrupt; typer would end the process without a message
-        echo(f"\nstopped; what the run had finished is kept. {how_to_go_on}", err=True)
+        echo(err=True)
+        echo(f"stopped; what the run had finished is kept. {how_to_go_on}", err=True)
         raise typer.Exit(130) from None
     except ConfigError:
         raise

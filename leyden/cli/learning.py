@@ -69,7 +69,7 @@ def list_releases(
                 f"{row.release_id}  {row.state}  {name_of(row.canary_version)}  since {day(row.update_time)}{until}{why}"
             )
 
-    with_store(store, token, read)
+    with_store(store, token, read, read_only=True)
 
 
 @learning_commands.command()

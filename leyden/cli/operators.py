@@ -36,9 +36,12 @@ Who = Annotated[str | None, typer.Option(help="Who does it, for the audit log; y
 Why = Annotated[str | None, typer.Option(help="Why, for the audit log.")]
 
 
-def with_store(url: str, token: str | None, work: Callable[[LightningStore], Awaitable[T]]) -> T:
+def with_store(
+    url: str, token: str | None, work: Callable[[LightningStore], Awaitable[T]], *, read_only: bool = False
+) -> T:
     """Open the store, await `work` on it, and return the result.
 
+    read_only: `work` only reads, so a file that is missing is not made but refused.
     token: the operators' token, for a store server; None without one.
     Raise StoreError if the server does not answer within `WAIT_SECONDS`.
     """
@@ -52,7 +55,8 @@ def with_store(url: str, token: str | None, work: Callable[[LightningStore], Awa
             opened = LightningStoreClient(url, token=token, retry_seconds=WAIT_SECONDS)
             await connect(store_in_words(url), url, wait_seconds=WAIT_SECONDS)
         else:
-            opened = open_store(url)
+            in_a_file = "://" not in url or url.startswith("sqlite:")
+            opened = open_store(url, read_only=read_only and in_a_file)
         async with opened as store:
             return await work(store)
 

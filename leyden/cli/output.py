@@ -12,8 +12,10 @@ import errno
 import functools
 import json
 import os
+import re
 import shutil
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,11 +24,12 @@ import typer
 
 from leyden.errors import ConfigError
 from leyden.utils.atomic import open_aside
-from leyden.utils.figures import is_on_terminal, printable_on
+from leyden.utils.figures import is_on_terminal, one_line, printable_on
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_LINE_BREAK = re.compile(r"\r\n|[\r\n\v\f\x85\u2028\u2029]")
 _PIPE_WIDTH = 250
 """Columns of a table that goes to a pipe or a file: enough that no row is wrapped."""
 _OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT}
@@ -50,18 +53,34 @@ class Coloured(NamedTuple):
 
 
 def echo(*pieces: object, err: bool = False) -> None:
-    """Print a line of pieces, without space between them.
+    """Print a line of pieces, without space between them. A line break in a piece becomes a space,
+    so that a name or a reason that others wrote makes no line of its own.
 
     err: print to standard error. An error of that stream is ignored, as no one could read it.
     """
+    _write(pieces, _LINE_BREAK.sub, err=err)
+
+
+def echo_text(text: str | Coloured, *, err: bool = False) -> None:
+    """Print a text of one or several lines. err: as in `echo`."""
+    _write([text], lambda _, each: each, err=err)
+
+
+def cell(text: str) -> str:
+    """Return a text as a cell of a table of `terminal`: in one line, and without markup."""
+    from rich.markup import escape
+
+    return escape(one_line(text))
+
+
+def _write(pieces: Iterable[object], shape: Callable[[str, str], str], *, err: bool) -> None:
+    """Print pieces, each shaped by `shape(" ", piece)`, and a line break."""
     stream = sys.stderr if err else sys.stdout
     has_colours = is_on_terminal(stream) and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
-    shown = (
-        typer.style(printable_on(stream, each.text), fg=each.colour)
-        if isinstance(each, Coloured) and has_colours
-        else printable_on(stream, each.text if isinstance(each, Coloured) else str(each))
-        for each in pieces
-    )
+    shown = list[str]()
+    for each in pieces:
+        text = printable_on(stream, shape(" ", each.text if isinstance(each, Coloured) else str(each)))
+        shown.append(typer.style(text, fg=each.colour) if isinstance(each, Coloured) and has_colours else text)
     try:
         stream.write("".join([*shown, "\n"]))
         stream.flush()
@@ -77,7 +96,7 @@ def echo_json(data: Any, *, indent: int | None = 2) -> None:
     text = json.dumps(data, indent=indent, default=str, ensure_ascii=False)
     if printable_on(sys.stdout, text) != text:
         text = json.dumps(data, indent=indent, default=str)
-    echo(text)
+    echo_text(text)
 
 
 def terminal(*, err: bool = False) -> Console:
@@ -90,8 +109,6 @@ def terminal(*, err: bool = False) -> Console:
 @functools.cache
 def _console_class() -> type[Console]:
     """Return a console that prints like `echo`. It is made here because `--help` needs no rich."""
-    from collections.abc import Iterable
-
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from leyden.cli.output import echo, echo_json
+from leyden.cli.output import echo, echo_json, echo_text
 
 if TYPE_CHECKING:
     from leyden.runs import RecordedRun
@@ -72,7 +72,7 @@ def plot(
         return
     columns = width or min(100, shutil.get_terminal_size().columns if is_on_terminal(sys.stdout) else 80)
     echo(title if len(series) > 1 else f"{title}, {series[0].name}")
-    echo("\n".join(draw_text(series, width=columns, height=height)))
+    echo_text("\n".join(draw_text(series, width=columns, height=height)))
 
 
 def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import echo, echo_json, terminal, write_output
+from leyden.cli.output import cell, echo, echo_json, echo_text, terminal, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +57,9 @@ def best(run: _Run, run_id: _RunId = None, as_json: _Json = False) -> None:
     if as_json:
         echo_json({name: prompt.model_dump(mode="json") for name, prompt in found.items()})
     elif len(found) == 1:
-        echo(next(iter(found.values())).template)
+        echo_text(next(iter(found.values())).template)
     else:
-        echo("\n\n".join(f"--- {name}\n{prompt.template}" for name, prompt in found.items()))
+        echo_text("\n\n".join(f"--- {name}\n{prompt.template}" for name, prompt in found.items()))
 
 
 @prompts_commands.command()
@@ -89,7 +89,7 @@ def history(
     from rich.markup import escape
     from rich.table import Table
 
-    from leyden.utils.figures import figure, one_line
+    from leyden.utils.figures import figure
 
     table = Table(box=None, pad_edge=False)
     table.add_column("round", justify="right", no_wrap=True)
@@ -101,8 +101,8 @@ def history(
         state = "best" if record.accepted else "kept" if record.kept else ""
         reason = record.reason or "the first prompts"
         table.add_row(
-            *(str(record.round), figure(record.reward, 3), str(record.tasks), state, record.resources_id),
-            escape(reason if full else one_line(reason)),
+            *(str(record.round), figure(record.reward, 3), str(record.tasks), state, cell(record.resources_id)),
+            escape(reason) if full else cell(reason),
         )
     terminal().print(table)
 
@@ -196,7 +196,7 @@ def apply_(
     after = with_prompts(before, file.suffix, pairs, path=str(file))
     old_lines, new_lines = (each.decode("utf-8-sig", "replace").splitlines() for each in (before, after))
     lines = difflib.unified_diff(old_lines, new_lines, str(file), str(file), lineterm="")
-    echo("\n".join(lines) or f"{file} stays as it is: the first prompts are the best")
+    echo_text("\n".join(lines) or f"{file} stays as it is: the first prompts are the best")
     if not dry_run and after != before:
         write_whole(file, after)
 
@@ -241,7 +241,7 @@ def extract(
     if as_json:
         echo_json(found.as_json())
     else:
-        echo(found.shown(out))
+        echo_text(found.shown(out))
 
 
 # ---- reading -------------------------------------------------------------------------------------

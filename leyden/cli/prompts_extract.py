@@ -104,8 +104,10 @@ class Recorded:
         for prompt in self.prompts:
             lines += [*self._shown_prompt(prompt), ""]
         lines.append(f"tasks     {len(self.tasks):,} different ones in {len(self.conversations):,} rollouts")
-        reward = f"{figure(mean_of(self.rewards), 3)}, the mean of {len(self.rewards):,} rollouts"
-        lines.append(f"reward    {reward if self.rewards else 'no rollout has one'}")
+        reward = "no rollout has one"
+        if self.rewards:
+            reward = f"{figure(mean_of(self.rewards), 3)}, the mean of {len(self.rewards):,} rollouts"
+        lines.append(f"reward    {reward}")
         hard_coded = [prompt for prompt in self.prompts if self.resource_of(prompt) is None]
         return "\n".join([*lines, *(_change(hard_coded, folder) if hard_coded else [])])
 

@@ -87,7 +87,8 @@ def replay(
     try:
         result: ReplayResult = trainer.fit(loaded, val_dataset=[None]).result
     except RunInterrupted:
-        echo(f"\nstopped; what ended is kept: leyden show {directory}", err=True)
+        echo(err=True)
+        echo(f"stopped; what ended is kept: leyden show {directory}", err=True)
         raise typer.Exit(130) from None
     if as_json:
         echo_json(_as_data(result, directory))

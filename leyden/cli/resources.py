@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
-from leyden.cli.output import echo, echo_json
+from leyden.cli.output import echo, echo_json, echo_text
 from leyden.errors import ConfigError, LabelMoved
 from leyden.utils.text import fault_reason
 
@@ -95,7 +95,7 @@ def list_versions(
                     f"{update.resources_id} {update.version}  {day(update.update_time)}{by}  {' '.join(names)}".rstrip()
                 )
 
-    with_store(store, token, read)
+    with_store(store, token, read, read_only=True)
 
 
 @resources_commands.command()
@@ -107,7 +107,9 @@ def show(resources_id: _Id, version: _Version, store: StoreUrl = DEFAULT_STORE, 
       leyden resources show rs-1 4
     """
 
-    update = with_store(store, token, lambda opened: opened.get_resources_by_id(resources_id, version=version))
+    update = with_store(
+        store, token, lambda opened: opened.get_resources_by_id(resources_id, version=version), read_only=True
+    )
     echo_json(_content(update))
 
 
@@ -172,9 +174,9 @@ def diff(
         after = await opened.get_resources_by_id(resources_id, version=other)
         return _lines(before), _lines(after)
 
-    before, after = with_store(store, token, read)
+    before, after = with_store(store, token, read, read_only=True)
     changed = list(difflib.unified_diff(before, after, f"version {version}", f"version {other}", lineterm=""))
-    echo("\n".join(changed) if changed else "the two versions are equal")
+    echo_text("\n".join(changed) if changed else "the two versions are equal")
 
 
 @resources_commands.command()

@@ -142,4 +142,5 @@ def backtest(
 
 
 def _report_stopped(how_to_go_on: str) -> None:
-    echo(f"\nstopped; every finished iteration is kept. {how_to_go_on}", err=True)
+    echo(err=True)
+    echo(f"stopped; every finished iteration is kept. {how_to_go_on}", err=True)

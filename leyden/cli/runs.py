@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import echo, echo_json, terminal
+from leyden.cli.output import cell, echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from leyden.runs import RecordedRun
@@ -72,7 +72,6 @@ def runs(
 
 def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
     """Print the runs as a table, with the course of the reward as a sparkline."""
-    from rich.markup import escape
     from rich.table import Table
 
     from leyden.cli.run_views import COLOURS, age, reward_text
@@ -91,10 +90,10 @@ def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
         folder = "" if run.directory is None else run.directory.name
         reward = run.summary_metrics().reward
         table.add_row(
-            escape(data["name"] + (f" ({folder})" if folder not in ("", data["name"]) else "")),
-            escape(data["kind"]),
-            escape((data["algorithm"] or "-").rpartition(".")[2]),
-            escape(Path(data["model"]).name if data["model"] else "-"),
+            cell(data["name"] + (f" ({folder})" if folder not in ("", data["name"]) else "")),
+            cell(data["kind"]),
+            cell((data["algorithm"] or "-").rpartition(".")[2]),
+            cell(Path(data["model"]).name if data["model"] else "-"),
             f"[{COLOURS[run.state]}]{run.state}[/]",
             str(data["iterations"] or "-"),
             reward_text(reward),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.output import echo, echo_json, terminal
+from leyden.cli.output import cell, echo, echo_json, terminal
 from leyden.cli.store_options import WAIT_SECONDS, ServerToken, ServerWait, StoreAddress
 from leyden.utils.numbers import mean_of
 
@@ -82,7 +82,6 @@ async def _read(
 
 def _table(samples: Sequence[Sample], begin: float, end: float) -> Table:
     """Return a table with a row for each series. begin, end: Unix seconds of its lines."""
-    from rich.markup import escape
     from rich.table import Table
 
     from leyden.runs.chart import sparkline
@@ -97,7 +96,7 @@ def _table(samples: Sequence[Sample], begin: float, end: float) -> Table:
     for (name, worker), each in sorted(series.items()):
         values = [sample.value for sample in each]
         shown = (figure(value, 3) for value in (min(values), max(values), values[-1]))
-        table.add_row(escape(name), escape(worker), *shown, sparkline(_means(each, begin, end), _WIDTH))
+        table.add_row(cell(name), cell(worker), *shown, sparkline(_means(each, begin, end), _WIDTH))
     return table
 
 

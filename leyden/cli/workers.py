@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.output import echo, echo_json, terminal
+from leyden.cli.output import cell, echo, echo_json, terminal
 from leyden.cli.store_options import WAIT_SECONDS, ServerToken, ServerWait, StoreAddress
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ async def _read(url: str, token: str | None, wait_seconds: float) -> list[Worker
 
 def _table(workers: list[Worker], now: float) -> Table:
     """Return the workers as a table of their health and last heartbeat. now: Unix seconds."""
-    from rich.markup import escape
     from rich.table import Table
 
     from leyden.monitor import health_of
@@ -72,7 +71,7 @@ def _table(workers: list[Worker], now: float) -> Table:
         stats, health = worker.heartbeat_stats or {}, health_of(worker, now)
         latency = stats.get("store_latency_seconds")
         table.add_row(
-            escape(worker.worker_id),
+            cell(worker.worker_id),
             f"[{_COLOURS[health]}]{health}[/]",
             f"{worker.status}, paused" if worker.paused else worker.status,
             f"{max(0.0, now - (worker.last_heartbeat_time or now)):.0f} s ago",

@@ -52,7 +52,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         ly.emit_message(f"message {bad}")
         if task["n"] == 0:
-            raise ValueError(f"reason {bad}")
+            raise ValueError(f"reason {bad}\r\nFORGED line")
         return 0.1 * task["n"] + 0.5 * ("better" in prompt_template.template)
 
     def reply(body: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     "rs", {"prompt": PromptTemplate(template=f"{text} {bad}")}, author="author [red]"
                 )
             move = LabelMove(label="production", to=("rs", 1), expected=None)
-            await store.move_labels([move], who="who [red]", why=f"why {bad}")
+            await store.move_labels([move], who="who [red]", why=f"why {bad}\nFORGED line")
 
     asyncio.run(record())
     return folder
@@ -159,6 +159,8 @@ def test_no_command_lets_a_text_control_the_terminal(hostile: Path) -> None:
         parts[name] = parts.get(name, "") + text
     for name in ("prompts best", "prompts diff", "prompts extract", "resources show", "resources diff", "show run"):
         assert "MARK" in parts[name], name
+    assert "FORGED" in parts["resources list"] and "FORGED" in parts["show run"]
+    assert not re.search("^FORGED", without_colours, re.MULTILINE), "a reason makes no line of its own"
     assert "[red]" in parts["prompts best"], "it is no markup"
     assert "\x1b[31m" in seen or "\x1b[32m" in seen, "Leyden's own colours stay"
     assert seen.count("\nSTATUS ") == len(commands_of(hostile)), "no command has ended otherwise"

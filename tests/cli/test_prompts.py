@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import leyden as ly
 from leyden.algorithm.evaluation import Evaluation
 from leyden.cli import main
 from leyden.gateway import UpstreamModel
+from leyden.runs.reading import open_run
 from leyden.testing import FakeUpstream
 from tests.algorithm.apo import rules
 
@@ -287,3 +288,44 @@ def test_a_prompt_that_is_a_resource_already_is_named(
 def test_rollouts_without_model_calls_are_refused(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
     code, _, error = leyden("prompts", "extract", str(run), "--limit", "20")
     assert (code, "the calls of 20 rollouts have no prompt in common: 0 model calls" in error) == (1, True)
+
+
+def test_reflection_calls_are_no_rollouts_and_are_counted_once(
+    run: Path, leyden: Callable[..., tuple[int, str, str]]
+) -> None:
+    _, printed, _ = leyden("show", str(run), "--json")
+    shown = json.loads(printed)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert shown["reflection_calls"] == sum(row.get("reflection_calls", 0) for row in rows) >= 4
+    recorded = asyncio.run(_rollouts_of(run))
+    assert (
+        sum(shown["rollouts_by_status"].values()) == sum(each.run_id is not None for each in recorded) < len(recorded)
+    )
+    calls = f"{shown['rollouts_by_status']['succeeded']:,} succeeded; {shown['reflection_calls']} reflection calls"
+    assert f"rollouts    {calls}\n" in leyden("show", str(run))[1]
+    assert f"rollouts: {calls}\n" in (run / "run.log").read_text()
+
+
+async def _rollouts_of(run: Path) -> Sequence[ly.Rollout]:
+    async with open_run(run).open_store() as store:
+        return await store.query_rollouts()
+
+
+def test_prompts_are_extracted_from_a_run_without_any_reward(
+    leyden: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    @ly.rollout
+    async def agent(task: str, llm: ly.LLM) -> float:
+        text = f"Answer the customer in one kind sentence: {task}"
+        await llm.openai().chat.completions.create(model=llm.model, messages=[{"role": "user", "content": text}])
+        raise ValueError("no such tool")
+
+    async def record() -> None:
+        async with FakeUpstream(reply="Yes.") as upstream:
+            models = [UpstreamModel("m", upstream.endpoint, record_tokens=False)]
+            evaluation = Evaluation(models=models, llms={"llm": ("m", {})})
+            await ly.Trainer(algorithm=evaluation, run_dir=tmp_path / "run", progress=False).afit(agent, ["a", "b"])
+
+    asyncio.run(record())
+    code, printed, _ = leyden("prompts", "extract", str(tmp_path / "run"))
+    assert code == 0 and "no rollout has one" in printed

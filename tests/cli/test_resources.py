@@ -184,3 +184,12 @@ resources._labels = slow
 sys.argv = ["leyden", "resources", *sys.argv[1:]]
 main()
 """
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--audit"), ("show", "rs", "1"), ("diff", "rs", "1", "2")])
+def test_a_command_that_only_reads_makes_no_store_out_of_a_wrong_path(
+    leyden: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    code, _, error = leyden(*words, "--store", str(tmp_path / "stroe.db"))
+    assert code == 1 and "does not exist" in error
+    assert list(tmp_path.iterdir()) == []
