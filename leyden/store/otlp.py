@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
@@ -405,9 +406,25 @@ _M = TypeVar("_M", bound=Message)
 
 def _from_json(entries: Any, message: _M) -> _M:
     """Fill a protobuf message from a JSON object, and return it."""
-    if not isinstance(entries, dict):
-        raise ValueError(f"resource is {storable(repr(entries), limit=100)}, not an object")
+    _check_objects("resource", entries, message.DESCRIPTOR)
     return json_format.ParseDict(cast(dict[str, Any], entries), message, ignore_unknown_fields=True)
+
+
+def _check_objects(name: str, entries: Any, kind: Descriptor) -> None:
+    """Raise ValueError for a value that is no object where the protobuf message `kind` has one.
+
+    protobuf's reader takes each character of a text for the name of an unknown field: it reads
+    "value": "x" as no value, and 60 MB of text in 25 s.
+    """
+    if not isinstance(entries, dict):
+        raise ValueError(f"{name} is {storable(repr(entries), limit=100)}, not an object")
+    for key, value in cast(dict[str, Any], entries).items():
+        field = kind.fields_by_camelcase_name.get(key) or kind.fields_by_name.get(key)
+        if value is None or field is None or field.message_type is None:
+            continue
+        repeated = isinstance(value, list) and not field.has_presence
+        for part in cast(list[Any], value) if repeated else (value,):
+            _check_objects(key, part, field.message_type)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from leyden.errors import ConfigError, LeydenError, UnknownRollout
 from leyden.store import LightningStore
 from leyden.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Feedback, LiveRollout, Retention, Span
-from leyden.types.checks import MAX_JSON_DEPTH, MAX_JSON_DIGITS
+from leyden.types.checks import MAX_JSON_DEPTH, MAX_JSON_DIGITS, json_text
 
 NASTY_IDS = ['it\'s "quoted"; DROP TABLE rollouts;--', "a/b?c#d%2F e", "é漢🙂", "..", "x" * 200, "%00", "null", "-1"]
 BAD_IDS = ["", "a\0b", "a\nb", "\x7f", "\ud800", "x" * 201, "x" * 10_000]
@@ -138,6 +141,24 @@ async def test_json_that_no_parser_reads_again_is_refused_and_changes_nothing(st
         with pytest.raises(ConfigError, match=r"deep|digits|JSON"):
             await call()
     assert await everything(store) == before
+
+
+@given(
+    before=st.integers(0, 200),
+    after=st.integers(0, 200),
+    more=st.sampled_from([-1, 0, 1, 2, 62, 63, 64, 65, 5000]),
+    sign=st.sampled_from([1, -1]),
+    text=st.sampled_from(["", "9" * 5000, '"' + "9" * 5000, "\\" + "9" * 5000]),
+)
+def test_a_number_is_too_long_from_one_digit_on_wherever_it_stands(
+    before: int, after: int, more: int, sign: int, text: str
+):
+    value = [*[1] * before, text, sign * 10 ** (MAX_JSON_DIGITS + more - 1), *[2] * after]
+    if more > 0:
+        with pytest.raises(ConfigError, match="digits"):
+            json_text(value, "the value")
+    else:
+        assert json.loads(json_text(value, "the value")) == value
 
 
 async def test_the_deepest_json_and_the_longest_numbers_come_back_unchanged(store: LightningStore):

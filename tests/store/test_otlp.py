@@ -548,6 +548,27 @@ async def test_a_json_body_that_cannot_be_read_is_answered_with_the_reason(
 PLACED = request_of({}, {}, resource={semconv.ROLLOUT_ID: "ro", semconv.ATTEMPT_ID: "at"}).SerializeToString()
 
 
+@pytest.mark.parametrize("wrong", ["a text", 1, True, ["a", "b"], "a" * 200_000], ids=lambda wrong: repr(wrong)[:12])
+@pytest.mark.parametrize(
+    "place",
+    [
+        '"attributes": [{"key": "a", "value": %s}]',
+        '"attributes": [{"key": "a", "value": {"arrayValue": %s}}]',
+        '"attributes": [{"key": "a", "value": {"array_value": {"values": [%s]}}}]',
+        '"attributes": [{"key": "a", "value": {"kvlistValue": {"values": [%s]}}}]',
+        '"attributes": [%s]',
+        '"status": %s',
+        '"events": [%s]',
+        '"links": [{"attributes": [%s]}]',
+    ],
+)
+def test_a_value_in_place_of_an_object_is_refused_and_named_in_json(place: str, wrong: Any):
+    span = f'{{"name": "x", {place.replace("%s", json.dumps(wrong))}}}'
+    body = f'{{"resourceSpans": [{{"scopeSpans": [{{"spans": [{span}]}}]}}]}}'
+    with pytest.raises(ValueError, match=r"(value|Value|values|status|attributes|events) is .*, not an object"):
+        read_spans(body.encode(), JSON)
+
+
 @pytest.mark.parametrize("length", range(1, len(PLACED)))
 def test_a_protobuf_body_that_is_cut_off_is_refused_wherever_it_is_cut(length: int):
     with pytest.raises(ValueError, match="no ExportTraceServiceRequest"):

@@ -107,7 +107,7 @@ async def test_feedback_about_an_unknown_rollout_needs_a_version(store: Lightnin
 async def test_a_reward_is_a_finite_number(store: LightningStore, value: object) -> None:
     await written(store, "a")
     await served(store, "ro")
-    with pytest.raises(ValueError, match="no (finite )?number|more than a float can hold"):
+    with pytest.raises(ValueError, match=r"no (finite )?number|more than a float can hold"):
         Feedback(rollout_id="ro", source="user", value=value)
     unchecked = Feedback(rollout_id="ro", source="user", value=1.0).model_copy(update={"value": value})
     with pytest.raises(ConfigError):
