@@ -37,21 +37,25 @@ def parse(raw: bytes) -> Any:
         return json.loads(raw)
 
 
-def split_events(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
+def split_events(buffer: bytearray, *, new_bytes: int | None = None) -> Iterator[tuple[bytes, bytes]]:
     """Remove the complete server-sent events from `buffer`, and yield each as (its bytes, its
     data).
 
     The data of several `data:` lines are joined by line feeds; b"" for a comment.
+    new_bytes: how many bytes were appended since the last call, so that a long event that arrives
+        in many pieces is searched once; None: all of them.
     """
+    start = 0 if new_bytes is None else max(0, len(buffer) - new_bytes - 3)  # an end may be cut in two
     while True:
-        end, width = buffer.find(b"\n\n"), 2
-        crlf = buffer.find(b"\r\n\r\n", 0, end if end >= 0 else len(buffer))
+        end, width = buffer.find(b"\n\n", start), 2
+        crlf = buffer.find(b"\r\n\r\n", start, end if end >= 0 else len(buffer))
         if crlf >= 0:
             end, width = crlf, 4
         if end < 0:
             return
         event = bytes(buffer[: end + width])
         del buffer[: end + width]
+        start = 0
         lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
         yield event, b"\n".join(lines)
 

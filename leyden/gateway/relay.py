@@ -53,7 +53,8 @@ _RETRY_SECONDS = 0.05
 _TOO_BUSY = {429, 502, 503, 504}
 """Statuses of a server that cannot take the call now."""
 _OF_THE_SERVER = {
-    *("upstream_unreachable", "upstream_incomplete", "upstream_timeout", "upstream_garbage", "upstream_failed")
+    *("upstream_unreachable", "upstream_incomplete", "upstream_timeout", "upstream_garbage", "upstream_failed"),
+    "upstream_too_large",
 }
 """Codes of refusals for which the server is to blame."""
 _COMMENT = b": keep-alive\n\n"
@@ -408,7 +409,7 @@ class Relay:
         """
         raw = await answer.read()
         call = exchange.call
-        if answer.status == 200 and passage.streams and (events := passage.events_of(raw)):
+        if answer.status == 200 and passage.streams and (events := await parsed(raw, passage.events_of)):
             return await self._relay_stream(exchange, _EVENT_STREAM, passage, _one(events))
         if exchange.streaming:
             raise Refusal(502, "upstream_failed", f"the upstream answered {answer.status}: {_excerpt(raw)}")
@@ -416,7 +417,7 @@ class Relay:
             call.error = f"the upstream answered {answer.status}: {_excerpt(raw)}"
             body = passage.error(answer.status, raw)
         else:
-            call.response, body, call.unread = _read_answer(passage, raw)
+            call.response, body, call.unread = await parsed(raw, lambda raw: _read_answer(passage, raw))
             if call.response is None:
                 _fault(
                     exchange,
@@ -453,7 +454,7 @@ class Relay:
                 buffer += piece
                 shown: list[bytes] = []
                 unreadable: Untranslatable | None = None
-                for event, data in split_events(buffer):
+                for event, data in split_events(buffer, new_bytes=len(piece)):
                     try:
                         shown.append(stream.feed(event, data))
                     except Untranslatable as error:

@@ -15,8 +15,13 @@ import aiohttp
 from leyden.dialects import Passage
 from leyden.gateway.asgi import Headers, downstream, upstream_headers
 from leyden.gateway.upstream import UpstreamModel
-from leyden.host.http import Message, Scope
+from leyden.host.http import Message, Refusal, Scope
 
+MAX_ANSWER_BYTES = 256 * 2**20
+"""The most bytes of one response of a server, unpacked.
+
+A stream of 200,000 tokens with their ids and log-probabilities has a third of it.
+"""
 _IS_UP_SECONDS = 5.0
 """The seconds after which a server that does not reply to `is_up` counts as busy."""
 
@@ -138,11 +143,24 @@ class _HttpResponse:
         """Return the body. In an error body the server's key is replaced by `***`, because agents
         read errors, and some servers quote the key.
         """
-        body = await self._response.read()
+        body = b"".join([piece async for piece in self.pieces()])
         return body if self.status < 300 else self._model.without_key(body)
 
-    def pieces(self) -> AsyncIterator[bytes]:
-        return self._response.content.iter_any()
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. Raise Refusal (502) for one of more than
+        `MAX_ANSWER_BYTES`.
+        """
+        n_bytes = 0
+        async for piece in self._response.content.iter_any():
+            n_bytes += len(piece)
+            if n_bytes > MAX_ANSWER_BYTES:
+                raise Refusal(
+                    502,
+                    "upstream_too_large",
+                    f"{self._model.address} sent more than {MAX_ANSWER_BYTES:,} bytes in answer to one call, and the rest was "
+                    "dropped; is the model's endpoint right?",
+                )
+            yield piece
 
 
 class AppTransport:

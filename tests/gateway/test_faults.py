@@ -11,10 +11,12 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from leyden import semconv
 from leyden.errors import StoreError
-from leyden.gateway import LLMProxy, UpstreamModel, app, recorder
+from leyden.gateway import LLMProxy, UpstreamModel, app, recorder, transport
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, Span
@@ -84,6 +86,7 @@ async def test_garbage_in_place_of_an_answer_to_translate_is_a_502_that_shows_it
     assert "the body" in await recorded_error(caller)
 
 
+CHUNK = b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "from the model"}}]}\n\ndata: '
 GARBAGE_IN_A_STREAM = [
     b"data: {oops\n\n",
     b"data: [1]\n\n",
@@ -193,6 +196,47 @@ async def test_an_answer_of_50_megabytes_passes_and_is_recorded(caller: Caller, 
     span = await caller.span()
     assert span.status.status_code == "OK"
     assert len(str(span.attributes[semconv.GEN_AI_OUTPUT_MESSAGES])) > len(text)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_end_is_cut_off_and_recorded_as_an_error(
+    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, path: str, status: int, stream: bool
+) -> None:
+    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 10_000_000)
+    sent, gone = 0, asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(status=status)
+        response.content_type = "text/event-stream" if stream else "application/json"
+        await response.prepare(request)
+        try:
+            await response.write(CHUNK)
+            while True:
+                await response.write(b"x" * 100_000)
+                sent += 100_000
+        finally:
+            gone.set()
+
+    application = web.Application()
+    application.router.add_post("/v1/{path:.*}", endless)
+    server = TestServer(application)
+    await server.start_server()
+    model = UpstreamModel("fake", str(server.make_url("/v1")))
+    async with InMemoryLightningStore() as store, LLMProxy(model_list=[model], store=store) as proxy:
+        caller = await new_caller(proxy, store)
+        asked = {"model": "fake", "messages": say("hello"), "stream": stream, "max_tokens": 5}
+        got, body = await post(f"{caller.llm.endpoint}/{path}", asked)
+        assert "more than 10,000,000 bytes" in await recorded_error(caller)
+    assert got == (200 if stream and status == 200 else 502)
+    assert b"more than 10,000,000 bytes" in body
+    assert (b"from the model" in body) is (stream and status == 200)  # the client has what came before
+    async with asyncio.timeout(10):
+        await gone.wait()
+    assert sent < 30_000_000  # what the sockets hold, too
+    await server.close()
 
 
 async def test_an_error_that_the_model_reports_in_its_stream_is_recorded(
