@@ -21,7 +21,6 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
@@ -410,8 +409,9 @@ def _from_json(entries: Any, message: _M) -> _M:
     return json_format.ParseDict(cast(dict[str, Any], entries), message, ignore_unknown_fields=True)
 
 
-def _check_objects(name: str, entries: Any, kind: Descriptor) -> None:
-    """Raise ValueError for a value that is no object where the protobuf message `kind` has one.
+def _check_objects(name: str, entries: Any, kind: Any) -> None:
+    """Raise ValueError for a value that is no object where a message of the descriptor `kind` has
+    one.
 
     protobuf's reader takes each character of a text for the name of an unknown field: it reads
     "value": "x" as no value, and 60 MB of text in 25 s.
@@ -423,7 +423,7 @@ def _check_objects(name: str, entries: Any, kind: Descriptor) -> None:
         if value is None or field is None or field.message_type is None:
             continue
         repeated = isinstance(value, list) and not field.has_presence
-        for part in cast(list[Any], value) if repeated else (value,):
+        for part in cast(list[Any], value if repeated else [value]):
             _check_objects(key, part, field.message_type)
 
 
