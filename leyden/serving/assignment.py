@@ -12,6 +12,7 @@ import hmac
 import logging
 import threading
 import time
+import unicodedata
 import uuid
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from leyden.errors import ConfigError
 from leyden.options import check_number
 from leyden.types import VersionKey
+from leyden.utils.text import shown
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +30,28 @@ CONTROL = "control"
 NO_USER = "no_user"
 """The metadata of a request without a user, which counts for no canary."""
 _NOBODY = frozenset(
-    ("null", "none", "nil", "undefined", "nan", "n/a", "anonymous", "anon", "guest", "unknown", str(uuid.UUID(int=0)))
+    (
+        *(
+            "null",
+            "none",
+            "nil",
+            "undefined",
+            "nan",
+            "n/a",
+            "anonymous",
+            "anon",
+            "guest",
+            "unknown",
+            str(uuid.UUID(int=0)),
+        ),
+        *("false", "0", "-1", "[objectobject]", "{}", "[]", '""', "''", "(null)", "<null>", "-", "?"),
+    )
 )
-"""Texts in lower case that programs give for a user who is not there."""
+"""Texts in lower case and without white space that programs give for a user who is not there."""
+_SHOWN = 100
+"""The characters at the beginning of a user's id that are looked at for a name."""
+_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Characters that Unicode counts as letters or symbols, and that show nothing."""
 _WINDOW, _LEAST, _LARGEST_SHARE = 1000, 200, 0.5
 """The latest requests that are looked at, from how many on, and the share of one user from which on
 the user's id is taken for a constant."""
@@ -174,28 +195,32 @@ class Users:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._latest: deque[str] = deque()
-        """The users of the latest requests."""
-        self._counts: Counter[str] = Counter()
+        self._latest: deque[int] = deque()
+        """The users of the latest requests, by the hash of their text, which may be long."""
+        self._counts: Counter[int] = Counter()
         self._warned: set[str] = set()
         """What was warned of: placeholders in lower case, and "share"."""
 
     def identify(self, user: object) -> str | None:
-        """Return the user's id as text; None if it names nobody."""
+        """Return the user's id in Unicode's composed form, so that one user has one arm in every
+        spelling; None if it names nobody. Raise ConfigError for a value that is no text.
+        """
         if user is None:
             return None
-        text = str(user)
-        name = text.strip().casefold()
-        if name in _NOBODY or not any(char.isprintable() and not char.isspace() for char in name):
+        if not isinstance(user, str):
+            raise ConfigError(f"user is {shown(user)}; give the user's id as a text, or None for a request without one")
+        text = unicodedata.normalize("NFC", user)
+        name = "".join(filter(_is_visible, unicodedata.normalize("NFKC", text[:_SHOWN]))).casefold()
+        if not name or (len(text) < _SHOWN and name in _NOBODY):
             self._warn(
                 name[:20],
-                "user is %r, which names nobody, so such requests get no canary; give user=None for them",
+                "user is %.100r, which names nobody, so such requests get no canary; give user=None for them",
                 text,
             )
             return None
         with self._lock:
-            self._count(text)
-            top = self._counts[text]
+            self._count(hash(text))
+            top = self._counts[hash(text)]
             seen = len(self._latest)
         if seen >= _LEAST and top > _LARGEST_SHARE * seen:
             self._warn(
@@ -207,7 +232,7 @@ class Users:
             )
         return text
 
-    def _count(self, user: str) -> None:
+    def _count(self, user: int) -> None:
         self._latest.append(user)
         self._counts[user] += 1
         if len(self._latest) > _WINDOW:
@@ -223,6 +248,11 @@ class Users:
                 return
             self._warned.add(about)
         logger.warning(message, *arguments)
+
+
+def _is_visible(char: str) -> bool:
+    marks = unicodedata.category(char) in ("Mn", "Me")  # such as a variation selector
+    return char.isprintable() and not char.isspace() and not marks and char not in _BLANK
 
 
 def user_hash(key: str, user: str) -> str:

@@ -6,6 +6,8 @@ import asyncio
 import math
 import resource
 import time
+import tracemalloc
+import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -299,7 +301,15 @@ NOBODY = [
     "\t\n",
     "\u00a0\u2003",
     "\u200b",
+    "\u2800",
+    "\u3164\ufe0f",
+    "\u200b" * 1000,
     "null",
+    "\u200bnull\u200b",
+    "\uff2e\uff35\uff2c\uff2c",
+    "False",
+    "0",
+    "[object Object]",
     "None",
     "NULL ",
     "undefined",
@@ -356,6 +366,40 @@ async def test_a_constant_for_a_user_is_noticed_by_its_share_of_the_requests(
             session.begin("q", user="web-app" if constant else f"user {number}")
     said = [each.message for each in caplog.records if "have the same user" in each.message]
     assert len(said) == warned
+
+
+@pytest.mark.parametrize("user", [0, False, 7, 1.5, b"ada", ["ada"], object()])
+async def test_a_user_that_is_no_text_is_refused_and_nothing_is_recorded(
+    session: OnlineSession, store: InMemoryLightningStore, user: Any
+) -> None:
+    with pytest.raises(ConfigError, match=r"user is .* as a text"):
+        session.begin("q", user=user)
+    assert session.status().waiting == 0
+    assert not await store.query_rollouts()
+
+
+async def test_a_user_has_one_arm_in_every_spelling_of_unicode(
+    store: InMemoryLightningStore, gateway: LLMProxy
+) -> None:
+    await store.set_label("canary", "rs", 2)
+    assignment = Assignment(canary_percent=50)
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY, assignment=assignment) as session:
+        for number in range(50):
+            composed, taken_apart = (unicodedata.normalize(form, f"René {number}") for form in ("NFC", "NFD"))
+            assert composed != taken_apart
+            assert session.begin("q", user=composed).arm == session.begin("q", user=taken_apart).arm
+        await until(lambda: not session.status().waiting)
+    assert len({each.metadata["user_hash"] for each in await store.query_rollouts()}) == 50
+
+
+async def test_long_ids_of_users_take_no_memory(session: OnlineSession) -> None:
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            session.begin("q", user=f"{number}" + "x" * 1_000_000)
+        assert tracemalloc.get_traced_memory()[0] < 20_000_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_half_an_emoji_names_a_user(session: OnlineSession) -> None:
