@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copy
 import importlib
 import pickle
 import re
 import threading
-import warnings
-from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from leyden.engine.base import SharedWeights
 from leyden.engine.context import context_of
+from leyden.engine.lora import merged
 from leyden.engine.source import why_not_loadable
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
@@ -103,32 +101,11 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
     """
     model = policy.model
     if hasattr(model, "merge_and_unload"):
-        model = copy.deepcopy(model)
-        _untie_adapted(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # peft warns that the two are no longer tied
-            model = model.merge_and_unload()
+        model = merged(model)
     with _one_at_a_time(), _declared_tied(model) as weights:
         model.save_pretrained(path, state_dict=weights)
     if policy.text is not None:
         policy.text.tokenizer.save_pretrained(path)
-
-
-def _untie_adapted(model: Any) -> None:
-    """Give each layer weights of its own where one with an adapter shares them, such as an output
-    head that is tied to the embeddings: the adapter of one must not be merged into the other.
-    """
-    owners: defaultdict[int, list[tuple[Any, str]]] = defaultdict(list)
-    adapted: set[int] = set()
-    for path, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            owners[id(parameter)].append((module, name))
-            if "base_layer" in path.split("."):
-                adapted.add(id(parameter))
-    for shared in adapted:
-        for module, name in owners[shared][1:]:
-            parameter = getattr(module, name)
-            setattr(module, name, torch.nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
 
 
 @contextlib.contextmanager

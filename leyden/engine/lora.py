@@ -6,7 +6,9 @@ saved in a state. The module knows models and adapter folders; nothing of sampli
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,36 @@ def check_mergeable(model: Any) -> None:
                 "the adapter has ensure_weight_tying=True and changes the embeddings, which peft cannot merge into a copy "
                 "of the model; make it with ensure_weight_tying=False"
             )
+    if hasattr(model, "peft_config") and all(each.is_floating_point() for each in model.parameters()):
+        # A trial without numbers takes no memory. Not every kernel of quantised weights has one.
+        try:
+            merged(model, without_numbers=True)
+        except NotImplementedError:
+            return
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ConfigError(f"the adapters cannot be merged into the model that a run leaves: {error}") from error
+
+
+def merged(model: Any, *, without_numbers: bool = False) -> Any:
+    """Return a copy of a model with its adapters merged into its weights. Raise ConfigError if part
+    of an adapter remains.
+
+    without_numbers: copy the structure alone, with weights on torch's device "meta".
+    """
+    weights = model.parameters() if without_numbers else ()
+    copied = copy.deepcopy(
+        model, {id(each): torch.nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in weights}
+    )
+    _untie_adapted(copied)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # peft warns that the two are no longer tied
+        whole = copied.merge_and_unload()
+    left = next((name for name, module in whole.named_modules() if type(module).__module__.startswith("peft.")), None)
+    if left is not None:
+        raise ConfigError(
+            f"peft cannot merge all adapters of the module {left!r}; give that module one kind of adapter, or none"
+        )
+    return whole
 
 
 def write_adapter(model: Any, path: Path) -> None:
@@ -122,3 +154,20 @@ def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
     if difference := first_difference(found, peft.get_peft_model_state_dict(model)):
         raise ConfigError(f"the adapter in {folder} belongs to another model ({made_for}): {difference}")
     peft.set_peft_model_state_dict(model, found)
+
+
+def _untie_adapted(model: Any) -> None:
+    """Give each layer weights of its own where one with an adapter shares them, such as an output
+    head that is tied to the embeddings: the adapter of one must not be merged into the other.
+    """
+    owners: defaultdict[int, list[tuple[Any, str]]] = defaultdict(list)
+    adapted: set[int] = set()
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            owners[id(parameter)].append((module, name))
+            if "base_layer" in path.split("."):
+                adapted.add(id(parameter))
+    for shared in adapted:
+        for module, name in owners[shared][1:]:
+            parameter = getattr(module, name)
+            setattr(module, name, torch.nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))

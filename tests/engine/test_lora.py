@@ -180,6 +180,7 @@ HEAD_AND_ONE: LoRA = LoRA(rank=4, target_modules=["lm_head", "q_proj"])
         (lambda: with_adapter(target_modules=["embed_tokens"], use_dora=True), None),
         (lambda: with_adapter(target_modules=["q_proj"], modules_to_save=["lm_head"]), None),
         (lambda: with_adapter(target_modules=["q_proj"], modules_to_save=["embed_tokens"]), None),
+        (lambda: with_adapter(target_modules=["q_proj"], trainable_token_indices=[1, 50, 7, 9]), None),
     ],
 )
 async def test_the_exported_model_is_the_trained_policy_whatever_is_tied(make: Any, lora: LoRA | None, tmp_path: Path):
@@ -227,8 +228,14 @@ async def test_the_exported_model_is_the_trained_policy_whatever_is_tied(make: A
             lambda: with_adapter(target_modules=["embed_tokens"], ensure_weight_tying=True),
             "make it with ensure_weight_tying=False",
         ),
+        (
+            lambda: with_adapter(target_modules=["q_proj", "lm_head"], trainable_token_indices=[5, 6]),
+            "all adapters of the module 'lm_head",
+        ),
+        (lambda: with_adapter(target_modules=["o_proj"], lora_bias=True), "the base layer has no bias"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed")
 async def test_adapters_that_cannot_be_merged_are_refused_at_the_start(make: Any, message: str):
     with pytest.raises(ConfigError, match=message):
         await EmbeddedBackend(make()).start()
