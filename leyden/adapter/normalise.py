@@ -347,7 +347,7 @@ def _settings(options: Mapping[str, Any]) -> Json:
     for name in _SETTINGS:
         types = SAMPLING_PARAMETERS[name].types if name in SAMPLING_PARAMETERS else NUMBER
         value = options.get(name)
-        if isinstance(value, str) and str not in types:
+        if isinstance(value, str) and (str not in types or (list in types and value.startswith("["))):
             value = parsed(value)
         if value is not None and (types != NUMBER or isinstance(value, int | float)):
             found[name] = value

@@ -44,20 +44,23 @@ def _rows(types: Types, neutral: tuple[Any, ...], names: str) -> dict[str, Sampl
 
 
 SAMPLING_PARAMETERS: Final[Mapping[str, SamplingParameter]] = {
-    **_rows(NUMBER, (1,), "temperature top_p typical_p tfs tfs_z guidance_scale"),
+    **_rows(NUMBER, (1,), "temperature top_p typical_p typical tfs tfs_z guidance_scale cfg_scale"),
     **_rows(INTEGER, (-1, 0), "top_k"),
     **_rows(NUMBER, (-1, 0), "top_n_sigma nsigma"),
-    **_rows(NUMBER, (0,), "min_p top_a epsilon_cutoff eta_cutoff smoothing_factor dynatemp_range penalty_alpha"),
-    **_rows(NUMBER, (0,), "frequency_penalty presence_penalty dry_multiplier xtc_probability"),
-    **_rows(NUMBER, (1,), "repetition_penalty repeat_penalty encoder_repetition_penalty"),
-    **_rows(INTEGER, (0,), "no_repeat_ngram_size mirostat mirostat_mode min_tokens min_length min_new_tokens"),
-    **_rows(INTEGER, (1,), "best_of num_beams beam_width"),
+    **_rows(NUMBER, (0,), "min_p top_a epsilon_cutoff eta_cutoff smoothing_factor dynatemp_range penalty_alpha skew"),
+    **_rows(NUMBER, (0,), "frequency_penalty presence_penalty dry_multiplier xtc_probability diversity_penalty"),
+    **_rows(NUMBER, (-1,), "adaptive_target mirostat_target"),
+    **_rows(NUMBER, (1,), "repetition_penalty repeat_penalty rep_pen encoder_repetition_penalty"),
+    **_rows(INTEGER, (0,), "no_repeat_ngram_size encoder_no_repeat_ngram_size"),
+    **_rows(INTEGER, (0,), "mirostat mirostat_mode min_tokens min_length min_new_tokens"),
+    **_rows(INTEGER, (1,), "best_of num_beams num_beam_groups beam_width"),
     **_rows(BOOLEAN, (True,), "do_sample"),
     **_rows(BOOLEAN, (False,), "use_beam_search ignore_eos ban_eos_token dynamic_temperature watermark"),
     **_rows(LIST, ([],), "bad_words bad_words_ids allowed_token_ids suppress_tokens begin_suppress_tokens"),
-    **_rows(LIST, ([],), "sequence_bias logits_processors logit_processors"),
-    **_rows(TEXT_OR_LIST, ([], ""), "samplers"),
-    **_rows(STRING, ("",), "custom_token_bans custom_logit_processor"),
+    **_rows(LIST, ([],), "sequence_bias logits_processors logit_processors force_words_ids lora"),
+    **_rows(LIST, ([],), "exponential_decay_length_penalty"),
+    **_rows(TEXT_OR_LIST, ([], ""), "samplers dola_layers banned_tokens banned_strings"),
+    **_rows(STRING, ("",), "custom_token_bans custom_logit_processor lora_path"),
     **_rows(INTEGER, (-1,), "thinking_token_budget"),
     # Besides logit_bias: objects that servers and clients read further parameters from.
     **_rows(OBJECT, ({},), "logit_bias vllm_xargs extra_args custom_params extra_body sampling_params options"),
@@ -69,6 +72,7 @@ WITH_ANOTHER: Final = {
     *("length_penalty", "early_stopping", "repeat_last_n", "repetition_penalty_range", "negative_prompt"),
     *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers", "xtc_threshold"),
     *("mirostat_tau", "mirostat_eta", "dynatemp_low", "dynatemp_high", "dynatemp_exponent", "smoothing_curve"),
+    *("mirostat_lr", "adaptive_decay", "temperature_last", "top_p_min", "top_p_decay", "min_keep", "rep_pen_range"),
 }
 """Parameters that change nothing unless a parameter of the table does: details of beam search, DRY,
 XTC, Mirostat, repetition penalties, dynamic temperature, smoothing and guidance."""

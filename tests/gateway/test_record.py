@@ -275,7 +275,7 @@ async def test_parameters_that_change_the_distribution_are_recorded_in_every_dia
         "bad_words": ["no"],
         "do_sample": False,
     }
-    neutral: dict[str, Any] = {"top_p": 1.0, "repetition_penalty": 1, "presence_penalty": None, "extra_body": {}}
+    neutral: dict[str, Any] = {"top_p": 1.0, "repetition_penalty": 1, "presence_penalty": None, "samplers": []}
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {caller.llm.api_key}"}) as session:
         for fields in ({}, neutral, neutral | changed):
             body = {"model": "fake", **asked, **fields}
