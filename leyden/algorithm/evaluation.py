@@ -13,13 +13,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from leyden import semconv
 from leyden.adapter import model_calls
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.algorithm.collector import CollectedRollout, rollout_id_at
+from leyden.algorithm.own_metrics import means_of, own_metrics
 from leyden.engine.base import PolicyBackend
 from leyden.errors import ConfigError
 from leyden.gateway import UpstreamModel
@@ -80,6 +81,8 @@ class EvaluatedRollout:
     model_calls: int
     prompt_tokens: int
     response_tokens: int
+    own: dict[str, float] = field(default_factory=dict[str, float])
+    """The agent's own numbers, by the metric's name; empty if the rollout failed."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -204,6 +207,7 @@ class Evaluation(Algorithm):
                     "model_calls": result.model_calls,
                     "prompt_tokens": result.prompt_tokens,
                     "response_tokens": result.response_tokens,
+                    **means_of(each.own for each in result.rollouts),
                 },
                 stage="val",
             )
@@ -333,4 +337,5 @@ def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRol
         model_calls=len(calls),
         prompt_tokens=sum(prompt for prompt, _ in counts),
         response_tokens=sum(response for _, response in counts),
+        own={} if result.reward is None else own_metrics(result.spans),
     )

@@ -8,12 +8,13 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyden.algorithm.base import Algorithm, Dataset, Run
 from leyden.algorithm.collector import rollout_id_at
+from leyden.algorithm.own_metrics import means_of, own_metrics
 from leyden.errors import ConfigError
 from leyden.loop import Metrics, Stage
 from leyden.options import check_choice, check_number
@@ -54,19 +55,24 @@ class _Counts:
     reasons: Counter[str] = field(default_factory=Counter[str])
     """Why rollouts failed."""
 
-    def add(self, rollout: Rollout, reward: float | None) -> None:
+    own: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    """The agent's own numbers of each succeeded rollout, by the metric's name."""
+
+    def add(self, rollout: Rollout, reward: float | None, spans: Sequence[Span]) -> None:
         """Count a finished rollout."""
         self.rollouts += 1
         if rollout.status != "succeeded":
             self.failed += 1
             self.reasons[failure_reason(rollout)] += 1
+        else:
+            self.own.append(own_metrics(spans))
         if reward is not None:
             self.rewards.append(reward)
 
     def metrics(self) -> Metrics:
-        """Return the counts, and the mean reward if there is one."""
+        """Return the counts, the mean reward if there is one, and the agent's own numbers."""
         mean = {"reward": mean_of(self.rewards)} if self.rewards else {}
-        return {**mean, "rollouts": self.rollouts, "failed": self.failed}
+        return {**mean, "rollouts": self.rollouts, "failed": self.failed, **means_of(self.own)}
 
 
 def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
@@ -195,7 +201,7 @@ class Baseline(FastAlgorithm):
         ):
             finished += 1
             reward = find_final_reward(result.spans)
-            counts[str(result.rollout.mode)].add(result.rollout, reward)
+            counts[str(result.rollout.mode)].add(result.rollout, reward, result.spans)
             self._log_rollout(result.rollout, reward, result.spans)
             if finished == _EARLY < total:
                 _warn_of_failures(finished, total, counts)

@@ -15,6 +15,7 @@ from leyden.runs.beginning import PAUSED_SECONDS
 from leyden.utils.figures import figure
 
 if TYPE_CHECKING:
+    from leyden.loop import MetricValue
     from leyden.types.run import RunRecord
 
 COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
@@ -96,6 +97,13 @@ def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
         "values": list(reward.values),
         "iterations": list(reward.iterations),
     }
+
+
+def newest_metrics(run: RecordedRun) -> dict[str, dict[str, MetricValue]]:
+    """Return the metrics of the last row of each stage, by the stage; none for a stage without
+    rows.
+    """
+    return {row.stage: row.metrics for row in run.metrics()}
 
 
 def budget_left(run: RecordedRun) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,9 +39,9 @@ def show(
 ) -> None:
     """Show a run that is running, finished or crashed, or one of its rollouts.
 
-    A run: its state, rewards and counts, and why rollouts failed, with an example of each reason. A
-    rollout: its steps, its conversation with tool calls and rewards, and how many tokens were
-    recorded.
+    A run: its state, rewards, newest metrics and counts, and why rollouts failed, with an example
+    of each reason. A rollout: its steps, its conversation with tool calls and rewards, and how many
+    tokens were recorded.
 
     \b
     Examples:
@@ -82,7 +84,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     source: the run as the user named it, for the commands in the output.
     If the store cannot be opened, the run is shown from its folder, without counts.
     """
-    from leyden.cli.run_views import as_data
+    from leyden.cli.run_views import as_data, newest_metrics
     from leyden.errors import LeydenError
     from leyden.runs.display import rollout_counts
     from leyden.runs.rollouts import count_by_status, failures_of, group_failures
@@ -101,7 +103,19 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             {"count": each.count, "reason": each.reason, "reason_kind": each.reason_kind, "example": each.example}
             for each in groups
         ]
-        data = {**as_data(run), "rollouts_by_status": counts, "failures": reasons, "config": run.record.config}
+        metrics = {
+            stage: {
+                name: None if value != value or value in (math.inf, -math.inf) else value for name, value in of.items()
+            }
+            for stage, of in newest_metrics(run).items()
+        }
+        data = {
+            **as_data(run),
+            "metrics": metrics,
+            "rollouts_by_status": counts,
+            "failures": reasons,
+            "config": run.record.config,
+        }
         echo_json(data)
         return
     _print_head(run)
@@ -139,7 +153,16 @@ def _how_to_continue(run: RecordedRun) -> str | None:
 
 def _print_head(run: RecordedRun) -> None:
     """Print the run's name, state, time, algorithm, tasks and rewards, as far as it has them."""
-    from leyden.cli.run_views import COLOURS, age, as_data, budget_left, part_of, reward_text, seconds_of
+    from leyden.cli.run_views import (
+        COLOURS,
+        age,
+        as_data,
+        budget_left,
+        newest_metrics,
+        part_of,
+        reward_text,
+        seconds_of,
+    )
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration, figure
 
@@ -163,6 +186,14 @@ def _print_head(run: RecordedRun) -> None:
             continue
         best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
         echo(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
+    for stage, values in newest_metrics(run).items():
+        # names and numbers stay together, because lines break at plain spaces only
+        listed = ", ".join(f"{name}\xa0{figure(value)}" for name, value in sorted(values.items()) if name != "reward")
+        lines = textwrap.wrap(listed, 88, break_long_words=False, break_on_hyphens=False)
+        title = "metrics" if stage == "train" else f"{stage} metrics"
+        for line in lines:
+            echo(f"{title:<12}{line}".replace("\xa0", " "))
+            title = ""
     if left := [f"{value} {name}" for name, value in budget_left(run).items()]:
         echo(f"budget left {', '.join(left)}")
 

@@ -128,10 +128,12 @@ def emit_exception(
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
     """Record the entries of `annotation` as attributes of one span, and return the span.
 
-    annotation: values by name. Nested dicts become dotted keys: `{"a": {"b": 1}}` is `a.b = 1`.
+    annotation: values by name. Nested dicts become dotted keys: `{"a": {"b": 1}}` is `a.b = 1`. A
+        number is also a metric of the run, `annotation/a.b`: its mean over rollouts.
     propagate: False makes the span without recording it, and needs no trace.
-    Raise InvalidEmission for an empty annotation, for two entries with the same dotted key, and for
-    a value that has no attribute form. Raise NoActiveTrace outside a trace.
+    Raise InvalidEmission for an empty annotation, for two entries with the same dotted key, for a
+    number that is not finite, and for a value that has no attribute form. Raise NoActiveTrace
+    outside a trace.
     """
     attributes: dict[str, Any] = {}
     for key, value in _flat("", annotation):

@@ -2,8 +2,9 @@
 `MetricsWriter`.
 
 A callback reads the loop (its counters, metrics, last row) and the vessel. It may call
-`loop.stop()`, and changes nothing else of the loop. To add one, subclass `Callback` and override
-the hooks that it needs. If its state must survive a kill, override `state_dict` and
+`loop.stop()`, and record a number of its own with `loop.log(name, value)` or
+`loop.metrics[name] = value`; it changes nothing else of the loop. To add one, subclass `Callback`
+and override the hooks that it needs. If its state must survive a kill, override `state_dict` and
 `load_state_dict` too.
 """
 

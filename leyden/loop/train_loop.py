@@ -23,16 +23,18 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from leyden.errors import CheckpointError, ConfigError, LeydenError
+from leyden.errors import CheckpointError, ConfigError, InvalidMetrics, LeydenError
 from leyden.loop.callbacks import Callback, Progress
-from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
+from leyden.loop.metrics import Metrics, MetricsRow, MetricValue, Stage, clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.loop.writers import LogWriter
 from leyden.options import NamedOptions, check_number, check_several
@@ -128,7 +130,11 @@ class TrainLoop(NamedOptions):
         self.validation_due = self.validate_first
         """Whether the current policy has still to be validated."""
         self.metrics: dict[str, MetricValue] = {}
-        """The metrics of this iteration so far. Validation metrics are named `val/<name>`."""
+        """The metrics of this iteration so far. Validation metrics are named `val/<name>`.
+
+        A hook may set numbers of its own, as `log` does: the rows of the run get them."""
+        self._set_by_loop: dict[str, MetricValue] = {}
+        """The metrics that rows have already; others in `metrics` are a hook's own."""
         self.last_row: MetricsRow | None = None
         """The row of the stage that ended last."""
         self.should_stop = False
@@ -144,8 +150,21 @@ class TrainLoop(NamedOptions):
         self._stage_started_at = time.monotonic()
 
     def initialize_iter(self) -> None:
-        """Forget the metrics of the last iteration, because a new one begins."""
-        self.metrics = {}
+        """Forget the metrics of the last iteration that rows have, because a new one begins."""
+        self.metrics, self._set_by_loop = self._own_metrics(), {}
+
+    def log(self, name: str, value: Any) -> None:
+        """Record a number of your own in the current iteration, from a hook of a callback.
+
+        It is a metric like those of the vessel: in the run's files, store and loggers, and for
+        `Checkpoint` and `EarlyStopping`. A number of a validation hook belongs to the validation's
+        row, any other to the row of the step. Of two numbers of one name, the later one counts. A
+        number that is set after its row was written comes as a further row of the same iteration
+        and stage.
+
+        value: a finite number of any library, or a text. Raise InvalidMetrics for anything else.
+        """
+        self.metrics.update(_own_values({name: value}, "log"))
 
     @property
     def validates(self) -> bool:
@@ -334,17 +353,52 @@ class TrainLoop(NamedOptions):
         returned them.
         """
         cleaned = clean_metrics(metrics, source=source)
-        self.last_row = MetricsRow(self.current_iter, stage, self.total_seconds, cleaned)
+        own = self._own_metrics()
+        mine = {name.removeprefix("val/"): value for name, value in own.items() if _stage_of(name, stage) == stage}
+        self.last_row = MetricsRow(self.current_iter, stage, self.total_seconds, {**mine, **cleaned})
         logger.debug("iteration %d: %s done, %s", self.current_iter, stage, cleaned)
-        prefix = "val/" if stage == "val" else ""
-        self.metrics.update({prefix + name: value for name, value in cleaned.items()})
+        self._set_by_loop.update({name: value for name, value in own.items() if _stage_of(name, stage) == stage})
+        self._write_row(self.last_row)
+
+    def _write_row(self, row: MetricsRow) -> None:
+        self._set_metrics(row.stage, row.metrics)
         for writer in self.writers:
             if writer.row_kind == "stage":
-                writer.write(self.last_row)
+                writer.write(row)
+
+    def _set_metrics(self, stage: Stage, values: Metrics) -> None:
+        """Put the numbers of a stage into `metrics`, by their names there."""
+        named = {("val/" if stage == "val" else "") + name: value for name, value in values.items()}
+        self.metrics.update(named)
+        self._set_by_loop.update(named)
+
+    def _own_metrics(self) -> dict[str, MetricValue]:
+        """Return the metrics that hooks have set and no row has."""
+        known = self._set_by_loop
+        return {name: value for name, value in self.metrics.items() if name not in known or known[name] is not value}
 
     def _call(self, hook: str, vessel: Vessel) -> Flow:
         for callback in self.callbacks:
             yield getattr(callback, hook)(self, vessel)
+            if own := self._own_metrics():
+                own = _own_values(own, f"{type(callback).__name__}.{hook}")
+                self.metrics.update(own)
+                if not hook.endswith("_start"):  # the row of a stage that begins is still to come
+                    self._write_own(own, "train" if hook in ("on_iter_end", "on_fit_end") else self.current_stage)
+
+    def _write_own(self, own: Mapping[str, MetricValue], stage: Stage) -> None:
+        """Write numbers that a hook has set after the row of its stage was written, as a further
+        row.
+        """
+        self._set_by_loop.update(own)
+        for each in ("train", "val", "test"):
+            values = {name.removeprefix("val/"): value for name, value in own.items() if _stage_of(name, stage) == each}
+            if not values:
+                continue
+            last = self.last_row
+            if last is not None and (last.iteration, last.stage) == (self.current_iter, each):
+                self.last_row = replace(last, metrics={**last.metrics, **values})
+            self._write_row(MetricsRow(self.current_iter, each, self.total_seconds, values))
 
     def _notify_exception(self, vessel: Vessel, error: BaseException) -> Flow:
         for callback in self.callbacks:
@@ -404,8 +458,25 @@ class TrainLoop(NamedOptions):
         self.validation_due = state["validation_due"]
         self._seconds_before = state["total_seconds"]
         self.metrics = dict(state["metrics"])
+        self._set_by_loop = dict(self.metrics)
         _load_states("callback", keyed(self.callbacks), state["callbacks"])
         _load_states("writer", keyed(self.writers), state["loggers"])
+
+
+def _stage_of(name: str, stage: Stage) -> Stage:
+    """Return to whose row a number of a hook belongs. stage: where the hook was called."""
+    return "val" if name.startswith("val/") else stage
+
+
+def _own_values(metrics: Metrics, source: str) -> dict[str, MetricValue]:
+    """Return numbers that a hook has set as plain ones. Raise InvalidMetrics for one that is not
+    finite: the hook can leave it out, where a mean of no rollouts cannot.
+    """
+    cleaned = clean_metrics(metrics, source=source)
+    for name, value in cleaned.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidMetrics(f"{source}: metric {name!r} is {value}, which is no finite number; leave it out then")
+    return cleaned
 
 
 @contextlib.contextmanager

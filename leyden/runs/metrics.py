@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from leyden.loop import MetricsRow, MetricValue
 
@@ -53,10 +53,16 @@ class RunMetrics:
 def in_order(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
     """Return the rows in the order of the run.
 
-    Of two rows of one stage and iteration, the later one counts.
+    Rows of one stage and iteration become one, in which a later metric replaces an earlier one of
+    its name.
     """
-    latest = {(row.iteration, row.stage): row for row in rows}
-    return sorted(latest.values(), key=lambda row: (row.iteration, row.stage != "train"))
+    joined: dict[tuple[int, str], MetricsRow] = {}
+    for row in rows:
+        before = joined.get((row.iteration, row.stage))
+        joined[row.iteration, row.stage] = (
+            row if before is None else replace(row, metrics={**before.metrics, **row.metrics})
+        )
+    return sorted(joined.values(), key=lambda row: (row.iteration, row.stage != "train"))
 
 
 def metrics_of(rows: Sequence[MetricsRow]) -> RunMetrics:

@@ -340,7 +340,7 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 def read_rows(path: Path) -> list[MetricsRow]:
     """Return the rows of a `metrics.jsonl` in order of iterations; none if the file is missing.
 
-    A later row of a stage and iteration replaces an earlier one. Raise ConfigError for a damaged
+    Rows of one stage and iteration are joined, as `in_order` says. Raise ConfigError for a damaged
     line.
     """
     rows: list[MetricsRow] = []

@@ -189,11 +189,13 @@ class RunRecorder:
     def add_row(self, row: MetricsRow) -> None:
         """Write a row to the folder, and queue it for the store."""
         with self._lock:
+            is_further = any((row.iteration, row.stage) == (each.iteration, each.stage) for each in self._rows[-2:])
             self._rows.append(row)
             if self._folder is not None:
                 self._folder.add_row(row)
         reward = row.metrics.get("reward")
-        self.note(f"iteration {row.iteration}: {row.stage} done" + ("" if reward is None else f", reward {reward}"))
+        if not is_further:  # numbers of a hook say nothing about the stage
+            self.note(f"iteration {row.iteration}: {row.stage} done" + ("" if reward is None else f", reward {reward}"))
         self._mirror.add(row)
 
     def follow(self, loop: TrainLoop) -> None:

@@ -55,7 +55,7 @@ class Run:
         metrics: names to numbers or short texts. The curve and the summary show `reward`.
         iteration: the number of finished iterations, 1 after the first. None takes the last
             reported iteration, and for `train` one more. A second report of a stage and iteration
-            replaces the first.
+            adds to the first, and replaces metrics of the same names.
         May be called from any thread. Does nothing for a run without a recorder. Raises
         InvalidMetrics for a value that is no metric.
         """

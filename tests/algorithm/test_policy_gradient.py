@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import itertools
 import math
 import os
@@ -27,8 +28,10 @@ openai = pytest.importorskip("openai")
 import leyden as ly  # noqa: E402
 from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
+from leyden.loop import Callback, CsvWriter, TrainLoop  # noqa: E402
 from leyden.maths import Advantages, register_estimator  # noqa: E402
 from leyden.maths.advantages import AdvantageEstimate, RolloutRewards  # noqa: E402
+from leyden.runs import open_run  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
 from leyden.testing import FakeUpstream  # noqa: E402
 from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
@@ -677,3 +680,47 @@ def test_two_deterministic_runs_with_one_seed_measure_and_end_the_same(tmp_path:
         ended.append((weights, [row["reward"] for row in (*rows.val, *rows.train)]))
     assert ended[0][1] == ended[1][1]
     assert ended[0][0] == ended[1][0], "the weights differ"
+
+
+class LogsItsOwn(Callback):
+    """Logs a number in each hook, in one way or the other."""
+
+    def on_train_start(self, loop: TrainLoop, vessel: Any) -> None:
+        loop.metrics["before"] = 1
+
+    def on_train_end(self, loop: TrainLoop, vessel: Any) -> None:
+        loop.metrics["mine"] = torch.tensor(42.0)
+
+    def on_validate_end(self, loop: TrainLoop, vessel: Any) -> None:
+        loop.log("gap", 0.5)
+
+    def on_iter_end(self, loop: TrainLoop, vessel: Any) -> None:
+        loop.log("late", loop.current_iter)
+
+
+def test_numbers_of_agents_and_callbacks_are_in_the_folder_the_store_and_the_loggers(tmp_path: Path) -> None:
+    @ly.llm_rollout
+    async def agent(task: str, llm: ly.LLM) -> None:
+        text = (await ask(llm)).choices[0].message.content or ""
+        ly.emit_annotation({"length": 3.0})
+        ly.emit_reward({"right": float(text == "4"), "short": 0.25}, primary_key="right")
+
+    rows = Rows()
+    trainer = ly.Trainer(
+        algorithm=policy_gradient(rows, n_steps=2, val_every_n_steps=1),
+        callbacks=[LogsItsOwn()],
+        loggers=CsvWriter(tmp_path / "metrics.csv"),
+        run_dir=tmp_path / "run",
+        store=str(tmp_path / "leyden.db"),
+    )
+    trainer.fit(agent, ["x", "y"], val_dataset=["z"])
+    with (tmp_path / "metrics.csv").open() as file:
+        written = list(csv.DictReader(file))
+    for source in (tmp_path / "run", tmp_path / "leyden.db"):
+        train, val = open_run(source).metrics("train"), open_run(source).metrics("val")
+        wanted = {"reward/short": 0.25, "annotation/length": 3, "before": 1, "mine": 42}
+        assert [row.metrics | wanted | {"late": row.iteration} for row in train] == [row.metrics for row in train]
+        assert [row.metrics["gap"] for row in val] == [0.5, 0.5]
+        assert [row.metrics["annotation/length"] for row in val] == [3, 3]
+        assert "reward/right" not in train[0].metrics
+    assert [float(row["mine"]) for row in written if row["mine"]] == [42, 42]

@@ -1,14 +1,17 @@
 """The order of stages and hooks, and counters that stay true whatever stops or raises where."""
 
 import asyncio
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.errors import ConfigError, InvalidMetrics
 from leyden.loop import Callback, LogWriter, MetricsRow, TrainLoop
+from leyden.runs.metrics import in_order
 
 HOOKS = [
     "on_fit_start",
@@ -309,3 +312,82 @@ def test_a_loop_runs_once() -> None:
 def test_wrong_options_are_refused_with_their_value(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"is {min(options.values())}"):
         TrainLoop(**options)
+
+
+# ---- numbers of hooks --------------------------------------------------------------------------------------------------------
+
+
+class Sets(Callback):
+    """Sets `name` in one hook."""
+
+    def __init__(self, hook: str, name: str, value: Any) -> None:
+        def at(loop: TrainLoop, vessel: Any) -> None:
+            loop.metrics[name] = value
+
+        setattr(self, hook, at)
+
+
+def rows_with(*callbacks: Callback, **options: Any) -> tuple[TrainLoop, list[tuple[int, str, dict[str, Any]]]]:
+    rows = Rows()
+    loop = TrainLoop(max_iters=2, val_every_n_iters=2, callbacks=callbacks, writers=[rows], **options)
+    loop.run(Stub([]))
+    return loop, [(row.iteration, row.stage, row.metrics) for row in in_order(rows.rows)]
+
+
+@pytest.mark.parametrize(
+    ("hook", "name", "found"),
+    [
+        ("on_fit_start", "mine", [(1, "train")]),
+        ("on_iter_start", "mine", [(1, "train"), (2, "train")]),
+        ("on_train_start", "mine", [(1, "train"), (2, "train")]),
+        ("on_train_end", "mine", [(1, "train"), (2, "train")]),
+        ("on_iter_end", "mine", [(1, "train"), (2, "train")]),
+        ("on_fit_end", "mine", [(2, "train")]),
+        ("on_validate_start", "mine", [(2, "val")]),
+        ("on_validate_end", "mine", [(2, "val")]),
+        ("on_validate_end", "val/mine", [(2, "val")]),
+        ("on_iter_end", "val/mine", [(1, "val"), (2, "val")]),
+    ],
+)
+def test_a_number_that_a_hook_sets_is_in_the_row_of_its_stage(hook: str, name: str, found: list[Any]) -> None:
+    loop, rows = rows_with(Sets(hook, name, 42.0))
+    assert [(iteration, stage) for iteration, stage, metrics in rows if metrics.get("mine") == 42.0] == found
+    assert all("val/mine" not in metrics for _, _, metrics in rows)
+    assert loop.metrics.get(name) == (42.0 if hook != "on_fit_start" else None)
+
+
+def test_a_number_set_before_its_row_is_written_adds_no_row() -> None:
+    rows = Rows()
+    TrainLoop(max_iters=1, callbacks=[Sets("on_train_start", "mine", 1)], writers=[rows]).run(Stub([]))
+    assert [row.metrics for row in rows.rows] == [{"mine": 1, "reward": 0}]
+
+
+def test_the_later_of_two_numbers_of_one_name_counts() -> None:
+    _, rows = rows_with(Sets("on_train_start", "reward", 5.0), Sets("on_train_end", "reward", 7.0))
+    assert [metrics["reward"] for _, stage, metrics in rows if stage == "train"] == [7.0, 7.0]
+
+
+def test_callbacks_after_it_see_the_number_in_the_row_and_a_checkpoint_has_it_as_a_plain_one() -> None:
+    seen: list[Any] = []
+
+    class Reads(Callback):
+        def on_train_end(self, loop: TrainLoop, vessel: Any) -> None:
+            seen.append((loop.last_row.metrics["mine"], type(loop.run_state()["metrics"]["mine"])))
+
+    rows_with(Sets("on_train_end", "mine", np.array(0.5)), Reads())
+    assert seen == [(0.5, float)] * 2
+
+
+@pytest.mark.parametrize("value", [math.nan, np.float32("inf"), [1.0, 2.0], None])
+def test_what_is_no_finite_number_is_refused_by_hook_and_name(value: Any) -> None:
+    with pytest.raises(InvalidMetrics, match=r"Sets.on_train_end: metric 'mine'"):
+        rows_with(Sets("on_train_end", "mine", value))
+    with pytest.raises(InvalidMetrics, match=r"log: metric 'mine'"):
+        TrainLoop(max_iters=1).log("mine", value)
+
+
+def test_a_validation_before_the_first_step_takes_its_own_number() -> None:
+    _, rows = rows_with(Sets("on_validate_end", "mine", 1), validate_first=True)
+    assert [(iteration, stage) for iteration, stage, metrics in rows if "mine" in metrics] == [(2, "val"), (0, "val")][
+        ::-1
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from leyden.algorithm.own_metrics import means_of
 from leyden.algorithm.policy_gradient.batch import Group
 from leyden.algorithm.policy_gradient.reading import RolloutCounts
 from leyden.loop import Metrics
@@ -39,6 +40,7 @@ def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: fl
         "rollout_seconds": seconds,
         "rollouts_per_second": counts.rollouts / seconds,
         "tokens_per_second": counts.response_tokens / seconds,
+        **means_of(counts.own),
     }
 
 

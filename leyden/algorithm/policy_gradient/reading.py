@@ -17,6 +17,7 @@ from leyden.adapter import SplitTurn, TraceAdapter, TraceTree, merge_triplets, t
 from leyden.adapter.selection import select_calls
 from leyden.adapter.trajectory import refusal
 from leyden.algorithm.collector import CollectedRollout
+from leyden.algorithm.own_metrics import own_metrics
 from leyden.algorithm.policy_gradient.batch import RolloutData
 from leyden.algorithm.policy_gradient.signal import Answers, Example
 from leyden.dialects import dump
@@ -34,6 +35,8 @@ class RolloutCounts:
     rollouts: int = 0
     rewards: list[float] = field(default_factory=list[float])
     """Rewards of succeeded rollouts, and of failed rollouts unless `failed_reward` is None."""
+    own: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    """The agent's own numbers of each succeeded rollout, by the metric's name."""
     model_calls: int = 0
     call_seconds: float = 0.0
     """The sum of the durations of all model calls."""
@@ -89,6 +92,7 @@ class RolloutReader:
         if result.status != "succeeded" or reward is None:
             return self._failed(result, counts)
         counts.rewards.append(reward)
+        counts.own.append(own_metrics(result.spans))
         _note_answers(counts.answers, result, triplets, reward)
         chosen = self._chosen(triplets, result.spans, counts)
         trajectories = self._merged(chosen, result.spans, reward, counts)

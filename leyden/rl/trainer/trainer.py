@@ -285,9 +285,12 @@ class Trainer(TrainLoop):
 
     def _test_within(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, MetricValue]:
         """Run a test from a hook of a fit, whose writers are open, and put the fit's state back."""
-        run = {name: getattr(self, name) for name in ("vessel", "metrics", "current_stage", "last_row", "_venv")}
+        run = {
+            name: getattr(self, name)
+            for name in ("vessel", "metrics", "_set_by_loop", "current_stage", "last_row", "_venv")
+        }
         try:
-            self.metrics, self._venv = {}, None
+            self.metrics, self._set_by_loop, self._venv = {}, {}, None
             self._assign(vessel)
             self._drive(self._closing(self._test(vessel)))
             return self.metrics
@@ -414,8 +417,7 @@ class Trainer(TrainLoop):
         if on_episode and self.current_stage == "train":
             self.current_episode += 1
             self.total_steps += int(metrics["steps_per_episode"])
-        prefix = "val/" if self.current_stage == "val" else ""
-        self.metrics.update({prefix + name: value for name, value in metrics.items()})
+        self._set_metrics(self.current_stage, metrics)
 
     # ---- state -----------------------------------------------------------------------------------
 
