@@ -46,9 +46,9 @@ class GrammarConstraint:
         """
         mask: bytes = self._matcher.compute_logit_bias()
         if self._matcher.is_error():
+            fault, *_ = str(self._matcher.get_error()).splitlines() or [""]  # its further lines are llguidance's state
             raise EngineError(
-                f"the response's grammar cannot be followed: {self._matcher.get_error()}; simplify the JSON schema or the tools' "
-                "parameters"
+                f"the response's grammar cannot be followed: {fault}; simplify the JSON schema or the tools' parameters"
             )
         return mask
 
@@ -183,7 +183,10 @@ def _schemas(request: ChatRequest) -> dict[str, Json]:
         found[_OF_CONTENT] = held_schema(request.json_schema, _OF_CONTENT)
     for name in request.callable_tools if request.may_call else ():
         where, schema = _of_tool(request, name), request.schemas[name]
-        found[where] = held_schema({**schema, "type": schema.get("type") or "object"}, where)
+        types: Any = schema.get("type") or "object"
+        if types != "object" and not (isinstance(types, list) and "object" in types):
+            raise cannot_be_held(f"{where}: type", "the arguments of a call are an object")
+        found[where] = held_schema({**schema, "type": "object"}, where)
     return found
 
 

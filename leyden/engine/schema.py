@@ -92,13 +92,22 @@ def resolved(root: Json, schema: Any) -> Any:
     """
     for _ in range(_MOST_REFERENCES):
         reference = cast(Json, schema).get("$ref") if isinstance(schema, dict) else None
-        if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+        if not isinstance(reference, str) or not _is_pointer(reference):
             return cast(Any, schema)
-        schema = root
-        for key in reference.split("/")[1:]:
-            key = key.replace("~1", "/").replace("~0", "~")
-            schema = cast(Json, schema).get(key) if isinstance(schema, dict) else None
+        schema = _target(root, reference)
     return None
+
+
+def _target(root: Any, reference: str) -> Any:
+    """Return the schema at a JSON pointer; None if there is none."""
+    for key in reference.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        root = cast(Json, root).get(key) if isinstance(root, dict) else None
+    return root
+
+
+def _is_pointer(reference: str) -> bool:
+    return reference == "#" or reference.startswith("#/")
 
 
 def cannot_be_held(fault: str, why: str = "") -> Refusal:
@@ -147,10 +156,15 @@ class _Schema:
         """Whether a reference is relative to an `$id`."""
         self._combined: set[str] = set()
         """The references to schemas that describe a value together with others."""
+        self._references: set[str] = set()
         n_known = -1
         while n_known < len(self._combined):
             n_known = len(self._combined)
             self._find_combined(root, "#", combined="#" in self._combined)
+        self._ending: set[str] = set()
+        """The references to schemas that some finite value satisfies."""
+        while ending := {each for each in self._references - self._ending if self._ends(_target(root, each))}:
+            self._ending |= ending
 
     def _find_combined(self, schema: Any, pointer: str, *, combined: bool) -> None:
         """Add the references below a schema to those that are combined with other schemas."""
@@ -161,6 +175,8 @@ class _Schema:
         below = combined or _combines(given)
         if isinstance(reference := given.get("$ref"), str):
             self._refers_by_id |= not reference.startswith("#")
+            if _is_pointer(reference):
+                self._references.add(reference)
             if below:
                 self._combined.add(reference)
         for name in (*_MAPS, *_LISTS, *_SINGLE):
@@ -175,6 +191,28 @@ class _Schema:
             else:
                 self._find_combined(parts, f"{pointer}/{name}", combined=False)
 
+    def _ends(self, schema: Any) -> bool:
+        """Return whether a finite value can satisfy a schema, as far as its references are known to
+        end.
+        """
+        if not isinstance(schema, dict):
+            return True
+        given = cast(Json, schema)
+        reference = given.get("$ref")
+        if isinstance(reference, str) and _is_pointer(reference) and reference not in self._ending:
+            return False
+        for name, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+            parts = given.get(name)
+            if isinstance(parts, list) and not enough(map(self._ends, cast(list[Any], parts))):
+                return False
+        properties, required = given.get("properties"), given.get("required")
+        if given.get("type") == "object" and isinstance(properties, dict) and isinstance(required, list):
+            names = [name for name in cast(list[Any], required) if isinstance(name, str)]
+            return all(self._ends(cast(Json, properties).get(name)) for name in names)
+        if given.get("type") == "array" and given.get("minItems"):
+            return self._ends(given.get("items"))
+        return True
+
     def rewritten(self, schema: Any, pointer: str, where: str, *, combined: bool) -> Any:
         """Return one schema in the form that a grammar can hold.
 
@@ -185,6 +223,9 @@ class _Schema:
             return schema
         combined = combined or pointer in self._combined
         given = self._of_2020(cast(Json, schema), where)
+        reference = given.get("$ref")
+        if isinstance(reference, str) and reference in self._references - self._ending:
+            raise cannot_be_held(f"{where}: $ref", f"no value of {reference!r} ends, because each holds another")
         below = combined or _combines(given)
         found: Json = {}
         for name, value in given.items():
@@ -230,6 +271,10 @@ class _Schema:
             given["prefixItems"] = given.pop("items")
             if "additionalItems" in given:
                 given["items"] = given["additionalItems"]
+        if given.get("type") == "any":  # of draft 3
+            del given["type"]
+        if "divisibleBy" in given:  # of draft 3
+            given.setdefault("multipleOf", given.pop("divisibleBy"))
         if isinstance(given.get("required"), bool):  # of draft 3: the object that has the property reads it
             del given["required"]
         if isinstance(properties := given.get("properties"), dict):
@@ -265,6 +310,8 @@ class _Schema:
         if not isinstance(names, dict) or given.get("properties") or given.get("patternProperties"):
             return
         rule = {name: value for name, value in cast(Json, names).items() if name in _VALUES and name != "type"}
+        if "pattern" in rule or rule.get("format") not in _FORMATS:
+            rule.pop("format", None)  # an annotation
         part = given.get("additionalProperties", True)
         match rule:
             case {"enum": [*listed], **rest} if not rest:
@@ -273,6 +320,9 @@ class _Schema:
                 replaced = {"properties": {only: part}}
             case {"pattern": str() as pattern, **rest} if not rest:
                 replaced = {"patternProperties": {pattern: part}}
+            case _ if rule and not rule.keys() - {"minLength", "maxLength"}:
+                least, most = rule.get("minLength", 0), rule.get("maxLength", "")
+                replaced = {"patternProperties": {rf"^[\s\S]{{{least},{most}}}$": part}}
             case _:
                 return
         del given["propertyNames"]

@@ -210,6 +210,19 @@ async def test_a_keyword_that_cannot_be_held_is_refused_by_its_path(client: open
         assert (await ask(client, tools=[*TOOLS, tool], max_tokens=2)).choices, "nothing is enforced without a choice"
 
 
+async def test_the_arguments_of_a_call_are_an_object_whatever_else_the_schema_admits(client: openai.AsyncOpenAI):
+    def tool(kind: Any) -> Any:
+        schema = {"type": kind, "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
+        return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+    for seed in range(4):
+        choice = (await ask(client, tools=[tool(["null", "object"])], tool_choice="required", seed=seed)).choices[0]
+        assert all(json.loads(call.function.arguments).keys() == {"x"} for call in choice.message.tool_calls)
+        assert choice.message.tool_calls
+    with pytest.raises(openai.BadRequestError, match=r"tools\[0\].function.parameters: type cannot be enforced"):
+        await ask(client, tools=[tool("array")], tool_choice="required")
+
+
 @pytest.mark.parametrize("template", ["qwen3-coder"])
 async def test_a_form_of_calls_that_has_no_grammar_is_refused(client: openai.AsyncOpenAI):
     with pytest.raises(openai.BadRequestError, match="'qwen3_coder' cannot be enforced here; use tool_choice='auto'"):

@@ -192,6 +192,38 @@ EVERYDAY: dict[str, tuple[Any, Any]] = {
         an_object({"a": FLAG, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}),
         lambda v: v.keys() == {"a", "next"} and (v["next"] is None or v["next"].keys() == {"a", "next"}),
     ),
+    "a record of zod": (
+        an_object(
+            {
+                "p": {
+                    "type": "object",
+                    "propertyNames": {"type": "string", "minLength": 2, "maxLength": 3},
+                    "additionalProperties": FLAG,
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                }
+            }
+        ),
+        lambda v: all(2 <= len(name) <= 3 for name in v["p"]),
+    ),
+    "a record of zod by pattern and format": (
+        an_object(
+            {
+                "p": {
+                    "type": "object",
+                    "propertyNames": {"type": "string", "format": "uuid", "pattern": "^[ab]{2}$"},
+                    "additionalProperties": FLAG,
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                }
+            }
+        ),
+        lambda v: all(set(name) <= {"a", "b"} for name in v["p"]),
+    ),
+    "any type, and a multiple, of draft 3": (
+        an_object({"p": {"type": "any", "enum": [1, "a"]}, "q": {"type": "integer", "divisibleBy": 5, "maximum": 50}}),
+        lambda v: v["p"] in (1, "a") and v["q"] % 5 == 0,
+    ),
 }
 
 
@@ -207,7 +239,7 @@ NOT_HELD: dict[str, Any] = {
     "not": {"type": "integer", "not": {"const": 3}},
     "if": {"if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
     "contains": {"type": "array", "contains": FLAG},
-    "propertyNames": {"type": "object", "propertyNames": {"minLength": 2}},
+    "propertyNames": {"type": "object", "propertyNames": {"not": {"const": "a"}}},
     "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "unevaluatedItems": {"type": "array", "prefixItems": [FLAG], "unevaluatedItems": False},
     "$dynamicRef": {"$dynamicRef": "#x"},
@@ -229,6 +261,24 @@ def test_what_cannot_be_held_is_refused_by_path_and_keyword(keyword: str) -> Non
         samples(an_object({"list": inner}))
     assert where in str(refused.value)
     assert (refused.value.status, refused.value.param) == (400, "tools")
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"$ref": "#/$defs/node"},
+        {"description": "itself", "anyOf": [{"$ref": "#/$defs/node"}]},
+        {"allOf": [{"$ref": "#/$defs/other"}]},
+        an_object({"next": {"$ref": "#/$defs/node"}}),
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/other"}},
+    ],
+)
+def test_a_value_without_end_is_refused_by_the_reference_to_it(definition: Any) -> None:
+    schema = an_object({"a": FLAG, "tree": {"$ref": "#/$defs/node"}})
+    with pytest.raises(Refusal, match=r"tools\[0\].function.parameters.properties.tree: \$ref cannot be enforced"):
+        samples({**schema, "$defs": {"node": definition, "other": {"$ref": "#/$defs/node"}}})
+    ending = {"anyOf": [definition, FLAG]}
+    held_schema({**schema, "$defs": {"node": ending, "other": {"$ref": "#/$defs/node"}}}, "schema")
 
 
 def test_values_that_restrict_nothing_are_no_reason_to_refuse() -> None:
