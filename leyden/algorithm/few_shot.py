@@ -68,8 +68,7 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
                 f"no training task was solved with a reward of at least {min_reward:g} by a recorded model call: "
                 "give easier tasks, a lower min_reward, or instructions="
             )
-        chance, templates = random.Random(seed), [first.template, *instructions]
-        texts = dict.fromkeys(templates)
+        chance, texts = random.Random(seed), dict.fromkeys(templates := [first.template, *instructions])
         for number in range(8 * n_candidates if shown else 0):
             chosen = chance.sample(shown, chance.randint(1, min(n_demonstrations, len(shown))))
             texts["\n\n".join([*chosen, templates[number % len(templates)]])] = None
@@ -82,7 +81,7 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
         both = await asyncio.gather(scores(first.template, val), scores(left[0], val))
         before, after = ({each.task: each.reward for each in found} for found in both)
         change = compare(before, after, n_compared=min(n_candidates, len(texts)) - 1)
-        is_better, reward = change.difference.mean > 0, max(map(mean_of, (before.values(), after.values())))
+        is_better, reward = change.difference.mean > 0, max(mean_of(before.values()), mean_of(after.values()))
         best = PromptTemplate(template=left[0]) if is_better else first
         version = await evaluator.publish({**resources, name: best})
         await store.set_label(best_label(few_shot.get_run().run_id), version.resources_id, version.version)

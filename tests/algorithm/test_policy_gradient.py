@@ -125,7 +125,7 @@ FAILURES: list[tuple[Callable[..., Any], str, str]] = [
     (raises_what_has_no_text, "exception", "Unprintable: (its __str__ raised RuntimeError)"),
     (exits, "exception", "SystemExit: 3"),
     (returns_text, "invalid_return", "'done'"),
-    (returns_nan, "invalid_return", "a reward is a finite number"),
+    (returns_nan, "invalid_return", "which is no finite number"),
     (returns_nothing, "no_reward", "without a reward"),
     (never_calls, "no_model_call", "never called the model"),
     (calls_in_vain, "no_model_call", "'max_tokens' must be an integer"),

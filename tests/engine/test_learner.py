@@ -152,7 +152,10 @@ async def test_a_loss_travels_as_its_name_and_its_constants():
         reply = await handler(json.dumps(payload).encode(), {})
         assert read_answer(reply.body)["loss"] == pytest.approx(wanted, rel=1e-4)
         for change, message in (
-            ({"loss": payload["loss"] | {"name": "weighted_likelihoods"}}, "did you mean 'weighted_likelihood'"),
+            (
+                {"loss": payload["loss"] | {"name": "weighted_likelihoods"}},
+                "does not register the loss 'weighted_likelihoods'",
+            ),
             ({"loss": payload["loss"] | {"constants": {"factr": 1.0}}}, "did you mean 'factor'"),
             (
                 {"sequences": [payload["sequences"][0] | {"weights": ["much"]}]},
