@@ -259,9 +259,9 @@ class Chat:
         A template may read a content as a list of parts where it gets a string. It then writes
         nothing of it, or raises an error. Such contents are given as parts.
         """
-        given, refused, dropped = messages, None, list[_Text]()
+        given, refused, text, dropped = messages, None, "", list[_Text]()
         try:
-            dropped = self._dropped(given, tools, options)
+            text, dropped = self._proven(given, tools, options)
         except Exception as error:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
             refused = error
         unread = {each.message for each in dropped if each.kind == "content"}
@@ -273,7 +273,7 @@ class Chat:
                 for index, message in enumerate(messages)
             ]
             try:
-                dropped = self._dropped(given, tools, options)
+                text, dropped = self._proven(given, tools, options)
             except Exception as error:
                 if refused:
                     raise bad_request(f"the chat template refuses the messages: {refused}", param="messages") from error
@@ -289,16 +289,20 @@ class Chat:
                 "have it",
                 self._model,
             )
-        return self._render(given, tools, options)
+        return text
 
-    def _dropped(self, messages: list[Json], tools: list[Json], options: Mapping[str, Any]) -> list[_Text]:
-        """Return the texts of a conversation that the template does not write.
+    def _proven(self, messages: list[Json], tools: list[Json], options: Mapping[str, Any]) -> tuple[str, list[_Text]]:
+        """Return the template's text of a conversation, and the texts of the conversation that the
+        template does not write.
 
         Each text gets a mark of its own, at its end and, unless the assistant said it, at its
         beginning. All marks must be in the template's text. Templates that trim, quote or escape a
         text keep its marks, and so do those that drop the reasoning before an earlier answer.
+        A text that is written as it is between its marks must be there without them, too.
         """
         marked: list[_Text] = []
+        contents: list[tuple[str, str, _Text]] = []
+        whole = f"leyden{self._nonce}w"
 
         def mark(text: str, kind: _Kind, message: int, *, also_before: bool = False) -> str:
             """Return the text with its marks."""
@@ -311,8 +315,11 @@ class Chat:
             before = message["role"] != "assistant"
             text = str(content[0]["text"]) if isinstance(content, list) else content
             if text.strip():
-                text = mark(text, "content", index, also_before=before)
-                content = [{"type": "text", "text": text}] if isinstance(content, list) else text
+                given, text = text, mark(text, "content", index, also_before=before)
+                if before:
+                    contents.append((text, given.strip(), marked[-1]))
+                # A template that writes a part as it is, not its text, writes this key with it.
+                content = [{"type": "text", "text": text, whole: ""}] if isinstance(content, list) else text
             calls = [
                 {**call, "function": _marked_call(call["function"], partial(mark, kind="call", message=index))}
                 for call in cast(list[Json], message.get("tool_calls", []))
@@ -327,11 +334,12 @@ class Chat:
             list(map(marked_tool, tools)),
             options,
         )
-        # A template that writes a list of parts as it is, not their texts, writes this around them.
-        whole = any(isinstance(message["content"], list) for message in messages) and (
-            "'type': 'text'" in text or '"type": "text"' in text
-        )
-        return [each for each in marked if each.mark not in text or (whole and each.kind == "content")]
+        plain = self._render(messages, tools, options)
+        lost = [each for marked_text, given, each in contents if marked_text in text and given not in plain]
+        return plain, [
+            *(each for each in marked if each.mark not in text or (whole in text and each.kind == "content")),
+            *lost,
+        ]
 
     def _drops(self, text: _Text, messages: list[Json]) -> Refusal:
         """Return the refusal of a conversation of which the template drops a text."""

@@ -56,6 +56,10 @@ def _message(item: Any, where: str) -> Json:
     message = {name: value for name, value in given.items() if value is not None}
     message["role"] = "system" if role == "developer" else role  # templates know no developer
     message["content"] = _content(given.get("content"), f"{where}.content")
+    if (refusal := message.pop("refusal", "")) and not message["content"]:
+        message["content"] = _content(refusal, f"{where}.refusal")  # what the assistant said in place of a content
+    if message.get("audio"):
+        raise _wrong(f"{where}.audio", "left out (this engine reads only text)", message["audio"])
     calls = message.pop("tool_calls", [])
     if not isinstance(calls, list):
         raise _wrong(f"{where}.tool_calls", "a list", calls)
@@ -79,7 +83,8 @@ def _content(value: Any, where: str) -> str:
         raise _wrong(where, "a string or a list of text parts", value)
     texts: list[str] = []
     for number, item in enumerate(cast(list[Any], value)):
-        text = _object(item, f"{where}[{number}]").get("text")
+        part = _object(item, f"{where}[{number}]")
+        text = part.get("refusal") if part.get("type") == "refusal" else part.get("text")
         if not isinstance(text, str):
             raise _wrong(f"{where}[{number}]", "a text part (this engine reads only text)", item)
         texts.append(text)

@@ -369,6 +369,7 @@ CALLED = [USER, *turn("a", ToolCall("look", {}))]
         ("{{ m.content[:8] }}", PLAIN, r"messages\[0\]"),
         ("{{ m.content[-4:] }}", [USER], r"messages\[0\], of the role 'user'"),
         ("{% for c in m.content %}{{ c }} {% endfor %}", [USER], r"messages\[0\], of the role 'user'"),
+        ("{% if not m.content.startswith('Be') %}{{ m.content }}{% endif %}", PLAIN, r"messages\[0\], of the role"),
         (
             "{% if m.role != 'tool' %}{{ m.content }}{{ m.tool_calls | default([]) | tojson }}{% endif %}",
             CALLED,
@@ -399,6 +400,27 @@ def test_a_template_may_leave_out_what_an_answer_says_beside_its_calls_and_that_
     assert (
         sum("leaves out what an answer says beside its tool calls" in each.getMessage() for each in caplog.records) == 1
     )
+
+
+def test_a_text_that_looks_like_a_part_passes_through_a_template_of_parts():
+    template = turns_of("{% for c in m.content %}{{ c.text }}{% endfor %}")
+    made = Chat(Text(tiny.tokenizer(template)), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+    content = '{"type": "text", "text": "a"}'
+    assert content in made.prompt(request([{"role": "user", "content": content}], [])).text
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"content": None, "refusal": "I will not."},
+        {"content": [{"type": "refusal", "refusal": "I will not."}]},
+    ],
+)
+def test_what_the_assistant_refused_is_in_the_prompt(refused: Any):
+    messages = [USER, {"role": "assistant", **refused}, USER]
+    assert "I will not." in CHATS["qwen3"].prompt(request(messages)).text
+    with pytest.raises(Refusal, match=r"messages\[1\].audio must be left out"):
+        CHATS["qwen3"].prompt(request([USER, {"role": "assistant", "content": "a", "audio": {"id": "x"}}]))
 
 
 @pytest.mark.parametrize("name", FORMS)
