@@ -43,7 +43,7 @@ def runs(
     from leyden.runs.reading import find_runs
 
     damaged: list[str] = []
-    if source is None and not directory.is_dir():
+    if source is None and not directory.exists():
         if directory != Path(".leyden"):
             raise ConfigError(f"--dir {directory}: there is no such folder")
         found, total = [], 0

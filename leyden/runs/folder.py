@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
 import time
@@ -44,6 +43,8 @@ HEARTBEAT_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0
 """A run on another machine has crashed if its last heartbeat is older than this."""
 _FORMAT = 2
+_LATEST_TIME = 1e11
+"""A time behind this, in the year 5138, is damage."""
 _LONGEST_NAME = 200
 _START_TOLERANCE_SECONDS = 2.0
 """Start times of one process differ by rounding, and by corrections of the clock."""
@@ -152,7 +153,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        read: Any = json.loads(path.read_text(encoding="utf-8"))
+        read: Any = json.loads(path.read_text(encoding="utf-8-sig"))
         touched = path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{directory} holds no run ({MANIFEST} is missing)") from None
@@ -182,8 +183,9 @@ def _read_current(content: dict[str, Any], touched: float) -> Manifest:
     others = {name: content[name] for name in ("options", "host", "pid", "process_start_time") if name in content}
     manifest = TypeAdapter(Manifest).validate_python({"record": fields, **others})
     record = manifest.record
-    if not all(math.isfinite(each) for each in (record.start_time, record.end_time) if each is not None):
-        raise TypeError("start_time and end_time must be finite")
+    times = [each for each in (record.start_time, record.end_time) if each is not None]
+    if not all(0 <= each < _LATEST_TIME for each in times):  # also NaN
+        raise TypeError(f"start_time or end_time is no time in Unix seconds: {times}")
     if manifest.record.status == "running":
         manifest.record.last_heartbeat_time = touched
     return manifest

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -221,7 +222,7 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     run_id: the run's id, for a store that holds several runs.
     Raise ConfigError if there is no such run, or if several match.
     """
-    path, name = Path(source), str(source)
+    path, name = Path(source), str(source).rstrip("/") or str(source)
     if "://" in name or os.path.isfile(path):  # noqa: PTH113 -- False for a name that no file can have
         return _run_of_a_store(source, run_id)
     if run_id is not None:
@@ -353,6 +354,8 @@ def read_rows(path: Path) -> list[MetricsRow]:
             raise _damaged(
                 path, number, f"iteration, stage or seconds has a wrong type: {iteration!r}, {stage!r}, {seconds!r}"
             )
+        if any(isinstance(value, int) and abs(value) > sys.float_info.max for value in (seconds, *line.values())):
+            raise _damaged(path, number, "a number is more than a float can hold")
         metrics = {name: float("nan") if value is None else value for name, value in line.items()}
         rows.append(MetricsRow(iteration, stage, seconds, metrics))
     return in_order(rows)
@@ -382,7 +385,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raise ConfigError for a line that is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
     except FileNotFoundError:
         return
     except OSError as error:

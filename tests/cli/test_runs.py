@@ -304,6 +304,12 @@ DAMAGE: dict[str, tuple[str, Any]] = {
     "zeros in metrics": ("metrics.jsonl", b"\0" * 64),
     "wrong types in metrics": ("metrics.jsonl", b'{"iteration": "x", "stage": "train", "seconds": 1}\n'),
     "wrong stage in metrics": ("metrics.jsonl", b'{"iteration": 1, "stage": ["train"], "seconds": 1}\n'),
+    "a number over 1.8e308": (
+        "metrics.jsonl",
+        b'{"iteration": 1, "stage": "train", "seconds": 1, "reward": 1%s}\n' % (b"0" * 400),
+    ),
+    "seconds over 1.8e308": ("metrics.jsonl", b'{"iteration": 1, "stage": "train", "seconds": -1%s}\n' % (b"0" * 400)),
+    "a time that is none": ("run.json", {"end_time": 1e300}),
     "metrics is a folder": ("metrics.jsonl", None),
 }
 
@@ -359,3 +365,20 @@ def test_a_folder_of_runs_that_cannot_be_listed_is_an_error(
 @pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "\0", "", ".", "..", "/"])
 def test_a_name_that_no_run_can_have_is_no_run(said: Said, name: str) -> None:
     assert said("show", name, code=1)[1].startswith("leyden: ")
+
+
+def test_files_that_an_editor_has_marked_as_utf_8_are_read(two_runs: Path, said: Said) -> None:
+    for name in ("run.json", "metrics.jsonl", "failures.jsonl"):
+        path = two_runs / "first" / name
+        if path.exists():
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert {row["name"] for row in json.loads(said("runs", "--json")[0])} == {"first", "second"}
+    assert said("show", "first/", "--failed")[1] == ""
+
+
+def test_runs_says_that_the_folder_of_runs_is_a_file(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".leyden").write_text("")
+    assert "Not a directory" in said("runs", code=1)[1]
