@@ -128,6 +128,13 @@ def test_the_console_shows_a_row_as_a_line() -> None:
     assert stream.getvalue() == "[   7] train  reward 0.5312  games 12  note two lines\n"
 
 
+def test_the_console_shows_a_row_in_one_line_and_in_the_streams_encoding_whatever_its_names_are() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    ConsoleWriter(stream).write(row(3, **{"µ\n[   4] \x1b[2J": 0.5}))
+    assert raw.getvalue() == b"[   3] train  ? [   4]  [2J 0.5\n"
+
+
 def test_the_console_shows_five_figures_unless_others_are_chosen() -> None:
     many = {f"figure{index}": float(index) for index in range(20)}
     metrics = {**many, "learning_rate": 1e-5, "loss": -0.00003, "reward": 0.5}

@@ -10,7 +10,7 @@ from leyden.errors import ConfigError
 from leyden.loop.metrics import EpisodeRow, LogLevel, MetricsAggregator, MetricsRow, Row, RowKind, StepRow
 from leyden.loop.writers.base import LogWriter
 from leyden.options import check_number
-from leyden.utils.figures import figure, one_line
+from leyden.utils.figures import figure, one_line, printable_on
 
 _MOST = 5
 """Metrics that fit in one line of a terminal."""
@@ -73,7 +73,7 @@ class ConsoleWriter(LogWriter):
             line = self._listed(row.flat()).strip()
         if line is not None:
             stream = self._stream or sys.stdout
-            stream.write(line + "\n")
+            stream.write(printable_on(stream, one_line(line)) + "\n")
             stream.flush()
 
     def _episode(self, row: EpisodeRow) -> str | None:
