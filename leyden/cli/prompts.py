@@ -189,6 +189,8 @@ def apply_(
     opened = _opened(run, run_id)
     first = _prompts(_resources(opened, _history(opened)[0].resources_id))
     pairs = {name: (first[name].template, each.template) for name, each in _prompts(_best(opened)).items()}
+    if file.exists() and not file.is_file():  # a pipe or a device may have no end
+        raise ConfigError(f"{file} is no file; give a file that has the prompt")
     try:
         before = file.read_bytes()
     except OSError as error:

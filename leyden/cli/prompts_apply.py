@@ -109,6 +109,10 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     target = path.resolve()
     try:
+        if not target.stat().st_mode & 0o222:  # its folder alone decides whether it can be replaced
+            raise ConfigError(
+                f"{path} is read-only; it is as it was, and chmod u+w {shlex.quote(str(path))} lets it change"
+            )
         with tempfile.NamedTemporaryFile("wb", dir=target.parent, delete=False) as file:
             written = Path(file.name)
             try:

@@ -329,3 +329,7 @@ def test_prompts_are_extracted_from_a_run_without_any_reward(
     asyncio.run(record())
     code, printed, _ = leyden("prompts", "extract", str(tmp_path / "run"))
     assert code == 0 and "no rollout has one" in printed
+
+
+def test_prompts_are_applied_to_files_alone(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
+    assert leyden("prompts", "apply", str(run), "/dev/zero")[2].startswith("leyden: /dev/zero is no file")

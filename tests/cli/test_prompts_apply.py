@@ -159,3 +159,12 @@ def test_a_string_to_paste_has_escapes_that_each_language_reads() -> None:
     assert str(refused.value).endswith('p: "\U0001f600\\u001b[31m"'), "no pair of surrogates, which YAML does not read"
     with pytest.raises(ConfigError, match="prompts export"):  # a terminal would not show the character to copy
         with_prompts(b"", ".sh", {"p": ("Be kind.", "\x1b[31m")}, path="a.sh")
+
+
+def test_a_file_that_its_owner_made_read_only_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("p = 'Be kind.'\n")
+    path.chmod(0o444)
+    with pytest.raises(ConfigError, match="read-only"):
+        write_whole(path, b"p = 'Better.'\n")
+    assert path.read_text() == "p = 'Be kind.'\n"
