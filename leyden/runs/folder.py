@@ -10,6 +10,7 @@ default.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -178,10 +179,15 @@ def read_manifest(directory: Path) -> Manifest:
     raise ConfigError(f"{path} has format {content.get('format')!r}; this version of Leyden reads 1 and {_FORMAT}")
 
 
+@functools.cache
+def _manifest_adapter() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)  # it takes longer to make than to read a run
+
+
 def _read_current(content: dict[str, Any], touched: float) -> Manifest:
     fields = {name: content[name] for name in RunRecord.model_fields if name in content}
     others = {name: content[name] for name in ("options", "host", "pid", "process_start_time") if name in content}
-    manifest = TypeAdapter(Manifest).validate_python({"record": fields, **others})
+    manifest = _manifest_adapter().validate_python({"record": fields, **others})
     record = manifest.record
     times = [each for each in (record.start_time, record.end_time) if each is not None]
     if not all(0 <= each < _LATEST_TIME for each in times):  # also NaN
