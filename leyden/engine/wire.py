@@ -30,6 +30,8 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Count = Annotated[int | None, Field(ge=1, description="an integer of at least 1")]
 Flag = Annotated[bool, Field(description="true or false")]
 
+_INTEGERS = ("max_tokens", "max_completion_tokens", "n", "seed")
+"""Fields that take a whole float such as 3.0 for an integer, as the gateway does."""
 _IGNORED = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "priority", "request_id", "prediction"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control", "cache_salt"),
@@ -39,6 +41,7 @@ _IGNORED = {
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **{name: parameter.neutral for name, parameter in SAMPLING_PARAMETERS.items()},
     "echo": (False,),
+    "detokenize": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -268,6 +271,9 @@ def parse_request(body: bytes, model: type[Request]) -> Request:
         raise bad_request(f"the request body must be a JSON object, got {type(data).__name__}")
     given, known = cast(Json, data), model.model_fields
     named = {name: value for name, value in given.items() if value is not None}
+    for name in _INTEGERS:
+        if isinstance(value := named.get(name), float) and value.is_integer():
+            named[name] = int(value)
     problems = {
         name: fault for name, value in named.items() if name not in known and (fault := _fault(name, value, model))
     }

@@ -184,3 +184,13 @@ def test_wrong_options_of_thinking_and_rendering_are_refused(name: str, value: A
     assert (refused.value.status, refused.value.param) == (400, name)
     with pytest.raises(Refusal):
         parse("text_completion", **{name: value})
+
+
+def test_a_whole_float_is_an_integer_as_in_the_gateway() -> None:
+    given = {"model": "policy", "prompt": "a", "max_tokens": 5.0, "n": 2.0, "seed": -3.0, "detokenize": True}
+    request = parse_request(json.dumps(given).encode(), TextRequest)
+    assert [request.max_tokens, request.n, request.seed] == [5, 2, -3]
+    assert [type(each) for each in (request.max_tokens, request.n, request.seed)] == [int, int, int]
+    for value in (1.5, 1e300):
+        with pytest.raises(Refusal, match="'n' must be an integer from 1 to 128"):
+            parse_request(json.dumps({**given, "n": value}).encode(), TextRequest)
