@@ -8,10 +8,13 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from leyden.utils.json import Json
+from leyden.utils.json import PIECE_BYTES, Json, check_json_work
 
 DONE = b"[DONE]"
 """The data of the event that ends a stream of chunks."""
+_TIMES = 8
+"""How many times the work of a request's body an answer may take: 100,000 tokens, each with 20
+alternatives, are 4,000,000 objects and lists."""
 
 
 def dump(value: object) -> bytes:
@@ -27,8 +30,10 @@ def dump(value: object) -> bytes:
 
 def parse(raw: bytes) -> Any:
     """Parse JSON as `json.loads` does, in half the time. Raise ValueError or RecursionError as it
-    does.
+    does, and ValueError for a text that would take gigabytes of memory.
     """
+    if len(raw) > PIECE_BYTES:
+        check_json_work(raw, times=_TIMES)
     try:
         return from_json(raw, cache_strings="keys")
     except ValueError:

@@ -89,7 +89,9 @@ class JsonMeter:
     UTF-8, whose strings cannot be told from structure by bytes, is counted as if it had no strings.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, times: int = 1) -> None:
+        """times: multiplies the limits, except that of the depth."""
+        self._most_parts, self._most_values = times * MAX_JSON_PARTS, times * MAX_JSON_VALUES
         self._is_utf8: bool | None = None
         self._rest = b""
         """What precedes the next piece: a backslash, or a text too short to show its encoding."""
@@ -113,10 +115,10 @@ class JsonMeter:
         opened = piece.count(b"[") + piece.count(b"{")
         self.parts += opened
         self.values += opened + piece.count(b",")
-        if self.parts > MAX_JSON_PARTS:
-            raise TooMuchJson(f"it has more than {MAX_JSON_PARTS:,} objects and lists")
-        if self.values > MAX_JSON_VALUES:
-            raise TooMuchJson(f"it has more than {MAX_JSON_VALUES:,} values, of which strings and keys count twice")
+        if self.parts > self._most_parts:
+            raise TooMuchJson(f"it has more than {self._most_parts:,} objects and lists")
+        if self.values > self._most_values:
+            raise TooMuchJson(f"it has more than {self._most_values:,} values, of which strings and keys count twice")
         if self._depth + opened > MAX_JSON_DEPTH:
             depths = map(sub, accumulate(piece.translate(_STEPS, b'",')), count(1))
             if self._depth + max(depths) > MAX_JSON_DEPTH:
@@ -139,8 +141,11 @@ class JsonMeter:
         return _STRING.sub(b"", piece) if quotes else piece
 
 
-def check_json_work(text: bytes) -> None:
-    """Raise TooMuchJson for a JSON text that takes more work to parse than the limits allow."""
+def check_json_work(text: bytes, *, times: int = 1) -> None:
+    """Raise TooMuchJson for a JSON text that takes more work to parse than the limits allow.
+
+    times: multiplies the limits, except that of the depth.
+    """
     # Two counts of a small text take 3 microseconds, and it cannot have too many of anything else.
     if len(text) > PIECE_BYTES or text.count(b"[") + text.count(b"{") > MAX_JSON_DEPTH:
-        JsonMeter().add(text)
+        JsonMeter(times=times).add(text)

@@ -198,6 +198,25 @@ async def test_an_answer_of_50_megabytes_passes_and_is_recorded(caller: Caller, 
     assert len(str(span.attributes[semconv.GEN_AI_OUTPUT_MESSAGES])) > len(text)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_takes_gigabytes_to_parse_passes_as_it_came_and_is_recorded_as_an_error(
+    caller: Caller, upstream: FakeUpstream, stream: bool
+) -> None:
+    bomb = b'{"choices": [' + b"{}," * 4_100_000 + b"{}]}"
+    body = b"data: " + bomb + b"\n\n" if stream else bomb
+    kind = "text/event-stream" if stream else "application/json"
+    asked = {"model": "fake", "messages": say("hello"), "stream": stream, "max_tokens": 5}
+    upstream.misbehave(Misbehaviour(body=body, content_type=kind))
+    assert await post(f"{caller.llm.endpoint}/chat/completions", asked) == (200, body)
+    upstream.misbehave(Misbehaviour(body=body, content_type=kind))
+    status, said = await post(f"{caller.llm.endpoint}/messages", asked)
+    assert status == (200 if stream else 502)
+    assert b"more than 4,000,000 objects and lists" in said
+    passed, translated = await caller.spans()
+    assert passed.status.status_code == translated.status.status_code == "ERROR"
+    assert not stream or "objects and lists" in str(passed.attributes[semconv.UNREAD])
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("stream", [False, True])
