@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
@@ -23,11 +23,28 @@ from leyden.store.export import arrow_modules
 from leyden.store.sql.body.restoring import Restored
 from leyden.store.sql.store import SqlLightningStore
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
-from leyden.types.checks import check_audit, check_feedback, check_label, check_release, check_version
+from leyden.types.checks import check_audit, check_feedback, check_id, check_label, check_release, check_version
 from leyden.utils.json import check_json_work
 from leyden.utils.text import fault_reason, shown
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class _Rollout(BaseModel):
+    """The columns of a rollout that an import reads."""
+
+    rollout_id: str
+    mode: str | None
+    resources_id: str | None
+    resources_version: int | None = Field(ge=1, lt=2**63)
+    arm: str | None
+
+
+def _check_rollout(rollout: _Rollout) -> None:
+    check_id("rollout_id", rollout.rollout_id)
+    check_id("resources_id", rollout.resources_id)
+    check_id("arm", rollout.arm)
+
 
 _JSON: dict[type[BaseModel], tuple[str, ...]] = {
     ResourcesUpdate: ("resources", "parent"),
@@ -35,14 +52,24 @@ _JSON: dict[type[BaseModel], tuple[str, ...]] = {
     AuditRecord: ("before", "after"),
     Feedback: ("value",),
     Label: (),
+    _Rollout: (),
 }
 """The columns that are JSON text."""
+_KEYS: dict[type[BaseModel], tuple[str, ...]] = {
+    ResourcesUpdate: ("resources_id", "version"),
+    Release: ("release_id",),
+    Feedback: ("feedback_id",),
+    Label: ("label",),
+    _Rollout: ("rollout_id",),
+}
+"""The columns that no two rows share."""
 _CHECKS: dict[type[BaseModel], Callable[[Any], object]] = {
     ResourcesUpdate: check_version,
     Release: check_release,
     AuditRecord: check_audit,
     Feedback: check_feedback,
     Label: check_label,
+    _Rollout: _check_rollout,
 }
 """The checks of a record, which every way into a store makes."""
 _MOST_CHUNK_BYTES = 2**30
@@ -81,13 +108,18 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
         audit=_items(directory / "audit.parquet", AuditRecord),
         feedback=_items(directory / "feedback.parquet", Feedback),
         served=[
-            (row["rollout_id"], row["resources_id"], row["resources_version"], row["arm"])
-            for row in _rows(
-                directory / "rollouts.parquet", ["rollout_id", "mode", "resources_id", "resources_version", "arm"]
-            )
-            if row["mode"] == "live"
+            (live.rollout_id, live.resources_id, live.resources_version, live.arm)
+            for live in _items(directory / "rollouts.parquet", _Rollout)
+            if live.mode == "live" and live.resources_id is not None and live.resources_version is not None
         ],
     )
+    versions = {(row.resources_id, row.version) for row in restored.resources}
+    for number, label in enumerate(restored.labels, 1):
+        if (label.resources_id, label.version) not in versions:
+            raise ConfigError(
+                f"{directory / 'labels.parquet'}, row {number}: label {label.label!r} is on version {label.version} of "
+                f"{label.resources_id!r}, which resources.parquet lacks; give a directory that `leyden store export` made"
+            )
     await store.restore(restored)
     names = ("resources", "labels", "releases", "audit", "feedback")
     return Imported({name: len(getattr(restored, name)) for name in names})
@@ -98,6 +130,7 @@ def _items(path: Path, model: type[M]) -> list[M]:
     the column, for a row that no store takes.
     """
     items: list[M] = []
+    seen: set[tuple[Any, ...]] = set()
     for number, row in enumerate(_rows(path, list(model.model_fields)), 1):
         column = ""
         try:
@@ -106,6 +139,11 @@ def _items(path: Path, model: type[M]) -> list[M]:
             column = ""
             items.append(model.model_validate(row))
             _CHECKS[model](items[-1])
+            if names := _KEYS.get(model):
+                key = tuple(getattr(items[-1], name) for name in names)
+                if key in seen:
+                    raise ValueError(f"an earlier row has the same {' and '.join(names)}, {', '.join(map(repr, key))}")
+                seen.add(key)
         except (ValidationError, ValueError, TypeError) as error:
             reason = str(error)
             if isinstance(error, ValidationError):
@@ -114,7 +152,7 @@ def _items(path: Path, model: type[M]) -> list[M]:
                 reason = f"{'.'.join(map(str, first['loc']))} is {shown(first['input'])}: {fault_reason(first)}"
             where = f"row {number}" + (f", column {column}" if column else "")
             raise ConfigError(
-                f"{path}, {where}, is no {model.__name__}: {reason}; give a directory that `leyden store export` made"
+                f"{path}, {where}, is no {model.__name__.strip('_')}: {reason}; give a directory that `leyden store export` made"
             ) from error
     return items
 
@@ -137,7 +175,11 @@ def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
     """
     arrow, parquet = arrow_modules()
     try:
-        names = parquet.read_schema(path).names
+        schema = parquet.read_schema(path)
+        names = schema.names
+        for name in set(names) & set(columns):
+            if arrow.types.is_nested(schema.field(name).type):
+                raise ConfigError(f"{path}, column {name}, has the type {schema.field(name).type}, not one value a row")
         # A text that many rows share is unpacked once, however many they are.
         file = parquet.ParquetFile(path, read_dictionary=[name for name in columns if name in names])
     except (OSError, arrow.ArrowInvalid) as error:

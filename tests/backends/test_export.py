@@ -459,6 +459,11 @@ BAD_CELLS = {
     "a label": ("labels", "label", "a\x1b[31m", "row 1.*label"),
     "an author": ("resources", "author", "\u202e", "row 2.*author"),
     "a reason": ("audit", "why", "x" * 20_000, "row 2.*20,000 characters"),
+    "a list": ("feedback", "value", [1], "column value, has the type list"),
+    "a rollout's id": ("rollouts", "rollout_id", "a\0b", "row 2.*rollout_id"),
+    "no rollout's id": ("rollouts", "rollout_id", None, "row 2.*rollout_id"),
+    "a rollout's arm": ("rollouts", "arm", "x" * 5000, "row 2.*arm"),
+    "a label of nothing": ("labels", "version", 7, "row 1.*which resources.parquet lacks"),
     "a state": ("releases", "state", "", "row 2.*state"),
 }  # fmt: skip
 
@@ -474,12 +479,27 @@ async def test_a_cell_that_no_store_takes_is_refused_by_row_and_column(name: str
         place = rows.column_names.index(column)
         cells = rows.column(column).to_pylist()
         cells[min(1, len(cells) - 1)] = cell
+        if isinstance(cell, list):
+            cells = [cell] * len(cells)
         pyarrow.parquet.write_table(rows.set_column(place, column, pyarrow.array(cells)), path, compression="zstd")
         began = psutil.Process().memory_info().rss
         with pytest.raises(ConfigError, match=reason):
             await import_parquet(new, tmp_path / "out")
         assert psutil.Process().memory_info().rss - began < 400 * 2**20
         assert not await new.query_resources()
+
+
+@pytest.mark.parametrize("table", ["resources", "labels", "releases", "feedback", "rollouts"])
+async def test_a_row_that_stands_twice_is_refused_by_its_number(table: str, tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, InMemoryLightningStore() as new:
+        await fill(store)
+        await export_parquet(store, tmp_path / "out")
+        path = tmp_path / "out" / f"{table}.parquet"
+        rows = pyarrow.parquet.read_table(path)
+        pyarrow.parquet.write_table(pyarrow.concat_tables([rows, rows.slice(0, 1)]), path)
+        with pytest.raises(ConfigError, match=f"row {rows.num_rows + 1}, .*an earlier row has the same"):
+            await import_parquet(new, tmp_path / "out")
+        assert not (await new.query_resources())
 
 
 async def test_a_cell_that_many_rows_share_is_not_unpacked_for_each(
