@@ -649,9 +649,9 @@ async def test_validation_measures_without_training() -> None:
 
 
 def test_a_validation_set_without_an_interval_is_run_once_after_the_last_step() -> None:
-    for given, expected in ((["good"] * 5, [5]), ([], []), (None, [])):
+    for given, every, expected in ((["good"] * 5, None, [5]), (["good"], 3, [1]), ([], None, []), (None, None, [])):
         rows = Rows()
-        algorithm = policy_gradient(rows, n_steps=2)
+        algorithm = policy_gradient(rows, n_steps=2, val_every_n_steps=every)
         ly.Trainer(algorithm=algorithm, store="memory").fit(agent_of(raises), ["good"], val_dataset=given)
         assert [row["rollouts"] for row in rows.val] == expected
         assert len(rows.train) == 2

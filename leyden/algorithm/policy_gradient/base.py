@@ -70,8 +70,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     failed_reward: the reward of a failed rollout in the reported mean and in its group's baseline.
         None leaves it out of both.
     success_reward: a rollout with at least this reward counts as a success.
-    val_every_n_steps: run the validation set each time this many steps are done; None: once, after
-        the last step.
+    val_every_n_steps: run the validation set each time this many steps are done; None, or more than
+        `n_steps`: once, after the last step.
     resource_name: the name under which agents find the policy.
     agent_match: a regular expression. Only calls of agents whose name contains a match are trained
         on. Other agents' messages are context, and need no tokens. None: all calls.
@@ -178,12 +178,15 @@ class PolicyAlgorithm(IterativeAlgorithm):
     def validation_interval(self, val_dataset: Dataset[Any] | None) -> int | None:
         """Return after how many steps to validate each time.
 
-        A validation set without an interval is run once, after the last step.
+        A validation set without an interval, or with one that no step reaches, is run once, after
+        the last step.
         """
-        if self.val_every_n_iters is not None or val_dataset is None or not len(val_dataset):
-            return self.val_every_n_iters
+        every = self.val_every_n_iters
+        if val_dataset is None or not len(val_dataset) or (every is not None and every <= self.max_iters):
+            return every
         logger.info(
-            "val_dataset is run once, after step %d; give val_every_n_steps to see it during training", self.max_iters
+            "val_dataset is run once, after step %d; give a smaller val_every_n_steps to see it during training",
+            self.max_iters,
         )
         return self.max_iters
 
