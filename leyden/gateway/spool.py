@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from leyden.errors import ConfigError, GatewayError
 from leyden.store.wire import dump, load
 from leyden.types import Span
+from leyden.utils.atomic import private_directory
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class Spool(Generic[T]):
             if path is None:
                 self._file = tempfile.TemporaryFile(prefix="leyden-spool-", buffering=0)  # noqa: SIM115 -- closed by `close`
             else:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                private_directory(path.parent)
                 self._file = _opened(path)
         except OSError as error:
             raise ConfigError(

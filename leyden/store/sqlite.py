@@ -30,6 +30,7 @@ from leyden.store.sql.store import SqlLightningStore
 from leyden.store.sql.transaction import Long
 from leyden.store.sql.wal import LOG_BYTES, Checkpointer
 from leyden.store.worker import SessionThread
+from leyden.utils.atomic import private_directory
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ def _take_ownership(path: Path, url: str) -> LockFile:
     StoreError if that fails, StoreFull if the disk is full.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_directory(path.parent)
         lock = LockFile(path, url)
         with contextlib.suppress(FileExistsError):  # only this user may read prompts and responses
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -58,8 +58,16 @@ def private_directory(path: Path) -> None:
 
     A directory that exists keeps its permissions.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+    if not path.is_dir():
+        if path.parent != path:
+            private_directory(path.parent)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:  # made by another process meanwhile, or a file
+            if not path.is_dir():
+                raise
+        else:
+            path.chmod(0o700)  # the umask may have taken away the user's own permissions
 
 
 def write_file(path: Path, text: str) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 import leyden as ly
-from leyden.utils.atomic import ASIDE, append_privately, commit_directory, open_aside, write_file
+from leyden.gateway.spool import Spool
+from leyden.utils.atomic import ASIDE, append_privately, commit_directory, open_aside, private_directory, write_file
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o177])
@@ -68,3 +70,13 @@ async def test_nothing_that_a_run_records_can_be_read_by_others(tmp_path: Path) 
     assert mode(tmp_path / "run") == 0o700
     open_to_others = [path.name for path in (tmp_path / "run").rglob("*") if path.is_file() and mode(path) & 0o077]
     assert open_to_others == []
+
+
+@pytest.mark.usefixtures("umask")
+async def test_the_directories_that_a_store_and_a_spool_make_are_private(tmp_path: Path) -> None:
+    async with ly.open_store(tmp_path / "a" / "b" / "store.db"):
+        pass
+    Spool(tmp_path / "c" / "d" / "spool", max_bytes=2**20, items=TypeAdapter(int)).close()
+    private_directory(tmp_path / "e" / "f")
+    made = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "c", "c/d", "e", "e/f")}
+    assert made == dict.fromkeys(made, 0o700)
