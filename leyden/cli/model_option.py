@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from leyden.engine.source import why_not_loadable
 from leyden.errors import ConfigError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -27,6 +26,8 @@ class ModelOption:
         """Return the model that one `--model` names. Raise ConfigError for another form, and for a
         folder that does not exist.
         """
+        from leyden.engine.source import why_not_loadable  # `leyden --help` does not load the engine
+
         name, equals, place = text.partition("=")
         if not (name and equals and place):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The programs of README and docs/training.md do what the pages say: they run whole, and the policy learns."""
+"""Programs of README and docs that begin only as a file do what the pages say: they run whole, and the policy learns."""
 
 import os
 import re
@@ -75,3 +75,24 @@ def test_the_program_for_agent_lightning_0_1_prints_what_it_says(tmp_path: Path)
     program = programs("docs/how-to/from-agent-lightning-0.1.md")[1]
     assert "leyden.legacy" in program
     assert run_program(program, tmp_path).splitlines()[-1] == "[2.0, 4.0]"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("which", [0, 1], ids=["estimator", "loss"])
+def test_the_policy_learns_with_an_estimator_and_a_loss_of_ones_own(which: int, tmp_path: Path) -> None:
+    run_program(programs("docs/how-to/own-loss.md")[which], tmp_path)
+    [run] = (tmp_path / ".leyden").iterdir()
+    rewards = rewards_of(run)
+    assert rewards[0] < 0.3
+    assert max(rewards) > 0.5
+
+
+def test_the_program_for_a_supervisor_begins_and_continues(tmp_path: Path) -> None:
+    [program] = programs("docs/how-to/deploy.md")
+    for start in ("first", "second"):
+        place = tmp_path / start
+        place.mkdir()
+        (place / "runs").symlink_to(tmp_path, target_is_directory=True)
+        run_program(program, place)
+    assert '"status": "succeeded"' in (tmp_path / "numbers" / "run.json").read_text()
