@@ -514,6 +514,9 @@ async def test_a_cell_that_many_rows_share_is_not_unpacked_for_each(
         place = rows.column_names.index("resources")
         large = pyarrow.array([json.dumps({"p": {"resource_type": "prompt_template", "template": "x" * 2**20}})])
         rows = rows.set_column(place, "resources", large).take(pyarrow.array([0] * 100))
+        rows = rows.set_column(
+            rows.column_names.index("version"), "version", pyarrow.array(range(1, 101), pyarrow.int64())
+        )
         pyarrow.parquet.write_table(rows, path, compression="zstd", write_statistics=False)
         with pytest.raises(ConfigError, match=r"resources\.parquet unpacks to more than 52,428,800 bytes by row"):
             await import_parquet(new, tmp_path / "out")

@@ -176,7 +176,8 @@ def sent(served: Served, case: schemathesis.Case, *more: CheckFunction) -> None:
     """Send a case and check its answer."""
     before = served.contents()
     response = case.call(base_url=served.url, session=served.session)
-    case.validate_response(response, checks=[*CHECKS, *more])
+    # A list that is longer than the document allows may be too much work to parse, which refuses it too.
+    case.validate_response(response, checks=CHECKS if response.status_code == 413 else [*CHECKS, *more])
     assert b"Traceback" not in response.content
     if response.status_code >= 400:
         assert served.contents() == before, f"{response.status_code}, and something has changed"

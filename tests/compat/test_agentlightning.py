@@ -320,7 +320,9 @@ def room_model(body: dict[str, Any]) -> str:
     said = str(body["messages"])
     if "room for" in said and len(said) < 100:
         return "Nova" if "careful" in said else "Orion"
-    return "Look at the capacity, and be careful. A room for {attendees}?"
+    if "<new_prompt>" not in said:
+        return "It does not say what to look at."
+    return "<new_prompt>Look at the capacity, and be careful. A room for {attendees}?</new_prompt>"
 
 
 @pytest.mark.slow
