@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,9 @@ class Faults:
         return Misbehaviour(status=int(kind), headers={"retry-after-ms": "1"})
 
 
+CLIENTS = ("openai", "anthropic")
+
+
 class Persistent:
     """Asks until there is an answer, and counts what went wrong before."""
 
@@ -107,7 +111,9 @@ def is_failed_call(error: BaseException) -> bool:
     """
     module = type(error).__module__.partition(".")[0]
     stumbled = isinstance(error, AttributeError | LookupError | TypeError | ValueError)
-    return stumbled or module.startswith(("openai", "anthropic", "httpx", "httpcore"))
+    if isinstance(error, AssertionError):  # of a client's own code: a stream of garbage has no first chunk
+        stumbled = any(f"/{name}/" in traceback.extract_tb(error.__traceback__)[-1].filename for name in CLIENTS)
+    return stumbled or module.startswith((*CLIENTS, "httpx", "httpcore"))
 
 
 async def hold_conversations(
