@@ -55,11 +55,6 @@ class EnvComponent:
 
     @env.setter
     def env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
-        if env is not None and not hasattr(type(env), "is_running"):
-            raise ConfigError(
-                f"{type(self).__name__}.env is the EnvWrapper that runs it, and was set to {shown(env)}; keep what is yours under "
-                "another name, such as self.game"
-            )
         self._take_env(env)
 
     def log(self, name: str, value: float) -> None:
@@ -75,6 +70,11 @@ class EnvComponent:
         env.logger.add_scalar(name, value)
 
     def _take_env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
+        if env is not None and not hasattr(type(env), "is_running"):
+            raise ConfigError(
+                f"{type(self).__name__}.env is the EnvWrapper that runs it, and was set to {shown(env)}; keep what is yours under "
+                "another name, such as self.game"
+            )
         object.__setattr__(self, "_env_reference", None if env is None else weakref.ref(env))  # frozen dataclasses too
 
     def __getstate__(self) -> Any:

@@ -12,6 +12,7 @@ import functools
 from typing import Any, cast
 
 from leyden.compat.qlib.spaces import as_gymnasium
+from leyden.errors import ConfigError
 from leyden.rl import parts
 
 StateType, ActType, ObsType = parts.StateType, parts.ActType, parts.ObsType
@@ -20,15 +21,15 @@ SimulatorState = parts.StateType
 
 
 class AnyEnv:
-    """A mixin for Qlib's parts, whose `env` may be an object that takes no weak reference. Leyden
-    keeps a weak one where it can.
+    """A mixin for Qlib's parts, whose `env` may be any object. A weak reference is kept to an
+    `EnvWrapper`.
     """
 
     def _take_env(self, env: Any) -> None:
         """Keep a reference to the environment."""
         try:
             cast(Any, super())._take_env(env)
-        except TypeError:
+        except ConfigError:
             object.__setattr__(self, "_env_reference", lambda: env)
 
 

@@ -185,7 +185,8 @@ class EnvWrapper(
         before, self.simulator = self.simulator, None
         try:
             simulator = self.simulator_fn() if item is NO_ITEM else self.simulator_fn(item)
-            if (holder := simulator.env) is not None and holder is not self and holder.is_running(simulator):
+            holder = simulator.env
+            if isinstance(holder, EnvWrapper) and holder is not self and holder.is_running(simulator):
                 raise ConfigError(
                     f"the factory returned the same {type(simulator).__name__} twice, to two environments; make a new one in "
                     "each call"
