@@ -5,6 +5,7 @@ The loop does checkpoints, progress, metrics and resuming. An algorithm defines 
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,10 @@ from leyden.algorithm.base import Algorithm, Dataset
 from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
 from leyden.loop.callbacks import HookResult
 from leyden.loop.progress_bar import showing_setup
+from leyden.loop.train_loop import reached_interval
 from leyden.options import check_several
+
+logger = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 * 2**20
 """The largest checkpoint, in bytes, that is written after every step if no interval was chosen."""
@@ -30,7 +34,8 @@ class IterativeAlgorithm(Algorithm):
     they stay, whatever retention says, until the step is in a checkpoint.
 
     max_iters: steps in all, those before a resume included.
-    val_every_n_iters: validate each time this many steps are done; None: never.
+    val_every_n_iters: validate each time this many steps are done. None, or more than `max_iters`:
+        once, after the last step, if there is a validation set and the algorithm has a `validate`.
     validate_first: validate before the first step too.
     checkpoint_every: save each time this many steps are done, in `checkpoints/` of the run's
         directory. A run without a directory saves nothing.
@@ -107,8 +112,21 @@ class IterativeAlgorithm(Algorithm):
         """Release what `setup` acquired. Called at the end in any case, also after an error."""
 
     def validation_interval(self, val_dataset: Dataset[Any] | None) -> int | None:
-        """Return after how many steps to validate each time; None: never."""
-        return self.val_every_n_iters
+        """Return after how many steps to validate each time; None: never.
+
+        A validation set without an interval, or with one that no step reaches, is run once, after
+        the last step.
+        """
+        has_validation = type(self).validate is not IterativeAlgorithm.validate
+        if val_dataset is None or not len(val_dataset) or not has_validation or not self.max_iters:
+            return self.val_every_n_iters
+        every = reached_interval(self.val_every_n_iters, self.max_iters)
+        if every != self.val_every_n_iters:
+            logger.info(
+                "val_dataset is run once, after step %d; give a smaller interval of validations to see it during training",
+                every,
+            )
+        return every
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:
         """Return whether unfinished rollouts stay in the queue when `run` has ended: steps are

@@ -264,7 +264,7 @@ class EarlyStopping(MonitoringCallback):
         """Reset the counters of an earlier fit. Stop again if the resumed run had been stopped."""
         if self.at_validations and not loop.validates:
             raise ConfigError(
-                f"EarlyStopping monitors {self.monitor!r}, but the loop never validates; set val_every_n_iters"
+                f"EarlyStopping monitors {self.monitor!r}, but the loop has no interval of validations; set val_every_n_iters"
             )
         if loop.current_iter == 0:
             self._reset()

@@ -189,7 +189,9 @@ class Checkpoint(MonitoringCallback):
         wanted = [self.monitor or "", *(_fields(self.filename) if self.filename else ())]
         validated = [name for name in wanted if name.startswith("val/")]
         if validated and not loop.validates:
-            raise ConfigError(f"Checkpoint needs {validated[0]!r}, but the loop never validates; set val_every_n_iters")
+            raise ConfigError(
+                f"Checkpoint needs {validated[0]!r}, but the loop has no interval of validations; set val_every_n_iters"
+            )
         every, val_every = self.every_n_iters, loop.val_every_n_iters
         if (
             self.filename

@@ -86,6 +86,15 @@ class Resumable(Protocol):
         ...
 
 
+def reached_interval(every: int | None, n_iters: int) -> int:
+    """Return an interval at which a validation set is used, in a run of `n_iters` iterations.
+
+    every: the interval that the user gave; None, or one that the run does not reach: once, after
+        the last iteration.
+    """
+    return n_iters if every is None else min(every, n_iters)
+
+
 class TrainLoop(NamedOptions):
     """One run of training. A TrainLoop runs once; its subclass `leyden.rl.Trainer` starts again
     with each fit.
@@ -167,8 +176,13 @@ class TrainLoop(NamedOptions):
         self.metrics.update(_own_values({name: value}, "log"))
 
     @property
+    def validation_interval(self) -> int | None:
+        """After how many iterations to validate each time; None: never."""
+        return self.val_every_n_iters
+
+    @property
     def validates(self) -> bool:
-        """Whether this run has validations at all."""
+        """Whether the options ask for validations."""
         return self.validate_first or self.val_every_n_iters is not None
 
     @property
@@ -320,7 +334,8 @@ class TrainLoop(NamedOptions):
         yield from self._call("on_train_start", vessel)
         metrics = yield self._do_train(vessel)
         self.current_iter += 1  # now, because the vessel has done the step even if writing its row fails
-        self.validation_due = self.val_every_n_iters is not None and self.current_iter % self.val_every_n_iters == 0
+        every = self.validation_interval
+        self.validation_due = every is not None and self.current_iter % every == 0
         self._write("train", metrics, f"{type(vessel).__name__}.step")
         yield from self._call("on_train_end", vessel)
 

@@ -21,6 +21,7 @@ from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
 )
 from leyden.errors import ConfigError, NoTrainingData  # noqa: E402
 from leyden.maths.losses import PPOLoss  # noqa: E402
+from leyden.runs import open_run  # noqa: E402
 from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
 
 RECORDED = [
@@ -86,6 +87,26 @@ def test_recorded_rollouts_teach_a_policy(recorded: Path, tmp_path: Path, kind: 
         assert rows.train[0]["margin"] == pytest.approx(0.0, abs=1e-4), "policy and reference are one at first"
         assert rows.train[-1]["accuracy"] > 0.9
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("kind", "every"), [("sft", None), ("dpo", None), ("dpo", 9)])
+def test_a_validation_set_without_an_interval_is_measured_after_the_last_step(
+    recorded: Path, tmp_path: Path, kind: str, every: int | None
+) -> None:
+    options: dict[str, Any] = {"source": recorded, "items_per_step": 2, "n_steps": 2, "max_tokens": 4}
+    make = ly.SFT if kind == "sft" else ly.DPO
+    algorithm = make(backend(), **options, val_every_n_steps=every)
+    ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run").fit(says_four, None, val_dataset=list(range(3)))
+    (row,) = (run := open_run(tmp_path / "run")).metrics("val")
+    assert (row.iteration, row.metrics["rollouts"]) == (2, 3) and "reward" in row.metrics
+    assert [each.iteration for each in run.metrics("train")] == [1, 2]
+
+
+@pytest.mark.parametrize("make", [ly.SFT, ly.DPO])
+def test_tasks_to_train_on_are_refused_because_only_records_teach(make: Any) -> None:
+    algorithm = make(backend(), source="latest", n_steps=1)
+    with pytest.raises(ConfigError, match=r"train_dataset was given, and ... learns from the recorded rollouts"):
+        ly.Trainer(algorithm=algorithm, store="memory").fit(says_four, [1, 2])
 
 
 def test_a_source_without_rewards_to_learn_from_is_named(recorded: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import OrderedDict, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,15 @@ import torch
 from gymnasium import spaces
 
 from leyden.compat.qlib import experiments, parts
+from leyden.compat.qlib import trainer as qlib
 from leyden.compat.qlib.checkpoint import convert_checkpoint, read_checkpoint
 from leyden.compat.qlib.environment import EnvWrapper
 from leyden.compat.qlib.policy import PPO
 from leyden.compat.qlib.spaces import as_gymnasium, check_nan_observation, generate_nan_observation
 from leyden.compat.qlib.vector import FiniteDummyVectorEnv
 from leyden.errors import CheckpointError, ConfigError
+from leyden.loop import Callback
+from tests.rl.parts import vessel_of
 
 PROGRAMS = Path(__file__).parent / "qlib_programs"
 
@@ -174,3 +178,25 @@ class Broken:
 
     def __init__(self) -> None:
         raise KeyError("mine")
+
+
+@pytest.mark.parametrize("every", [None, 9])
+def test_states_to_validate_on_without_an_interval_are_not_used_as_in_qlib(every: int | None) -> None:
+    """A program for Qlib may also end its run by a callback alone."""
+    seen: list[str] = []
+
+    class Noting(Callback):
+        def on_train_end(self, loop: Any, vessel: Any) -> None:
+            seen.append("train")
+            if len(seen) == 2:
+                loop.stop()
+
+        def on_validate_start(self, loop: Any, vessel: Any) -> None:
+            seen.append("val")
+
+    for max_iters in (2, None):
+        seen.clear()
+        qlib.Trainer(max_iters=max_iters, val_every_n_iters=every, finite_env_type="dummy", callbacks=[Noting()]).fit(
+            vessel_of(episode_per_iter=2)
+        )
+        assert seen == ["train", "train"]

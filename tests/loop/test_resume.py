@@ -363,7 +363,7 @@ def test_early_stopping_names_the_metrics_that_exist() -> None:
         ConfigError, match=r"EarlyStopping needs the metric 'val/score', which is not there.* There are: late, note"
     ):
         loop.run(ToyVessel())
-    with pytest.raises(ConfigError, match="never validates"):
+    with pytest.raises(ConfigError, match="no interval of validations; set val_every_n_iters"):
         TrainLoop(max_iters=1, callbacks=[EarlyStopping(patience=1)]).run(ToyVessel())
 
 

@@ -48,9 +48,15 @@ class Counting(IterativeAlgorithm):
     """Its reward is its step; it fails in `fails_in`, and has a model that is a folder."""
 
     def __init__(
-        self, model: str = "tiny", *, max_iters: int = 3, fails_in: int | None = None, api_key: str = ""
+        self,
+        model: str = "tiny",
+        *,
+        max_iters: int = 3,
+        fails_in: int | None = None,
+        api_key: str = "",
+        every: int | None = 2,
     ) -> None:
-        super().__init__(max_iters=max_iters, val_every_n_iters=2, checkpoint_every=2)
+        super().__init__(max_iters=max_iters, val_every_n_iters=every, checkpoint_every=2)
         self.model, self.fails_in = model, fails_in
 
     def trained_model(self) -> Any:
@@ -518,3 +524,24 @@ def test_a_run_records_its_components_with_their_options(tmp_path: Path) -> None
     assert config["adapter"]["options"]["agent_match"] == "writer"
     assert config["adapter"]["options"]["reward_match"] == "first_occurrence"
     assert config["tracer"]["name"].endswith(".OtelTracer")
+
+
+@pytest.mark.parametrize(
+    ("every", "val", "expected"), [(None, [1], [3]), (9, [1], [3]), (2, [1], [2]), (None, [], []), (None, None, [])]
+)
+def test_an_algorithm_of_ones_own_validates_once_at_the_end_if_no_interval_is_reached(
+    tmp_path: Path, every: int | None, val: list[int] | None, expected: list[int]
+) -> None:
+    ly.Trainer(algorithm=Counting(every=every), run_dir=tmp_path).fit(odd, [1], val_dataset=val)
+    assert [row.iteration for row in open_run(tmp_path).metrics("val")] == expected
+
+
+def test_an_algorithm_without_a_validation_or_without_steps_validates_nothing(tmp_path: Path) -> None:
+    class Plain(IterativeAlgorithm):
+        async def step(self, iteration: int) -> Metrics:
+            return {"reward": 1.0}
+
+    for algorithm in (Plain(max_iters=2), Counting(max_iters=0, every=None)):
+        folder = tmp_path / type(algorithm).__name__
+        ly.Trainer(algorithm=algorithm, run_dir=folder).fit(odd, [1], val_dataset=[1])
+        assert open_run(folder).metrics("val") == []

@@ -175,21 +175,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Return the model that the backend was made with."""
         return arguments_of(self.backend).get("model", self.backend.model_name)
 
-    def validation_interval(self, val_dataset: Dataset[Any] | None) -> int | None:
-        """Return after how many steps to validate each time.
-
-        A validation set without an interval, or with one that no step reaches, is run once, after
-        the last step.
-        """
-        every = self.val_every_n_iters
-        if val_dataset is None or not len(val_dataset) or (every is not None and every <= self.max_iters):
-            return every
-        logger.info(
-            "val_dataset is run once, after step %d; give a smaller val_every_n_steps to see it during training",
-            self.max_iters,
-        )
-        return self.max_iters
-
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Start the policy, route the gateway to it, and publish it as a resource. Raise
         ConfigError without a gateway.

@@ -89,6 +89,8 @@ class TrainingVessel(native.TrainingVessel[Any]):
 class Trainer(native.Trainer):
     """Train a vessel by iterations of "collect, update, sometimes validate"."""
 
+    uses_val_initial_states = False
+
     def __init__(self, *, finite_env_type: str = "subproc", **options: Any) -> None:
         given: Mapping[str, Any] = options.pop("env_options", None) or {}
         env_options = {**worker_options(finite_env_type), **given}

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from leyden.components import accepts
 from leyden.errors import ConfigError
@@ -36,18 +37,20 @@ from leyden.loop import (
 )
 from leyden.loop.metrics import MetricValue, Stage, clean_metrics
 from leyden.loop.rng import restore_rng
-from leyden.loop.train_loop import Flow, keyed
+from leyden.loop.train_loop import Flow, keyed, reached_interval
 from leyden.options import check_number
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
 from leyden.rl.env.factory import env_kind
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.seed import SeedsLike
-from leyden.rl.trainer.vessel import Iteration, Seeds, TrainingVesselBase
+from leyden.rl.trainer.vessel import Iteration, Seeds, TrainingVessel, TrainingVesselBase
 from leyden.runs.beginning import begin_run
 from leyden.runs.config import describe, describe_dataset, describe_program, import_path
 from leyden.runs.folder import MANIFEST
 from leyden.runs.folder_loop import FolderCallback, FolderWriter, recording
 from leyden.runs.recording import FolderRecorder
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer(TrainLoop):
@@ -55,7 +58,9 @@ class Trainer(TrainLoop):
 
     max_iters: iterations in all, including those before a resume; None: until a callback stops the
         run.
-    val_every_n_iters: validate after every so many iterations; None: never.
+    val_every_n_iters: validate after every so many iterations. None, or more than `max_iters`:
+        once, after the last of them, if the vessel has `val_initial_states`; a run that is stopped
+        before does not come to it.
     loggers: writers of metrics; each takes the rows of stages, episodes or steps.
     callbacks: called between the stages, with the trainer and the vessel.
     finite_env_type: where the simulators run: "dummy" (in this thread), "thread" (in threads),
@@ -70,6 +75,9 @@ class Trainer(TrainLoop):
     `loggers` ends with a `LogBuffer`, which keeps `metrics`, `current_episode` and `total_steps` up
     to date while episodes are collected.
     """
+
+    uses_val_initial_states: ClassVar[bool] = True
+    """Whether a vessel's `val_initial_states` are used at least once, also without an interval."""
 
     def __init__(
         self,
@@ -194,7 +202,18 @@ class Trainer(TrainLoop):
         vessel.require_stage("train")
         if self.validates:
             vessel.require_stage("val")
+        elif self.max_iters is None and self._has_validation(vessel):
+            raise ConfigError(
+                "the vessel has val_initial_states, and nothing says when to use them; give the trainer val_every_n_iters, "
+                "or max_iters for one validation at the end, or leave val_initial_states out"
+            )
         self._assign(vessel)
+        if (every := self.validation_interval) != self.val_every_n_iters:
+            logger.info(
+                "val_initial_states are run once, after iteration %d; give a smaller val_every_n_iters to see them "
+                "during training",
+                every,
+            )
         self._loaded = None
         self.initialize()
         self._has_record = True
@@ -204,6 +223,21 @@ class Trainer(TrainLoop):
             self.run(cast(Any, vessel), resume=start)
             if folder is not None and self._interrupted:
                 folder.close("stopped", "interrupted")
+
+    @property
+    def validation_interval(self) -> int | None:
+        """After how many iterations to validate each time; None: never.
+
+        If the vessel has `val_initial_states` that the option would not use, the number of all
+        iterations.
+        """
+        if self.max_iters and self._has_validation(self.vessel):
+            return reached_interval(self.val_every_n_iters, self.max_iters)
+        return self.val_every_n_iters
+
+    def _has_validation(self, vessel: TrainingVesselBase[Any] | None) -> bool:
+        given = isinstance(vessel, TrainingVessel) and vessel.val_initial_states is not None
+        return given and self.uses_val_initial_states
 
     def _newest_checkpoint(self) -> Resumable | None:
         """Return the newest checkpoint of the run in `run_dir`; None if it has none yet.

@@ -186,9 +186,9 @@ def test_a_test_goes_on_with_the_record_of_the_fit(tmp_path: Path) -> None:
     trainer.fit(vessel)
     trainer.test(vessel)
     with (tmp_path / "stages.csv").open(newline="") as file:
-        assert [row["stage"] for row in csv.DictReader(file)] == ["train", "train", "test"]
+        assert [row["stage"] for row in csv.DictReader(file)] == ["train", "train", "val", "test"]
     with (tmp_path / "episodes.csv").open(newline="") as file:
-        assert sorted(int(row["episode"]) for row in csv.DictReader(file)) == list(range(1, 15))
+        assert sorted(int(row["episode"]) for row in csv.DictReader(file)) == list(range(1, 18))
 
 
 def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:

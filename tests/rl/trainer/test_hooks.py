@@ -98,7 +98,7 @@ def test_a_hook_of_a_fit_may_run_a_test_and_the_fit_goes_on_as_it_was(tmp_path: 
     trainer_of(loggers=writer, callbacks=[At("on_train_end", test_now)]).fit(testing)
     assert [sorted(metrics) for metrics in tested] == [["distance", "reward", "steps_per_episode"]] * 2
     stages = [line.split(",")[1] for line in (tmp_path / "a.csv").read_text().splitlines()[1:]]
-    assert stages == ["train", "test", "train", "test"]
+    assert stages == ["train", "test", "train", "test", "val"]
     weights, others = (vessel.policy.state_dict()["model"] for vessel in (plain, testing))
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
@@ -167,7 +167,7 @@ def test_a_log_buffer_reports_episodes_and_collects_to_its_callback() -> None:
     buffer = LogBuffer(callback)
     with pytest.raises(ValueError, match="no episode has ended"):
         buffer.episode_metrics()
-    trainer_of(max_iters=1, concurrency=1, loggers=buffer).fit(vessel_of(episode_per_iter=3))
+    trainer_of(max_iters=1, concurrency=1, loggers=buffer).fit(vessel_of(episode_per_iter=3, val_initial_states=None))
     rewards = [reward for _, _, reward, _ in heard[:3]]
     means = [sum(rewards[:n]) / n for n in (1, 2, 3)]
     assert [event[:2] for event in heard] == [(True, False)] * 3 + [(False, True)]
@@ -228,12 +228,12 @@ def test_a_fit_after_a_state_was_loaded_is_the_uninterrupted_one(tmp_path: Path)
     def make(name: str, max_iters: int) -> Trainer:
         return trainer_of(max_iters=max_iters, callbacks=[Counting()], loggers=CsvWriter(tmp_path / name))
 
-    straight = vessel_of()
+    straight = vessel_of(val_initial_states=None)
     make("straight.csv", 4).fit(straight)
     first = make("broken.csv", 2)
-    first.fit(vessel_of())
+    first.fit(vessel_of(val_initial_states=None))
     state = first.state_dict()
-    second, vessel = make("broken.csv", 4), vessel_of()
+    second, vessel = make("broken.csv", 4), vessel_of(val_initial_states=None)
     second.load_state_dict(state)
     second.fit(vessel)
     assert (second.current_iter, second.current_episode, second.callbacks[0].n) == (4, 24, 4)  # type: ignore[attr-defined]

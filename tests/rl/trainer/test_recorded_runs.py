@@ -50,7 +50,7 @@ def test_a_fit_with_a_run_dir_is_a_run_of_kind_rl(tmp_path: Path) -> None:
 def test_a_fit_that_failed_resumes_at_its_checkpoint_with_its_metrics_cut(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoints", every_n_iters=2)
     with pytest.raises(ZeroDivisionError):
-        trainer_of(tmp_path, checkpoint, Fails(3), max_iters=4).fit(vessel_of())
+        trainer_of(tmp_path, checkpoint, Fails(3), max_iters=4).fit(vessel_of(val_initial_states=None))
     run = open_run(tmp_path)
     assert (run.state, run.record.cause) == ("failed", "ZeroDivisionError: in a callback")
     assert [row.iteration for row in run.metrics()] == [1, 2, 3]
@@ -58,7 +58,7 @@ def test_a_fit_that_failed_resumes_at_its_checkpoint_with_its_metrics_cut(tmp_pa
         trainer_of(tmp_path).fit(vessel_of())
 
     trainer = trainer_of(tmp_path, Checkpoint(tmp_path / "checkpoints", every_n_iters=2), max_iters=4)
-    trainer.fit(vessel_of(), resume=True)
+    trainer.fit(vessel_of(val_initial_states=None), resume=True)
     assert [row.iteration for row in run.metrics()] == [1, 2, 3, 4]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
     assert run.state == "succeeded"
@@ -68,7 +68,11 @@ def test_a_test_after_the_fit_is_a_row_of_the_run(tmp_path: Path) -> None:
     trainer, vessel = trainer_of(tmp_path, max_iters=1), vessel_of()
     trainer.fit(vessel)
     trainer.test(vessel)
-    assert [(row.stage, row.iteration) for row in open_run(tmp_path).metrics()] == [("train", 1), ("test", 1)]
+    assert [(row.stage, row.iteration) for row in open_run(tmp_path).metrics()] == [
+        ("train", 1),
+        ("val", 1),
+        ("test", 1),
+    ]
 
 
 def test_resume_needs_a_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import leyden.rl.trainer
 from leyden.errors import CheckpointError, ConfigError, SimulatorError
 from leyden.loop import Callback, Checkpoint, CsvWriter, EarlyStopping, LogLevel, LogWriter, MetricsWriter
 from leyden.rl import PPO, Reward, SeedIteratorNotAvailable, Trainer, TrainingVesselBase, backtest, train
+from leyden.runs import open_run
 from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
 
 
@@ -98,7 +99,7 @@ def test_each_initial_state_is_trained_on_once_before_any_is_again() -> None:
             seen.append(initial)
             super().__init__(initial)
 
-    vessel = vessel_of(episode_per_iter=5)
+    vessel = vessel_of(episode_per_iter=5, val_initial_states=None)
     vessel.simulator_fn = Noted
     trainer_of(max_iters=7, concurrency=3).fit(vessel)
     assert len(seen) == 35  # and none is begun for nothing
@@ -396,7 +397,8 @@ def test_a_misspelt_metric_of_validations_is_suspected_long_before_the_first_one
         Checkpoint(tmp_path, monitor="val/rewrad"),
         EarlyStopping("val/of_its_own"),
     ]
-    trainer_of(max_iters=2, val_every_n_iters=9, callbacks=callbacks).fit(vessel_of())
+    with pytest.raises(ConfigError, match=r"needs the metric 'val/rewrad'"):
+        trainer_of(max_iters=2, val_every_n_iters=9, callbacks=callbacks).fit(vessel_of())
     suspected = [message for message in caplog.messages if "did you mean" in message]
     assert suspected == [
         f"{reader} waits for the metric 'val/rewrad'; did you mean 'val/reward'?"
@@ -440,3 +442,95 @@ def test_metrics_that_a_stage_lacks_are_named_by_the_metrics_writer(
     trainer_of(max_iters=4, callbacks=[MetricsWriter(tmp_path)]).fit(vessel)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["MetricsWriter: stage 'train' of iteration 2 lacks early, which earlier rows have"]
+
+
+def validated_after(trainer: Trainer, vessel: Any, **options: Any) -> list[int]:
+    """Return the iterations after which a fit validates."""
+    told = Told()
+    trainer.callbacks.append(told)
+    trainer.fit(vessel, **options)
+    return [iteration for name, iteration, _ in told.heard if name == "on_validate_end"]
+
+
+@pytest.mark.parametrize(
+    ("every", "max_iters", "expected"),
+    [(None, 2, [2]), (3, 2, [2]), (2, 3, [2]), (1, 2, [1, 2]), (2, 2, [2]), (None, 0, [])],
+)
+def test_states_to_validate_on_that_no_interval_uses_are_run_once_after_the_last_iteration(
+    every: int | None, max_iters: int, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    trainer = trainer_of(val_every_n_iters=every, max_iters=max_iters)
+    assert validated_after(trainer, vessel_of()) == expected
+    said = [message for message in caplog.messages if "val_initial_states are run once" in message]
+    assert len(said) == (expected == [2] and every in (None, 3))
+    assert trainer.val_every_n_iters == every
+    assert ("val/reward" in trainer.metrics) == bool(expected and expected[-1] == max_iters)
+    assert validated_after(trainer_of(max_iters=2), vessel_of(val_initial_states=None)) == []
+
+
+def test_train_validates_on_the_states_of_its_vessel_once() -> None:
+    vessel = vessel_of()
+    trainer = train(
+        vessel.simulator_fn,
+        vessel.state_interpreter,
+        vessel.action_interpreter,
+        [1, 2, 3],
+        vessel.policy,
+        vessel.reward,
+        {"val_initial_states": [-4, 3], "episode_per_iter": 3},
+        {"max_iters": 1, "finite_env_type": "dummy"},
+    )
+    assert "val/reward" in trainer.metrics
+
+
+def test_states_to_validate_on_without_an_interval_and_an_end_are_refused_before_anything_begins() -> None:
+    told = Told()
+    with pytest.raises(ConfigError, match="nothing says when to use them; give the trainer val_every_n_iters"):
+        trainer_of(max_iters=None, callbacks=[told]).fit(vessel_of())
+    assert told.heard == []
+
+
+def test_early_stopping_on_a_validation_needs_an_interval_although_the_end_is_validated() -> None:
+    with pytest.raises(ConfigError, match="EarlyStopping monitors 'val/reward', but the loop has no interval"):
+        trainer_of(callbacks=[EarlyStopping()]).fit(vessel_of())
+
+
+@pytest.mark.parametrize("every", [None, 9])
+def test_a_last_validation_that_failed_or_was_stopped_is_done_by_the_resumed_run(
+    tmp_path: Path, every: int | None
+) -> None:
+    class Stopping(Callback):
+        def on_train_end(self, loop: Any, vessel: Any) -> None:
+            if loop.current_iter == 3:
+                loop.stop()
+
+    class Failing(Callback):
+        def on_validate_start(self, loop: Any, vessel: Any) -> None:
+            raise ZeroDivisionError
+
+    def make(folder: Path, *callbacks: Callback) -> Trainer:
+        saving = Checkpoint(folder / "checkpoints")
+        return trainer_of(max_iters=3, val_every_n_iters=every, callbacks=[*callbacks, saving], run_dir=folder)
+
+    stopped, failed = tmp_path / "stopped", tmp_path / "failed"
+    assert validated_after(make(stopped, Stopping()), vessel_of()) == []
+    with pytest.raises(ZeroDivisionError):
+        make(failed, Failing()).fit(vessel_of())
+    for folder in (stopped, failed):
+        assert validated_after(make(folder), vessel_of(), resume=True) == [3]
+        assert [(row.stage, row.iteration) for row in open_run(folder).metrics()] == [
+            ("train", 1),
+            ("train", 2),
+            ("train", 3),
+            ("val", 3),
+        ]
+
+
+def test_a_run_that_is_made_longer_validates_at_its_new_end(tmp_path: Path) -> None:
+    def make(max_iters: int) -> Trainer:
+        return trainer_of(max_iters=max_iters, callbacks=[Checkpoint(tmp_path / "checkpoints")], run_dir=tmp_path)
+
+    assert validated_after(make(1), vessel_of()) == [1]
+    assert validated_after(make(3), vessel_of(), resume=True) == [3]
+    assert validated_after(make(3), vessel_of(), resume=True) == []
