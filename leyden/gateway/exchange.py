@@ -19,6 +19,16 @@ from leyden.gateway.retries import Try
 from leyden.gateway.upstream_metrics import UpstreamFailure
 
 
+@dataclass(frozen=True, slots=True)
+class BrokenOff:
+    """A response that passes to the agent as it came, and whose connection broke before its end."""
+
+    status: int
+    headers: Headers
+    got: bytes = b""
+    """The part of a response in one piece that came and needs no change."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """One call between an agent and a model."""
@@ -62,6 +72,13 @@ class Exchange:
     streaming: bool = False
     """Whether the head of a streamed response has been sent. An error can then only be sent as an
     event."""
+    mid_event: bool = False
+    """Whether the agent has a part of an event of its stream, after which neither a comment nor
+    another event may be sent."""
+    ended: bool = False
+    """Whether the agent has the last event of its stream."""
+    broken_off: BrokenOff | None = None
+    """How the upstream's response ended, if it passes as it came and broke off."""
     disconnected: bool = False
     """Whether the agent has disconnected."""
     attempt_over: bool = False
@@ -84,10 +101,32 @@ class Exchange:
                 self.streaming = True
                 await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def say(self, part: bytes, *, more: bool = True) -> None:
-        """Send a part of a streamed response: whole events, or a comment. more: False for the
-        last.
+    async def say(self, part: bytes, *, more: bool = True, mid_event: bool = False) -> None:
+        """Send a part of a streamed response. more: False for the last. mid_event: whether it ends
+        in the middle of an event.
         """
         async with self._saying:
-            self.said_at = asyncio.get_running_loop().time()
-            await self.send({"type": "http.response.body", "body": part, "more_body": more})
+            self.mid_event = mid_event
+            await self._say(part, more=more)
+
+    async def say_between_events(self, part: bytes) -> bool:
+        """Send an event or a comment of the gateway, unless the stream is in the middle of another
+        event. Return whether it was sent.
+        """
+        async with self._saying:
+            if not self.mid_event:
+                await self._say(part, more=True)
+            return not self.mid_event
+
+    async def break_off(self) -> None:
+        """Send what the agent gets of a response that broke off. The caller must return without
+        ending the response, so that the server closes the connection.
+        """
+        broken = self.broken_off
+        if broken is not None and not self.streaming:
+            await self.send({"type": "http.response.start", "status": broken.status, "headers": broken.headers})
+            await self.send({"type": "http.response.body", "body": broken.got, "more_body": True})
+
+    async def _say(self, part: bytes, *, more: bool) -> None:
+        self.said_at = asyncio.get_running_loop().time()
+        await self.send({"type": "http.response.body", "body": part, "more_body": more})

@@ -30,7 +30,7 @@ from leyden.gateway.asgi import Headers, send_refusal
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.balance import Balancer
 from leyden.gateway.buffering import Buffering
-from leyden.gateway.exchange import Exchange
+from leyden.gateway.exchange import BrokenOff, Exchange
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits, cost_of
 from leyden.gateway.recorder import Recorder
@@ -333,7 +333,7 @@ class Relay:
                 await exchange.begin_stream(_EVENT_STREAM)
             if exchange.said_at + longest <= loop.time():
                 if exchange.streaming:
-                    await exchange.say(_COMMENT)
+                    await exchange.say_between_events(_COMMENT)
                 exchange.said_at = loop.time()
 
     def _passage(self, exchange: Exchange, model: UpstreamModel) -> Passage:
@@ -399,6 +399,7 @@ class Relay:
                 "upstream_garbage",
                 f"{model.address} answered with a stream that was not requested; is the model's endpoint right?",
             )
+        exchange.mid_event = answer.content_type != "text/event-stream"  # until an event shows that it is one
         await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
 
     async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:
@@ -407,7 +408,13 @@ class Relay:
 
         A stream that came in one piece is relayed as a stream, because the client expects events.
         """
-        raw = await answer.read()
+        try:
+            raw = await answer.read()
+        except ServerGone as gone:
+            if passage.verbatim and not exchange.streaming:
+                got = b"" if passage.hidden else gone.got
+                exchange.broken_off = BrokenOff(answer.status, answer.headers, got)
+            raise
         call = exchange.call
         if answer.status == 200 and passage.streams and (events := await parsed(raw, passage.events_of)):
             return await self._relay_stream(exchange, _EVENT_STREAM, passage, _one(events))
@@ -472,11 +479,16 @@ class Relay:
                 if part := piece if stream.unchanged else b"".join(shown):
                     if exchange.tried is not None:
                         sent.append(part)
-                    await exchange.say(part)
+                    await exchange.say(part, mid_event=stream.unchanged and bool(buffer))
+                exchange.ended = stream.ended
                 if unreadable is not None:
                     raise Refusal(
                         502, "upstream_garbage", f"the upstream's stream cannot be read: {unreadable}"
                     ) from unreadable
+        except ServerGone:
+            if passage.verbatim:
+                exchange.broken_off = BrokenOff(200, headers)
+            raise
         finally:
             if call.response is None:
                 call.response, call.unread = stream.answer(), stream.unread
@@ -535,10 +547,13 @@ class Relay:
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
         """Record a failed call and send the refusal: as a response, or as an event of a stream that
-        has begun.
+        has begun. A stream without its end is then broken off, so that no client takes it for a
+        whole one. If the upstream's response passed as it came, the client gets no refusal: its
+        connection breaks as the upstream's did.
         """
-        if exchange.call.error is None and not exchange.recorded:
-            exchange.call.error = refusal.message
+        call = exchange.call
+        if call.error is None and not exchange.recorded:
+            call.error = refusal.message
         if exchange.tried is not None:
             exchange.tried.state = "failed"
         # The agent gets an error anyway, and `flush` reports a durable record that failed.
@@ -546,13 +561,16 @@ class Relay:
             await self._record(exchange)
         if exchange.disconnected:
             return
-        if exchange.streaming:
-            error = exchange.dialect.error_event(
-                refusal.status, refusal.message, code=refusal.code, param=refusal.param
+        if exchange.broken_off is None and not exchange.streaming:
+            return await send_refusal(exchange.send, refusal, exchange.dialect)
+        if exchange.broken_off is None and exchange.ended:
+            return await exchange.say(b"", more=False)
+        error = exchange.dialect.error_event(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
+        if exchange.broken_off is not None or not await exchange.say_between_events(error):
+            logger.warning(
+                "the answer to call %s of rollout %r broke off: %s", call.call_index, call.rollout_id, refusal.message
             )
-            await exchange.say(error, more=False)
-        else:
-            await send_refusal(exchange.send, refusal, exchange.dialect)
+        await exchange.break_off()
 
 
 class _Retry(Exception):

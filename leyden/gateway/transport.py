@@ -6,9 +6,10 @@ To reach servers in another way, write a `Transport`. The module knows neither a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import aiohttp
 
@@ -39,11 +40,15 @@ class UpstreamResponse(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """Return the body when it is complete."""
+        """Return the body when it is complete. If the server goes away before, raise ServerGone
+        with the part that came (`got`).
+        """
         ...
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, cut anywhere."""
+        """Yield the body as it arrives, cut anywhere. If the server goes away, raise ServerGone
+        after the last byte that came.
+        """
         ...
 
 
@@ -77,6 +82,52 @@ class ServerGone(Exception):
         super().__init__(f"{type(error).__name__}: {error}".rstrip(": "))
         self.began = began
         self.timed_out = isinstance(error, TimeoutError)
+        self.got = b""
+        """The part of the body that came, if the whole of it was awaited (`read`)."""
+
+
+async def joined(pieces: AsyncIterator[bytes]) -> bytes:
+    """Return the pieces of a body as one, or raise ServerGone with those that came (`got`)."""
+    came: list[bytes] = []
+    try:
+        async for piece in pieces:
+            came.append(piece)
+    except ServerGone as gone:
+        gone.got = b"".join(came)
+        raise
+    return b"".join(came)
+
+
+async def arriving(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    """Yield a body as it arrives, and raise aiohttp's error if the connection breaks.
+
+    aiohttp itself drops the bytes that came just before the break, and takes the reset of a
+    connection for the end of a body that has no length.
+    """
+    content, closed = response.content, _end_of_connection(response)
+    try:
+        async for piece in content.iter_any():
+            yield piece
+    except (aiohttp.ClientError, OSError):
+        content.set_exception(cast(Any, None))  # else it gives out nothing more
+        with contextlib.suppress(TimeoutError):  # its clock may have run out
+            if rest := content.read_nowait():
+                yield rest
+        raise
+    if closed is not None and closed.done():
+        closed.result()
+
+
+def _end_of_connection(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
+    """Return the future of how the connection ends, if that is the only end of the body."""
+    connection = response.connection
+    has_its_own_end = "content-length" in response.headers or "transfer-encoding" in response.headers
+    if has_its_own_end or connection is None or connection.protocol is None:
+        return None
+    closed = connection.protocol.closed
+    if closed is not None:
+        closed.add_done_callback(lambda closed: closed.cancelled() or closed.exception())  # an agent may leave before
+    return closed
 
 
 class HttpTransport:
@@ -143,7 +194,12 @@ class _HttpResponse:
         """Return the body. In an error body the server's key is replaced by `***`, because agents
         read errors, and some servers quote the key.
         """
-        body = b"".join([piece async for piece in self.pieces()])
+        try:
+            body = await joined(self.pieces())
+        except ServerGone as gone:
+            if self.status >= 300:
+                gone.got = b""  # the end may cut the key in two
+            raise
         return body if self.status < 300 else self._model.without_key(body)
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -151,16 +207,21 @@ class _HttpResponse:
         `MAX_ANSWER_BYTES`.
         """
         n_bytes = 0
-        async for piece in self._response.content.iter_any():
-            n_bytes += len(piece)
-            if n_bytes > MAX_ANSWER_BYTES:
-                raise Refusal(
-                    502,
-                    "upstream_too_large",
-                    f"{self._model.address} sent more than {MAX_ANSWER_BYTES:,} bytes in answer to one call, and the rest was "
-                    "dropped; is the model's endpoint right?",
-                )
-            yield piece
+        try:
+            async for piece in arriving(self._response):
+                n_bytes += len(piece)
+                if n_bytes > MAX_ANSWER_BYTES:
+                    raise Refusal(
+                        502,
+                        "upstream_too_large",
+                        f"{self._model.address} sent more than {MAX_ANSWER_BYTES:,} bytes in answer to one call, and the rest was "
+                        "dropped; is the model's endpoint right?",
+                    )
+                yield piece
+        except TimeoutError:
+            raise
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerGone(error, began=True) from error
 
 
 class AppTransport:
@@ -237,7 +298,7 @@ class _AppResponse:
 
     async def read(self) -> bytes:
         """Return the whole body."""
-        return b"".join([piece async for piece in self.pieces()])
+        return await joined(self.pieces())
 
     async def pieces(self) -> AsyncGenerator[bytes]:
         """Yield the body as it arrives.

@@ -44,6 +44,7 @@ from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.control import PREFIX, join_states
 from leyden.gateway.proxy import LLMProxy
 from leyden.gateway.remote import ControlSecret
+from leyden.gateway.transport import arriving
 from leyden.host import pages
 from leyden.host.child import Backoff, Child, ChildFailure, Parent, describe_exit
 from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply
@@ -355,11 +356,11 @@ class _Dispatch:
                     if length := response.headers.get("content-length"):
                         headers.append((b"content-length", length.encode()))
                     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                    async for piece in response.content.iter_any():
+                    async for piece in arriving(response):
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
             except aiohttp.ClientError:  # the client's reply breaks off, as when a single gateway dies
-                logger.warning("worker %d of the gateway ended in the middle of a reply", owner)
+                logger.warning("a reply of worker %d of the gateway broke off", owner)
             except asyncio.CancelledError:
                 if not watcher.done():
                     raise  # the gateway stops

@@ -374,6 +374,13 @@ class _CountingLog:
         """Count the message for the next report."""
         self._slow_clients.count(f"uvicorn: {str(msg) % args if args else msg}".rstrip("."))
 
+    def error(self, msg: object, *args: object, **options: Any) -> None:
+        """Log the error. An application that returns before the end of its reply breaks it off on
+        purpose and reports why, so that uvicorn's line is for debugging.
+        """
+        broke_off = "without completing" in str(msg)
+        self._logger.log(logging.DEBUG if broke_off else logging.ERROR, msg, *args, **options)
+
 
 class _SlowClients:
     """Closes connections of one server whose clients take too long, and logs how many."""

@@ -169,7 +169,7 @@ async def test_an_answer_that_has_begun_is_never_asked_for_again(
     servers[0].misbehave(Misbehaviour(close_after_chunks=2), Misbehaviour(close_after_chunks=0))
     caller = await new_caller(balanced, store)
     async with caller.client:
-        with pytest.raises(openai.APIError, match="broke off"):
+        with pytest.raises(openai.APIConnectionError):
             await ask(caller, stream=True)
     assert sum(len(server.requests) for server in servers) == 1
 

@@ -67,7 +67,7 @@ def answer(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def run_by(proxy: LLMProxy, model: Model) -> AsyncIterator[None]:
+async def run_by(proxy: LLMProxy, model: Any) -> AsyncIterator[None]:
     """Run a reserved gateway beside a model, as another process would: from what can be pickled, on a socket of its own."""
     settings, listener = proxy.for_process()
     given = pickle.loads(pickle.dumps(settings))
