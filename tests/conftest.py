@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine_clock import MachineClock
+
 try:
     from hypothesis import settings
 except ImportError:
@@ -58,6 +60,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr not in GROUP_FOLDERS:  # these tests know what a CPU computes
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture
+def machine_clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
+    return MachineClock(monkeypatch)
 
 
 def group_of(path: Path) -> str | None:

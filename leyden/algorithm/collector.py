@@ -47,6 +47,7 @@ from leyden.types import (
 )
 from leyden.types.run import algorithm_group
 from leyden.utils import ids
+from leyden.utils.clock import unix_time
 from leyden.utils.numbers import exact_number
 from leyden.utils.racing import first_done
 
@@ -695,7 +696,7 @@ def _state(rollout: Rollout) -> str:
         return f"{rollout.rollout_id} {rollout.status}, and no runner has claimed it"
     attempt, limit = rollout.attempt, rollout.config.timeout_seconds
     ends = "it has no time limit" if limit is None else f"timeout_seconds={limit:g} ends it"
-    lasted = time.time() - attempt.start_time
+    lasted = unix_time() - attempt.start_time
     return f"{rollout.rollout_id} {attempt.status} for {lasted:.0f} s on {attempt.worker_id or 'a runner'}, {ends}"
 
 

@@ -25,6 +25,7 @@ from leyden.gateway.replay import CallReplay, load
 from leyden.host.http import Refusal
 from leyden.store.base import LightningStore
 from leyden.types import Attempt, AttemptedRollout, LiveClaim, Rollout, Span, read_replay_from
+from leyden.utils.clock import unix_time
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Attempts:
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
-        self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS
+        self._all_met_since = unix_time() + _CLOCK_SKEW_SECONDS
         """A time by the store's clock. Attempts that began later made their first call here.
 
         This gateway has numbered all calls of such an attempt, so the store need not be asked.
@@ -144,7 +145,7 @@ class Attempts:
             live = self._live[key] = _Live(trace_id=trace_id_of(key)) if claim is None else self._begin_live(key, claim)
             if len(self._live) > _LIVE_KEPT:
                 self._live.popitem(last=False)
-                self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS  # the dropped one may call again
+                self._all_met_since = unix_time() + _CLOCK_SKEW_SECONDS  # the dropped one may call again
         else:
             with contextlib.suppress(KeyError):  # ended this very moment
                 self._live.move_to_end(key)
@@ -173,7 +174,7 @@ class Attempts:
 
     def _begin_live(self, key: AttemptKey, claim: LiveClaim) -> _Live:
         """Return a new entry for a live rollout. Raise Refusal (401) if its claim is too old."""
-        now = time.time()
+        now = unix_time()
         if abs(now - claim.start_time) > _CLAIM_SECONDS:
             raise Refusal(
                 401,

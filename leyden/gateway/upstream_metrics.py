@@ -21,6 +21,7 @@ from leyden.monitor.metrics import REPORT_SECONDS, upstream_subject
 from leyden.redaction import redact
 from leyden.store.base import LightningStore
 from leyden.types import Sample
+from leyden.utils.clock import unix_time
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class UpstreamMetrics:
                 server.changed = False
                 found += self._samples_of(key, server, upstream_subject(*key, gateway))
         if found or connections:
-            found.append(Sample(name="gateway_connections", time=time.time(), value=connections, worker_id=gateway))
+            found.append(Sample(name="gateway_connections", time=unix_time(), value=connections, worker_id=gateway))
         return found
 
     def all_samples(self) -> list[Sample]:
@@ -165,7 +166,7 @@ class UpstreamMetrics:
         return [sample for key, server in servers for sample in self._samples_of(key, server, " at ".join(key))]
 
     def _samples_of(self, key: tuple[str, str], server: _Server, subject: str) -> list[Sample]:
-        now, metrics = time.time(), _metrics_of(_status(*key, server, self._clock()))
+        now, metrics = unix_time(), _metrics_of(_status(*key, server, self._clock()))
         return [Sample(name=name, time=now, value=value, worker_id=subject) for name, value in metrics.items()]
 
 

@@ -37,6 +37,7 @@ from leyden.monitor.system import SystemProbe, host_name
 from leyden.options import NamedOptions, check_number
 from leyden.store.base import LightningStore
 from leyden.types import Sample, Worker
+from leyden.utils.clock import unix_time
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class Watch:
         """The growth of each counter since this watch began, over all workers."""
         self._unwritten: deque[Sample] = deque(maxlen=10_000)
         """Samples that the store does not have yet; the oldest are dropped if it stays away."""
-        self._made = time.time()
+        self._made = unix_time()
         self._closed_left_behind = False
         """Whether the alerts of an earlier, killed monitor are closed."""
         self._counts_known = False
@@ -156,7 +157,7 @@ class Watch:
 
         If the store cannot be reached, note that and judge the store alone. Raise StoreClosed.
         """
-        now = time.time()
+        now = unix_time()
         try:
             if not self._closed_left_behind:
                 await self._close_left_behind()
@@ -179,7 +180,7 @@ class Watch:
 
     async def close(self) -> None:
         """Resolve all alerts and undo their actions. The sinks are not notified."""
-        now = time.time()
+        now = unix_time()
         for key, alert in [*self.alerts.items()]:
             del self.alerts[key]
             await self._act(replace(alert, until=now))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hmac
 import logging
 import threading
-import time
 import unicodedata
 import uuid
 from collections import Counter, deque
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from leyden.errors import ConfigError
 from leyden.options import check_number
 from leyden.types import VersionKey
+from leyden.utils.clock import unix_time
 from leyden.utils.text import shown
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class Assignment:
         """
         if given is None:
             return place_of(key, user, self.salt) < self.canary_percent
-        if given.until is not None and (time.time() if now is None else now) >= given.until:
+        if given.until is not None and (unix_time() if now is None else now) >= given.until:
             return False
         return place_of(key, user, given.salt) < min(100 * given.share, 100 - self.min_control_percent)
 

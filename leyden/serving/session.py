@@ -43,6 +43,7 @@ from leyden.types import (
 from leyden.types.checks import check_id
 from leyden.types.live import LIVE_TIMEOUT_SECONDS
 from leyden.utils import ids
+from leyden.utils.clock import unix_time
 from leyden.utils.text import error_line, fault_reason, shown, storable
 
 logger = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ class OnlineSession:
         check_id("task_type", task_type)
         check_number("quality", quality, or_none="no required quality")
         person = self._users.identify(user)
-        released, now = self._released.current, time.time()
+        released, now = self._released.current, unix_time()
         chosen = self._assignment.assign(
             self._key, person, released.labels, shares=released.shares, now=now, task_type=task_type, quality=quality
         )
@@ -314,7 +315,7 @@ class OnlineSession:
                 "the claim was not signed with this session's live_key; give the `claim` that begin returned"
             )
         seconds = (
-            max(0.0, time.time() - claim.start_time) if isinstance(served, str) else time.monotonic() - served.began
+            max(0.0, unix_time() - claim.start_time) if isinstance(served, str) else time.monotonic() - served.began
         )
         reason = storable(reason) if isinstance(reason, str) else reason
         self._put(self._running(), claim, status=status, reason=reason, seconds=seconds)
@@ -376,7 +377,7 @@ class OnlineSession:
         if feedback_id is not None:
             fields["feedback_id"] = feedback_id
         try:
-            feedback = Feedback(source=source, kind=kind, value=value, given_time=time.time(), **fields)
+            feedback = Feedback(source=source, kind=kind, value=value, given_time=unix_time(), **fields)
         except ValidationError as error:
             raise ConfigError(f"feedback about rollout {fields['rollout_id']!r}: {_first_fault(error)}") from None
         try:

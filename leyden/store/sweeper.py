@@ -18,6 +18,7 @@ from leyden.errors import StoreClosed, StoreError
 from leyden.options import check_number
 from leyden.store.base import LightningStore
 from leyden.types import Retention
+from leyden.utils.clock import unix_time
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Sweeper:
         deadline = await self._store.next_deadline()
         if deadline is None:
             return self._interval_seconds
-        return min(self._interval_seconds, max(_SHORTEST_SECONDS, deadline - time.time()))
+        return min(self._interval_seconds, max(_SHORTEST_SECONDS, deadline - unix_time()))
 
     async def _prune(self) -> float:
         """Delete all rollouts beyond the limits of retention, step by step, and return the seconds

@@ -30,6 +30,7 @@ from leyden.types import (
     RolloutConfig,
     Span,
 )
+from tests.machine_clock import MachineClock
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
 
@@ -247,10 +248,11 @@ async def test_versions_of_resources_are_counted_by_one_at_a_time(stores: list[P
 
 
 async def test_time_is_the_servers_whatever_the_clocks_of_the_stores_say(
-    stores: list[PostgresLightningStore], monkeypatch: pytest.MonkeyPatch
+    stores: list[PostgresLightningStore], machine_clock: MachineClock
 ) -> None:
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now - 86_400)
+    machine_clock.step(-86_400)
+    machine_clock.let_pass(3600)
     rollout = await stores[0].start_rollout(1, config=RolloutConfig(timeout_seconds=3600))
     assert abs(rollout.start_time - now) < 60
     assert await stores[1].sweep() == []

@@ -16,6 +16,7 @@ from leyden.monitor.monitor import Watch
 from leyden.monitor.system import host_name
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from leyden.types import Sample
+from tests.machine_clock import MachineClock
 from tests.monitor.hearing import Heard
 
 HOT = AlertRule(
@@ -181,6 +182,24 @@ async def test_a_worker_that_ended_is_not_missed_and_takes_its_alerts_along(stor
     assert heard.told == [("hot", "w", False), ("hot", "w", True)]
     assert (await store.query_samples(name="workers_alive"))[-1].value == 0
     assert watch.alerts == {}
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+async def test_a_step_of_the_clock_loses_no_worker_and_hides_no_silence(
+    store: InMemoryLightningStore, machine_clock: MachineClock, hours: int
+) -> None:
+    heard = Heard()
+    watch = Watch(Monitor(rules=[rule for rule in Monitor().rules if rule.name == "worker_lost"], sinks=[heard]), store)
+    await beat(store, heartbeat_seconds=10)
+    await watch.check()
+    machine_clock.step(3600 * hours)
+    await watch.check()
+    assert (await store.query_samples(name="workers_alive"))[-1].value == 1
+    assert heard.told == []
+    for _ in range(30):
+        machine_clock.let_pass(5)
+        await watch.check()
+    assert heard.told == [("worker_lost", "w", False)]
 
 
 async def test_a_store_that_is_away_is_an_alert_until_it_is_back(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -20,7 +19,6 @@ import pytest
 from leyden.errors import ConfigError, GatewayError, StoreAway, StoreError
 from leyden.gateway import LLMProxy, recorder
 from leyden.serving import Assignment, OnlineSession, outbox, unknown
-from leyden.serving import session as serving_session
 from leyden.serving.assignment import place_of, user_hash
 from leyden.serving.continual import CanarySettings, advance, judge, start_canary
 from leyden.serving.continual import begin as begin_release
@@ -46,6 +44,7 @@ from leyden.types import (
     parse_claim,
     sign_claim,
 )
+from tests.machine_clock import MachineClock
 
 KEY = "live-key"
 
@@ -335,6 +334,22 @@ async def test_requests_without_a_user_stay_with_the_control_and_count_for_no_ca
     assert len(warnings) == (user is not None), "once, and None says it on purpose"
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_users_keep_a_canary_after_a_step_of_the_clock_and_leave_it_at_its_deadline(
+    store: InMemoryLightningStore, gateway: LLMProxy, machine_clock: MachineClock, hours: int
+) -> None:
+    release = await begin_release(store, "r1", candidate=("rs", 2), production=("rs", 1))
+    await start_canary(store, release, CanarySettings(share=0.5, settle_seconds=0, deadline_seconds=600))
+    users = [f"user {number}" for number in range(40)]
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY) as session:
+        before = [session.begin("q", user=user).arm for user in users]
+        assert "canary" in before
+        machine_clock.step(3600 * hours)
+        assert [session.begin("q", user=user).arm for user in users] == before
+        machine_clock.let_pass(610)
+        assert {session.begin("q", user=user).arm for user in users} == {"control"}
+
+
 async def test_requests_without_a_user_are_left_out_of_the_verdict(
     store: InMemoryLightningStore, gateway: LLMProxy
 ) -> None:
@@ -509,7 +524,7 @@ async def test_an_end_that_waited_for_the_store_for_an_hour_still_counts(
 
 @pytest.mark.parametrize("jump_seconds", [-5 * 3600.0, 5 * 3600.0])
 async def test_a_clock_that_jumps_in_the_middle_of_a_request_changes_no_arm_and_loses_nothing(
-    store: InMemoryLightningStore, gateway: LLMProxy, monkeypatch: pytest.MonkeyPatch, jump_seconds: float
+    store: InMemoryLightningStore, gateway: LLMProxy, machine_clock: MachineClock, jump_seconds: float
 ) -> None:
     await store.set_label("canary", "rs", 2)
     users = [f"user {number}" for number in range(20)]
@@ -517,13 +532,12 @@ async def test_a_clock_that_jumps_in_the_middle_of_a_request_changes_no_arm_and_
         store, gateway=gateway.endpoint, live_key=KEY, assignment=Assignment(canary_percent=50)
     ) as session:
         before = [session.begin("q", user=user) for user in users]
-        clock = SimpleNamespace(time=lambda: time.time() + jump_seconds, monotonic=time.monotonic)
-        monkeypatch.setattr(serving_session, "time", clock)
+        machine_clock.step(jump_seconds)
         after = [session.begin("q", user=user) for user in users]
         assert [one.arm for one in after] == [one.arm for one in before]
         for served in (before[0], after[0]):
             await ask(served.llm())
-            session.end(served)
+            session.end(served.claim)  # which knows when it began by this clock alone
             session.feedback(served, source="user", reward=1.0)
             found = await recorded(store, served.rollout_id)
             assert 0 <= found.attempt.metadata["served_seconds"] < 60

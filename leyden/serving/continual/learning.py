@@ -17,7 +17,6 @@ import fcntl
 import logging
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,6 +65,7 @@ from leyden.store.base import LightningStore
 from leyden.types import Feedback, NamedResources, Release
 from leyden.types.resources import digest_of
 from leyden.utils.atomic import private_directory, write_file
+from leyden.utils.clock import unix_time
 from leyden.utils.text import describe_error, storable
 
 logger = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ class ContinualLearning:
         """Begin a cycle if the trigger fires and there is enough data, and return its status; else
         return the status "idle" or "stopped", with the reason.
         """
-        store, now = self._store, time.time()
+        store, now = self._store, unix_time()
         if await is_stopped(store):
             return CycleStatus("stopped", None, "learning is stopped; allow_learning(store) allows it again")
         production = await self._production()
@@ -351,7 +351,7 @@ class ContinualLearning:
                 candidate=version,
                 production=base,
                 details={"cycle": cycle.release_id, "reason": cycle.details["reason"]},
-                deadline=time.time() + self._limits.seconds,
+                deadline=unix_time() + self._limits.seconds,
                 who=_WHO,
                 why=str(cycle.details["reason"]),
             )
@@ -373,7 +373,7 @@ class ContinualLearning:
             return await self._advance(release, "refuse", report.reason, {"gate": report.numbers})
         if self._shadow is None:
             return await self._give_to_canary(release, report.reason, {"gate": report.numbers})
-        now = time.time()
+        now = unix_time()
         details = {"gate": report.numbers, "shadow_from": now}
         deadline = now + self._shadow.deadline_seconds
         return await self._advance(release, "observe", report.reason, details, deadline)
@@ -435,7 +435,7 @@ class ContinualLearning:
         """
         if await is_stopped(self._store):
             return await self._advance(row, "stop", "learning is stopped")
-        if row.deadline is not None and time.time() >= row.deadline:
+        if row.deadline is not None and unix_time() >= row.deadline:
             why = f"it was not done in time ({row.state})" + (f": {trouble}" if trouble else "")
             return await self._advance(row, "deadline", why)
         return None
@@ -492,7 +492,7 @@ class ContinualLearning:
             cycle open and learning not stopped. A store that is away does not stop it.
             """
             await asyncio.sleep(self._every)
-            in_time = row.deadline is None or time.time() < row.deadline
+            in_time = row.deadline is None or unix_time() < row.deadline
             try:
                 is_open = (await self._store.get_release(row.release_id)).state == row.state
                 return in_time and is_open and not await is_stopped(self._store)
@@ -645,7 +645,7 @@ async def _began(store: LightningStore) -> float:
     never.
     """
     records = await store.query_audit(label=PRODUCTION, limit=1)
-    return records[0].time if records else time.time()
+    return records[0].time if records else unix_time()
 
 
 def _name(version: Version | None) -> str:

@@ -11,7 +11,6 @@ This module knows how requests are recorded: a rollout of mode `live` with an ar
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,6 +23,7 @@ from leyden.serving.continual.order import RequestOrder
 from leyden.serving.continual.release import CANARY, Event, advance, is_stopped, state_of
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, Feedback, Release, Rollout
+from leyden.utils.clock import unix_time
 from leyden.utils.numbers import mean_of
 
 CONTROL: Final = "control"
@@ -121,7 +121,7 @@ async def start_canary(
     The sessions read the share of the users, and the salt that chooses them, from the release.
     Raise IllegalTransition, ReleaseAdvanced or LabelMoved, as `advance` does.
     """
-    now = time.time() if now is None else now
+    now = unix_time() if now is None else now
     return await advance(
         store,
         release,
@@ -142,7 +142,7 @@ async def judge(
     now: Unix seconds; None: the present time.
     Raise ConfigError for a release that `start_canary` has not started.
     """
-    now = time.time() if now is None else now
+    now = unix_time() if now is None else now
     since = release.details.get("canary_from")
     if since is None:
         raise ConfigError(f"release {release.release_id!r} has no canary; call start_canary first")
@@ -176,7 +176,7 @@ async def step(
     or the kill switch is on. Raise ReleaseAdvanced or LabelMoved if a person or another process has
     intervened; the release is unchanged then.
     """
-    now = time.time() if now is None else now
+    now = unix_time() if now is None else now
     release = await store.get_release(release_id)
     if state_of(release) != "canary":
         return release, None

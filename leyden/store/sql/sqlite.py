@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -21,6 +20,7 @@ from leyden.errors import ConfigError, StoreError, StoreFull
 from leyden.store.sql.queries import adding, counting, load_queries, statements_for
 from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
 from leyden.types import Rollout
+from leyden.utils.clock import unix_time
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _TARGETS = 256
@@ -151,7 +151,7 @@ class SqliteTransaction:
     def begin(self, most: int | None) -> None:
         """Begin an operation, without news so far, on at most `most` rows (None: any number)."""
         self._most = most
-        self.now = time.time()
+        self.now = unix_time()
         self.claimable = 0
         self.finished: list[str] = []
         self.spans = False

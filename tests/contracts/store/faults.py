@@ -16,6 +16,7 @@ from leyden.store import LightningStore
 from leyden.testing import audit_store
 from leyden.types import AttemptedRollout, EnqueueRolloutRequest, Retention, RolloutConfig, UpdateAttemptRequest
 from tests.contracts.store.support import SOON, claimed, ids, span_of
+from tests.machine_clock import MachineClock
 
 # ---- racing ----------------------------------------------------------------------------------------------------------
 
@@ -213,20 +214,60 @@ async def test_a_worker_whose_cancelled_rollout_is_forgotten_is_free(store: Ligh
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_clock_that_goes_backwards_changes_no_order_and_ends_nothing(
-    store: LightningStore, monkeypatch: pytest.MonkeyPatch
+async def waited(store: LightningStore, clock: MachineClock, seconds: float) -> bool:
+    """Let time pass, and return whether the store's clock is this machine's and not a database server's."""
+    before = (await store.add_resources({})).create_time
+    clock.let_pass(seconds)
+    return (await store.add_resources({})).create_time - before > seconds / 2
+
+
+@pytest.mark.parametrize("hours", [1, 24 * 365, -1, -24 * 365])
+async def test_a_step_of_the_clock_ends_no_attempt_and_puts_off_no_limit(
+    store: LightningStore, machine_clock: MachineClock, hours: int
 ) -> None:
-    clock = [2e9]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
+    long = await store.start_rollout(0, config=RolloutConfig(timeout_seconds=600))
+    quiet = await store.start_rollout(0, config=RolloutConfig(unresponsive_seconds=600))
+    machine_clock.step(3600 * hours)
+    assert list(await store.sweep()) == []
+    after = await store.start_rollout(0, config=RolloutConfig(timeout_seconds=600))
+    if await waited(store, machine_clock, 590):
+        assert list(await store.sweep()) == []
+        machine_clock.let_pass(20)
+        ended = {attempt.rollout_id: attempt.status for attempt in await store.sweep()}
+        assert ended == {
+            long.rollout_id: "timeout",
+            quiet.rollout_id: "unresponsive",
+            after.rollout_id: "timeout",
+        }
+    assert await audit_store(store) == []
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_step_of_the_clock_prunes_nothing_by_age_and_keeps_nothing_longer(
+    store: LightningStore, machine_clock: MachineClock, hours: int
+) -> None:
+    retention = Retention(max_age_seconds=600)
+    rollout = await claimed(store)
+    await store.update_attempt(**ids(rollout), status="succeeded")
+    await store.enqueue_rollout("newest")
+    machine_clock.step(3600 * hours)
+    assert await store.prune(retention) == 0
+    if await waited(store, machine_clock, 590):
+        assert await store.prune(retention) == 0
+        machine_clock.let_pass(20)
+        assert await store.prune(retention) == 1
+
+
+async def test_a_clock_that_goes_backwards_changes_no_order_and_ends_nothing(
+    store: LightningStore, machine_clock: MachineClock
+) -> None:
     config = RolloutConfig(timeout_seconds=1000, unresponsive_seconds=1000)
     rollouts = [await store.enqueue_rollout(0, rollout_id="r0", config=config)]
-    if rollouts[0].start_time != clock[0]:
-        pytest.skip("its clock is that of a database server")
     rollout = await store.dequeue_rollout()
     assert rollout is not None
     resources = [await store.add_resources({}, resources_id="s0")]
     for number in range(1, 6):
-        clock[0] -= 3600
+        machine_clock.step(-3600)
         rollouts.append(await store.enqueue_rollout(number, rollout_id=f"r{number}", config=config))
         added = await store.add_span(span_of(rollout, f"{number:016x}"))
         assert added is not None
@@ -234,17 +275,20 @@ async def test_a_clock_that_goes_backwards_changes_no_order_and_ends_nothing(
         resources.append(await store.add_resources({}, resources_id=f"s{number}"))
         assert await store.get_latest_resources() == resources[-1]
         assert list(await store.sweep()) == []
+    times = [each.start_time for each in rollouts] + [resources[-1].create_time]
+    assert times == sorted(times)
     assert [r.rollout_id for r in await store.query_rollouts()] == [r.rollout_id for r in rollouts]
     assert [r.rollout_id for r in await store.dequeue_many_rollouts(limit=9)] == [f"r{n}" for n in range(1, 6)]
     page = await store.poll_new_spans(timeout_seconds=SOON)
     assert [span.sequence_id for span in page.spans] == [1, 2, 3, 4, 5]
     ended = await store.update_attempt(**ids(rollout), status="succeeded")
-    assert ended.end_time == ended.start_time == 2e9
+    assert ended.end_time is not None
+    assert 0 <= ended.end_time - ended.start_time < 60
     assert await audit_store(store) == []
-    clock[0] += 500
-    assert list(await store.sweep()) == []
-    clock[0] += 3600
-    assert {attempt.status for attempt in await store.sweep()} == {"timeout"}
+    if await waited(store, machine_clock, 500):
+        assert list(await store.sweep()) == []
+        machine_clock.let_pass(550)
+        assert {attempt.status for attempt in await store.sweep()} == {"timeout"}
 
 
 # ---- the store itself ------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from leyden.serving.continual import (
 )
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
 from leyden.types import Feedback, LiveClaim, PromptTemplate, Release
+from tests.machine_clock import MachineClock
 
 SETTINGS = CanarySettings(
     share=0.5,
@@ -118,6 +119,29 @@ async def test_a_canary_without_traffic_is_rolled_back_at_its_deadline(store: Li
     release, _ = await step(store, "r1", SETTINGS, now=now + 1001)
     assert release.state == "rolled_back"
     assert (await store.query_audit(release_id="r1"))[0].why == "no verdict after 0 requests: no decision yet on reward"
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_step_of_the_clock_neither_ends_a_canary_nor_prolongs_it(
+    store: LightningStore, machine_clock: MachineClock, hours: int
+) -> None:
+    await canary_of(store)
+    machine_clock.step(3600 * hours)
+    assert (await step(store, "r1", SETTINGS))[0].state == "canary"
+    machine_clock.let_pass(980)
+    assert (await step(store, "r1", SETTINGS))[0].state == "canary"
+    machine_clock.let_pass(40)
+    assert (await step(store, "r1", SETTINGS))[0].state == "rolled_back"
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_requests_after_a_step_of_the_clock_count_for_the_verdict(
+    store: LightningStore, machine_clock: MachineClock, hours: int
+) -> None:
+    await canary_of(store)
+    machine_clock.step(3600 * hours)
+    await serve(store, {"control": 0.3, "canary": 0.95}, 150)
+    assert (await step(store, "r1", SETTINGS))[0].state == "promoted"
 
 
 async def test_a_controller_whose_clock_jumps_back_decides_later_and_alike(store: LightningStore) -> None:
