@@ -98,6 +98,29 @@ def test_a_wrong_key_is_refused_with_the_nearest(config: Any, overrides: list[st
         VERL(config, overrides=overrides)
 
 
+@pytest.mark.parametrize(
+    ("keys", "val", "expected"),
+    [
+        ({}, [3], True),
+        ({"trainer.val_before_train": False}, [3], True),
+        ({"trainer.test_freq": 0}, [3], True),
+        ({"trainer.test_freq": 7}, [3], 7),
+        ({}, None, -1),
+    ],
+)
+def test_a_validation_set_without_an_interval_is_run_after_the_last_step(
+    keys: dict[str, Any], val: list[int] | None, expected: Any, tmp_path: Path
+) -> None:
+    algorithm = VERL({"data.train_batch_size": 1, **keys})
+    found = algorithm._prepared(tmp_path, None, [1, 2], val).trainer.test_freq
+    assert found == (2**31 - 1 if expected is True else expected), (
+        "verl validates after its last step if it is positive"
+    )
+    assert algorithm.config.trainer.test_freq == keys.get("trainer.test_freq", -1)
+    alias = importlib.import_module("leyden.compat.agentlightning.algorithm").VERL({"data.train_batch_size": 1, **keys})
+    assert alias._prepared(tmp_path, None, [1, 2], val).trainer.test_freq == keys.get("trainer.test_freq", -1)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("data: [\n")
     with pytest.raises(ConfigError, match=r"broken\.yaml is no valid YAML: .*line"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.algorithm.verl.config import Config, make_config
@@ -16,6 +17,11 @@ from leyden.extras import import_optional
 from leyden.legacy import AgentLightningClient
 from leyden.loop import Metrics, Stage
 from leyden.types import NamedResources, ProxyLLM
+
+logger = logging.getLogger(__name__)
+
+_AFTER_THE_LAST_STEP: Final = 2**31 - 1
+"""A `trainer.test_freq` that no step reaches: verl validates after the last step in any case."""
 
 
 class VERL(Algorithm):
@@ -38,6 +44,10 @@ class VERL(Algorithm):
 
     uses_gateway = True
     resumable = True
+
+    validates_at_end: bool = True
+    """Whether a validation set is run after the last step although no `trainer.test_freq` asks for
+    it."""
 
     def __init__(
         self,
@@ -82,9 +92,10 @@ class VERL(Algorithm):
         """Train with verl. Checkpoints are written to the run's directory, and a resumed run
         continues from the newest one.
 
-        Without data sets, verl reads `data.train_files` and `data.val_files`. Without a validation
-        set, verl validates on the training set, if `trainer.val_before_train` or
-        `trainer.test_freq` asks for a validation.
+        Without data sets, verl reads `data.train_files` and `data.val_files`. With a validation set
+        and no `trainer.test_freq`, verl also validates once, after the last step. Without one, verl
+        validates on the training set, if `trainer.val_before_train` or `trainer.test_freq` asks for
+        a validation.
         """
         from leyden.algorithm.verl.running import run_ppo
 
@@ -128,6 +139,9 @@ class VERL(Algorithm):
                 config.data[f"{name}_files"] = str(LoadedDataset(tasks).write(scratch / f"{name}.jsonl"))
             if str(config.trainer.default_local_dir).startswith("checkpoints/"):  # verl's default
                 config.trainer.default_local_dir = str((kept or scratch) / "checkpoints")
+        if val is not None and self.validates_at_end and not (config.trainer.test_freq or 0) > 0:
+            logger.info("val_dataset is run after the last step; give trainer.test_freq to see it during training too")
+            config.trainer.test_freq = _AFTER_THE_LAST_STEP
         size = config.data.train_batch_size
         if train is not None and len(train) < size:
             raise ConfigError(

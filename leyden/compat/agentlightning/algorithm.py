@@ -33,7 +33,9 @@ class _OnTheNativeStore(native.Algorithm):
 
 
 class VERL(_OnTheNativeStore, native.VERL):
-    """Train with verl."""
+    """Train with verl. Its own keys alone say when it validates."""
+
+    validates_at_end = False
 
 
 class APO(_OnTheNativeStore, native.APO):
