@@ -184,7 +184,9 @@ class Evaluation(Algorithm):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> EvaluationResult:
-        """Measure the agent on `val_dataset`, or on `train_dataset` if there is no other."""
+        """Measure the agent on the data set. Raise ConfigError for two of them."""
+        if train_dataset is not None and val_dataset is not None:
+            raise ConfigError("Evaluation measures on one data set and was given two; leave out train_dataset")
         tasks = train_dataset if val_dataset is None else val_dataset
         if tasks is None or not len(tasks):
             raise ConfigError("Evaluation needs tasks to measure the agent on; pass a data set with at least one")

@@ -113,7 +113,7 @@ class Baseline(FastAlgorithm):
     n_epochs: how often to go through both data sets.
     train_split: without a validation set, this share of the training set is run in mode
         `train` and the rest in mode `val`. Each mode has a mean reward of its own; by default
-        one mean covers all tasks.
+        one mean covers all tasks. With a validation set, it is refused.
     polling_interval: the longest time in seconds between two progress lines.
     max_queue_length: the number of rollouts that are enqueued and not finished at a time; a new
         one is enqueued when one has finished. None: twice as many as all runners work on at once,
@@ -151,7 +151,7 @@ class Baseline(FastAlgorithm):
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Enqueue a rollout for each task, wait for all of them, and log their rewards.
 
-        Raise ConfigError if there are no tasks.
+        Raise ConfigError if there are no tasks, and for a `train_split` beside a validation set.
         """
         if self._run is None:  # without a Trainer; only the run's id is needed
             self.set_run(Run(run_id=secrets.token_hex(6)))
@@ -167,7 +167,11 @@ class Baseline(FastAlgorithm):
     def _tasks(self, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Iterator[tuple[Any, RolloutMode]]:
         """Yield each task with the mode in which it is run."""
         train, val = ([] if train is None else train), ([] if val is None else val)
-        n_train = len(train) if len(val) else round(len(train) * self.train_split)
+        if len(val) and self.train_split != 1.0:
+            raise ConfigError(
+                f"train_split is {self.train_split:g}, and with a val_dataset nothing is split off; leave one of them out"
+            )
+        n_train = round(len(train) * self.train_split)
         for index in range(len(train)):
             yield train[index], "train" if index < n_train else "val"
         for index in range(len(val)):

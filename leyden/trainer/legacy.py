@@ -8,6 +8,7 @@ every strategy, hook and monitor works with it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator
@@ -28,6 +29,8 @@ from leyden.tracer import Tracer
 from leyden.trainer.boundary import short_errors
 from leyden.trainer.served_tasks import ServedTasks
 from leyden.utils.frames import users_stacklevel
+
+logger = logging.getLogger(__name__)
 
 Source = str | AgentLightningClient | Dataset[Any] | None
 """A server's URL, a client of it, or a data set."""
@@ -98,6 +101,8 @@ class TrainerLegacy(NamedOptions, ABC):
         With a server's URL or a client, each runner has one task at a time. The run ends after
         `max_rollouts` tasks for each runner, or with Ctrl-C. With data, this calls `fit`.
 
+        val_data: of no use with a server, whose tasks say themselves whether they are validation; a
+            warning says so.
         dev_data: replaces `train_data` if the trainer has `dev=True`.
         dev_backend: the older name of `dev_data`.
         Raise ConfigError for a server together with an algorithm, which would get no rollouts, and
@@ -121,6 +126,8 @@ class TrainerLegacy(NamedOptions, ABC):
                 f"the tasks come from {client.endpoint}, so {type(self.algorithm).__name__} would get no rollouts; leave "
                 "algorithm out here, or give fit() the data"
             )
+        if val_data is not None:
+            logger.warning("val_data is used by nothing: the tasks come from %s, with their modes", client.endpoint)
         max_tasks = None if self.max_rollouts is None else self.max_rollouts * self.n_runners
         tasks = ServedTasks(client, self.adapter, in_flight=self.n_runners, max_tasks=max_tasks)
         self.init(client)

@@ -238,6 +238,8 @@ class Trainer(TrainerLegacy):
         RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
         """
         if is_url(train_dataset):
+            if resume:
+                raise ConfigError(f"resume=True, but the tasks come from {train_dataset}; leave one of them out")
             return self.fit_v0(agent, train_dataset, val_data=val_dataset, dev_data=train_dataset)
         if self._dev and not resume:
             return self.dev(agent, train_dataset, val_dataset=val_dataset)

@@ -39,7 +39,9 @@ async def test_without_a_validation_set_the_training_set_is_split(split: float, 
 
 async def test_with_a_validation_set_nothing_is_split() -> None:
     assert await modes(ly.Baseline(), [1, 2, 3]) == {("train", 1): 1, ("train", 2): 1, ("train", 3): 1}
-    assert await modes(ly.Baseline(train_split=0.5), [1, 2], [3]) == {("train", 1): 1, ("train", 2): 1, ("val", 3): 1}
+    assert await modes(ly.Baseline(), [1, 2], [3]) == {("train", 1): 1, ("train", 2): 1, ("val", 3): 1}
+    with pytest.raises(ConfigError, match=r"train_split is 0\.5, and with a val_dataset nothing is split off"):
+        await modes(ly.Baseline(train_split=0.5), [1, 2], [3])
 
 
 async def test_a_validation_set_alone_is_enough() -> None:

@@ -108,3 +108,8 @@ def test_fit_shows_how_an_evaluation_ended_and_each_number_once(
     assert shown.count("0.375") == 1
     assert shown.count("ValueError: no such tool") == 1
     assert f"run: {tmp_path / 'run'}" in shown
+
+
+def test_two_data_sets_are_refused_because_one_is_measured() -> None:
+    with pytest.raises(ConfigError, match="Evaluation measures on one data set and was given two"):
+        ly.Trainer(algorithm=Evaluation(), store="memory").fit(agent, [1], val_dataset=[2])

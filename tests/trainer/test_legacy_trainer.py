@@ -107,6 +107,14 @@ def test_a_dev_trainer_uses_the_dev_data_and_repeats_its_tasks():
         trainer.fit_v0(double, [1], dev_data=loader, dev_backend=loader)
 
 
+def test_a_validation_set_beside_a_server_is_said_to_be_used_by_nothing(caplog: pytest.LogCaptureFixture):
+    ly.Trainer(max_rollouts=1, progress=False).fit_v0(double, DevTaskLoader([1, 2], MODEL), val_data=[3])
+    (warned,) = [message for message in caplog.messages if "val_data is used by nothing" in message]
+    assert "the tasks come from" in warned
+    with pytest.raises(ConfigError, match=r"resume=True, but the tasks come from http://127\.0\.0\.1:1"):
+        ly.Trainer().fit(double, "http://127.0.0.1:1", resume=True)
+
+
 def test_data_with_an_algorithm_is_fit_and_a_server_with_one_is_refused(tmp_path):
     trainer = ly.Trainer(algorithm="baseline", run_dir=tmp_path / "run", progress=False)
     assert trainer.fit_v0(double, [1, 2], val_data=[3]).rollouts["succeeded"] == 3
