@@ -5,7 +5,6 @@ The loop does checkpoints, progress, metrics and resuming. An algorithm defines 
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -15,10 +14,7 @@ from leyden.algorithm.base import Algorithm, Dataset
 from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
 from leyden.loop.callbacks import HookResult
 from leyden.loop.progress_bar import showing_setup
-from leyden.loop.train_loop import reached_interval
 from leyden.options import check_several
-
-logger = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 * 2**20
 """The largest checkpoint, in bytes, that is written after every step if no interval was chosen."""
@@ -77,7 +73,6 @@ class IterativeAlgorithm(Algorithm):
         self.keep_last, self.keep_best = keep_last, keep_best
         self.best_mode: Literal["max", "min"] = best_mode
         self.callbacks, self.writers = tuple(callbacks), tuple(writers)
-        self._val_every = val_every_n_iters
         self._new_checkpoint(Path("checkpoints"))
         self._loop = self._new_loop(())  # refuses wrong options before anything has started
 
@@ -111,23 +106,6 @@ class IterativeAlgorithm(Algorithm):
     async def teardown(self) -> None:
         """Release what `setup` acquired. Called at the end in any case, also after an error."""
 
-    def validation_interval(self, val_dataset: Dataset[Any] | None) -> int | None:
-        """Return after how many steps to validate each time; None: never.
-
-        A validation set without an interval, or with one that no step reaches, is run once, after
-        the last step.
-        """
-        has_validation = type(self).validate is not IterativeAlgorithm.validate
-        if val_dataset is None or not len(val_dataset) or not has_validation or not self.max_iters:
-            return self.val_every_n_iters
-        every = reached_interval(self.val_every_n_iters, self.max_iters)
-        if every != self.val_every_n_iters:
-            logger.info(
-                "val_dataset is run once, after step %d; give a smaller interval of validations to see it during training",
-                every,
-            )
-        return every
-
     def leaves_rollouts(self, error: BaseException | None) -> bool:
         """Return whether unfinished rollouts stay in the queue when `run` has ended: steps are
         left, for which a resumed run reads them.
@@ -156,12 +134,13 @@ class IterativeAlgorithm(Algorithm):
             checkpoint = self._new_checkpoint(run.directory / "checkpoints")
         rollouts = _Rollouts(self, checkpoint)
         recorder = run.recorder
-        self._val_every = self.validation_interval(val_dataset)
         self._loop = self._new_loop(
             (rollouts,) if checkpoint is None else (checkpoint, rollouts),
             callbacks=() if recorder is None else recorder.loop_callbacks(),
             writers=() if recorder is None else recorder.loop_writers(),
         )
+        validates = type(self).validate is not IterativeAlgorithm.validate
+        self._loop.validates_at_end = validates and val_dataset is not None and len(val_dataset) > 0
         saved = checkpoint.latest() if checkpoint is not None and run.resume else None
         try:
             with showing_setup(self._loop):
@@ -199,7 +178,7 @@ class IterativeAlgorithm(Algorithm):
         """
         return TrainLoop(
             max_iters=self.max_iters,
-            val_every_n_iters=self._val_every,
+            val_every_n_iters=self.val_every_n_iters,
             validate_first=self.validate_first,
             callbacks=[*self.callbacks, *callbacks, *last],
             writers=[*self.writers, *writers],

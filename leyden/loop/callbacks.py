@@ -175,6 +175,11 @@ class MonitoringCallback(Callback, ABC):
         """
         if mode not in ("max", "min"):
             raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
+        if monitor is None and mode == "min":
+            raise ConfigError(
+                "mode is 'min', and no metric is monitored; name one (Checkpoint: monitor, an algorithm: keep_best), or leave "
+                "the mode out"
+            )
         self.monitor, self.mode = monitor, mode
         self.at_validations = monitor is not None and monitor.startswith("val/")
 
@@ -264,7 +269,8 @@ class EarlyStopping(MonitoringCallback):
         """Reset the counters of an earlier fit. Stop again if the resumed run had been stopped."""
         if self.at_validations and not loop.validates:
             raise ConfigError(
-                f"EarlyStopping monitors {self.monitor!r}, but the loop has no interval of validations; set val_every_n_iters"
+                f"EarlyStopping monitors {self.monitor!r}, but the loop has no interval of validations; set "
+                "val_every_n_iters (PolicyGradient: val_every_n_steps)"
             )
         if loop.current_iter == 0:
             self._reset()

@@ -190,7 +190,8 @@ class Checkpoint(MonitoringCallback):
         validated = [name for name in wanted if name.startswith("val/")]
         if validated and not loop.validates:
             raise ConfigError(
-                f"Checkpoint needs {validated[0]!r}, but the loop has no interval of validations; set val_every_n_iters"
+                f"Checkpoint needs {validated[0]!r}, but the loop has no interval of validations; set "
+                "val_every_n_iters (PolicyGradient: val_every_n_steps)"
             )
         every, val_every = self.every_n_iters, loop.val_every_n_iters
         if (

@@ -86,15 +86,6 @@ class Resumable(Protocol):
         ...
 
 
-def reached_interval(every: int | None, n_iters: int) -> int:
-    """Return an interval at which a validation set is used, in a run of `n_iters` iterations.
-
-    every: the interval that the user gave; None, or one that the run does not reach: once, after
-        the last iteration.
-    """
-    return n_iters if every is None else min(every, n_iters)
-
-
 class TrainLoop(NamedOptions):
     """One run of training. A TrainLoop runs once; its subclass `leyden.rl.Trainer` starts again
     with each fit.
@@ -126,6 +117,9 @@ class TrainLoop(NamedOptions):
         if twice := [str(path) for path in paths if paths.count(path) > 1]:
             raise ConfigError(f"two writers write {twice[0]}; give each a file of its own")
         self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
+        self.validates_at_end = False
+        """Whether to validate after the last iteration if no other one reaches `val_every_n_iters`.
+        Set it for a validation set that nothing would use."""
         self.callbacks = sorted(callbacks, key=lambda callback: callback.runs_last)
         self.writers = list(writers)
         self.initialize()
@@ -178,11 +172,14 @@ class TrainLoop(NamedOptions):
     @property
     def validation_interval(self) -> int | None:
         """After how many iterations to validate each time; None: never."""
-        return self.val_every_n_iters
+        every = self.val_every_n_iters
+        if self.validates_at_end and self.max_iters:
+            return self.max_iters if every is None else min(every, self.max_iters)
+        return every
 
     @property
     def validates(self) -> bool:
-        """Whether the options ask for validations."""
+        """Whether the options ask for validations before the end."""
         return self.validate_first or self.val_every_n_iters is not None
 
     @property
@@ -317,6 +314,11 @@ class TrainLoop(NamedOptions):
 
     def _fit(self, vessel: Vessel) -> Flow:
         """Yield the results of hooks and stages of a whole run, in their order."""
+        if (every := self.validation_interval) != self.val_every_n_iters:
+            logger.info(
+                "the validation set is run once, after iteration %d; give a smaller interval to see it during training",
+                every,
+            )
         yield from self._call("on_fit_start", vessel)
         if self.validation_due and not self.should_stop:
             yield from self._validate(vessel)

@@ -28,7 +28,7 @@ openai = pytest.importorskip("openai")
 import leyden as ly  # noqa: E402
 from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
-from leyden.loop import Callback, CsvWriter, TrainLoop  # noqa: E402
+from leyden.loop import Callback, CsvWriter, EarlyStopping, TrainLoop  # noqa: E402
 from leyden.maths import Advantages, register_estimator  # noqa: E402
 from leyden.maths.advantages import AdvantageEstimate, RolloutRewards  # noqa: E402
 from leyden.runs import open_run  # noqa: E402
@@ -509,6 +509,9 @@ def test_an_adapter_that_gives_something_else_is_named() -> None:
         ({"max_attempts": 0}, "max_attempts is 0"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"resource_name": ""}, "resource_name is ''"),
+        ({"final_fraction": 0.5}, "final_fraction is 0.5, and schedule='constant' has no use for it"),
+        ({"critic_optim": ly.OptimParams()}, "critic_optim is .*, and there is no critic of its own to optimise"),
+        ({"best_mode": "min"}, "mode is 'min', and no metric is monitored"),
         ({"agent_match": "("}, r"agent_match is '\(', which is no regular expression"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -655,6 +658,27 @@ def test_a_validation_set_without_an_interval_is_run_once_after_the_last_step() 
         ly.Trainer(algorithm=algorithm, store="memory").fit(agent_of(raises), ["good"], val_dataset=given)
         assert [row["rollouts"] for row in rows.val] == expected
         assert len(rows.train) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({"val_every_n_steps": 1}, "val_every_n_steps is 1"), ({"validate_first": True}, "validate_")],
+)
+@pytest.mark.parametrize("data", [None, []])
+def test_validations_without_tasks_are_said_not_to_be_done(
+    options: dict[str, Any], asked: str, data: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ly.Trainer(algorithm=policy_gradient(Rows(), **options), store="memory").fit(agent_of(raises), ["good"], data)
+    (warned,) = [message for message in caplog.messages if "nothing is validated" in message]
+    assert asked in warned
+
+
+def test_one_validation_at_the_end_is_nothing_to_stop_early_by_or_to_choose_the_best_by(tmp_path: Path) -> None:
+    asking: dict[str, dict[str, Any]] = {"stop": {"callbacks": [EarlyStopping()]}, "best": {"keep_best": "val/reward"}}
+    for name, options in asking.items():
+        algorithm = policy_gradient(Rows(), n_steps=2, **options)
+        with pytest.raises(ConfigError, match=r"no interval of validations; set .*val_every_n_steps"):
+            ly.Trainer(algorithm=algorithm, run_dir=tmp_path / name).fit(agent_of(raises), ["good"], ["good"])
 
 
 def test_two_deterministic_runs_with_one_seed_measure_and_end_the_same(tmp_path: Path) -> None:

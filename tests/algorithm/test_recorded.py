@@ -103,10 +103,13 @@ def test_a_validation_set_without_an_interval_is_measured_after_the_last_step(
 
 
 @pytest.mark.parametrize("make", [ly.SFT, ly.DPO])
-def test_tasks_to_train_on_are_refused_because_only_records_teach(make: Any) -> None:
-    algorithm = make(backend(), source="latest", n_steps=1)
-    with pytest.raises(ConfigError, match=r"train_dataset was given, and ... learns from the recorded rollouts"):
-        ly.Trainer(algorithm=algorithm, store="memory").fit(says_four, [1, 2])
+def test_tasks_to_train_on_are_said_to_be_used_by_nothing(
+    recorded: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = make(backend(), source=recorded, n_steps=1, items_per_step=2)
+    ly.Trainer(algorithm=algorithm, store="memory").fit(says_four, [1, 2])
+    (warned,) = [message for message in caplog.messages if "train_dataset is used by nothing" in message]
+    assert f"because {make.__name__} learns from recorded rollouts alone" in warned
 
 
 def test_a_source_without_rewards_to_learn_from_is_named(recorded: Path) -> None:

@@ -174,6 +174,11 @@ class PolicyGradient(PolicyAlgorithm):
         self.reference = self._checked_reference(reference)
         self.critic, self.critic_optim = self._checked_critic(critic), critic_optim or self.optim
         self._own_critic = None if self.critic is self.backend else self.critic
+        if critic_optim is not None and self._own_critic is None:
+            raise ConfigError(
+                f"critic_optim is {critic_optim!r}, and there is no critic of its own to optimise; give critic=, or leave "
+                "critic_optim out"
+            )
         """The critic if it is a separate model, with its own optimizer."""
         self._other_backends = [each for each in (self.reference, self._own_critic) if each is not None]
         self._greedy_resources_id = ""

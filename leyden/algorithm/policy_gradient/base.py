@@ -136,6 +136,11 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self.optim = optim or OptimParams()
         self._chose_optim = optim is not None
         self._schedule: dict[str, Any] = {"warmup": warmup_steps, "kind": schedule, "final_fraction": final_fraction}
+        if schedule == "constant" and final_fraction:
+            raise ConfigError(
+                f"final_fraction is {final_fraction!r}, and schedule='constant' has no use for it; set schedule='linear' or "
+                "'cosine', or leave final_fraction out"
+            )
         if schedule != "constant" and warmup_steps >= n_steps:
             raise ConfigError(
                 f"warmup_steps is {warmup_steps} and n_steps is {n_steps}, which leaves no step for schedule={schedule!r}; "
@@ -179,6 +184,11 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Start the policy, route the gateway to it, and publish it as a resource. Raise
         ConfigError without a gateway.
         """
+        if (self.val_every_n_iters or self.validate_first) and (val_dataset is None or not len(val_dataset)):
+            asked = (
+                "validate_first is True" if self.validate_first else f"val_every_n_steps is {self.val_every_n_iters}"
+            )
+            logger.warning("%s, and nothing is validated, because there is no val_dataset with tasks", asked)
         proxy = self.require_llm_proxy()
         self._val = val_dataset
         self._warn_of_learning_rate()

@@ -31,7 +31,7 @@ from leyden.algorithm.policy_gradient.batch import (
 )
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, explanation
 from leyden.engine.base import Learner, PolicyBackend
-from leyden.errors import ConfigError, NoTrainingData
+from leyden.errors import NoTrainingData
 from leyden.maths.losses import CrossEntropyLoss, DPOLoss, dpo_weights
 from leyden.options import check_choice, check_number
 from leyden.runs.reading import open_run
@@ -138,13 +138,14 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         """Make one optimizer step on some items."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, and choose the training items. Raise NoTrainingData if there are none,
-        and ConfigError for tasks to train on.
+        """Start the policy, and choose the training items. Raise NoTrainingData if there are
+        none.
         """
         if train_dataset is not None:
-            raise ConfigError(
-                f"train_dataset was given, and {type(self).__name__} learns from the recorded rollouts of source= alone; "
-                "pass None in its place, and tasks to measure the policy on as val_dataset"
+            logger.warning(
+                "train_dataset is used by nothing, because %s learns from recorded rollouts alone; pass None in its place, "
+                "and tasks to measure the policy on as val_dataset",
+                type(self).__name__,
             )
         await super().setup(train_dataset, val_dataset)
         async with self._open_source() as store:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -37,7 +36,7 @@ from leyden.loop import (
 )
 from leyden.loop.metrics import MetricValue, Stage, clean_metrics
 from leyden.loop.rng import restore_rng
-from leyden.loop.train_loop import Flow, keyed, reached_interval
+from leyden.loop.train_loop import Flow, keyed
 from leyden.options import check_number
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
 from leyden.rl.env.factory import env_kind
@@ -49,8 +48,6 @@ from leyden.runs.config import describe, describe_dataset, describe_program, imp
 from leyden.runs.folder import MANIFEST
 from leyden.runs.folder_loop import FolderCallback, FolderWriter, recording
 from leyden.runs.recording import FolderRecorder
-
-logger = logging.getLogger(__name__)
 
 
 class Trainer(TrainLoop):
@@ -202,18 +199,14 @@ class Trainer(TrainLoop):
         vessel.require_stage("train")
         if self.validates:
             vessel.require_stage("val")
-        elif self.max_iters is None and self._has_validation(vessel):
+        given = isinstance(vessel, TrainingVessel) and vessel.val_initial_states is not None
+        self.validates_at_end = given and self.uses_val_initial_states
+        if self.validates_at_end and self.max_iters is None and not self.validates:
             raise ConfigError(
                 "the vessel has val_initial_states, and nothing says when to use them; give the trainer val_every_n_iters, "
                 "or max_iters for one validation at the end, or leave val_initial_states out"
             )
         self._assign(vessel)
-        if (every := self.validation_interval) != self.val_every_n_iters:
-            logger.info(
-                "val_initial_states are run once, after iteration %d; give a smaller val_every_n_iters to see them "
-                "during training",
-                every,
-            )
         self._loaded = None
         self.initialize()
         self._has_record = True
@@ -223,21 +216,6 @@ class Trainer(TrainLoop):
             self.run(cast(Any, vessel), resume=start)
             if folder is not None and self._interrupted:
                 folder.close("stopped", "interrupted")
-
-    @property
-    def validation_interval(self) -> int | None:
-        """After how many iterations to validate each time; None: never.
-
-        If the vessel has `val_initial_states` that the option would not use, the number of all
-        iterations.
-        """
-        if self.max_iters and self._has_validation(self.vessel):
-            return reached_interval(self.val_every_n_iters, self.max_iters)
-        return self.val_every_n_iters
-
-    def _has_validation(self, vessel: TrainingVesselBase[Any] | None) -> bool:
-        given = isinstance(vessel, TrainingVessel) and vessel.val_initial_states is not None
-        return given and self.uses_val_initial_states
 
     def _newest_checkpoint(self) -> Resumable | None:
         """Return the newest checkpoint of the run in `run_dir`; None if it has none yet.

@@ -462,7 +462,7 @@ def test_states_to_validate_on_that_no_interval_uses_are_run_once_after_the_last
     caplog.set_level("INFO")
     trainer = trainer_of(val_every_n_iters=every, max_iters=max_iters)
     assert validated_after(trainer, vessel_of()) == expected
-    said = [message for message in caplog.messages if "val_initial_states are run once" in message]
+    said = [message for message in caplog.messages if "the validation set is run once" in message]
     assert len(said) == (expected == [2] and every in (None, 3))
     assert trainer.val_every_n_iters == every
     assert ("val/reward" in trainer.metrics) == bool(expected and expected[-1] == max_iters)
