@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from leyden.monitor.health import health_of
 from leyden.store.base import LightningStore
@@ -41,9 +42,7 @@ class ReportedVersion:
         seconds: the longest wait; None: 5 seconds, which no other value exceeds.
         """
         until = time.monotonic() + min(_WAIT_SECONDS, _WAIT_SECONDS if seconds is None else seconds)
-        while not (
-            workers := [each for each in await self._store.query_workers() if health_of(each, time.time()) == "healthy"]
-        ):
+        while not (workers := await self._healthy()):
             if self._known is not None or self._has_waited or time.monotonic() >= until:
                 self._has_waited = True
                 return self._known
@@ -54,6 +53,11 @@ class ReportedVersion:
         is_shared = len(versions) == 1 and all(_version(each) is not None for each in workers)
         self._known = versions.pop() if is_shared else None
         return self._known
+
+    async def _healthy(self) -> Sequence[Worker]:
+        workers = await self._store.query_workers()
+        now = (await self._store.statistics())["time"] if workers else 0.0
+        return [each for each in workers if health_of(each, now) == "healthy"]
 
     def _warn(self, versions: tuple[str, ...]) -> None:
         """Log once that the workers run these versions of the agent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,8 +38,8 @@ def workers(
 
     from leyden.monitor import health_of
 
-    now = time.time()
-    found = [w for w in asyncio.run(_read(url, token, wait)) if now - (w.last_heartbeat_time or 0) < _SHOWN_SECONDS]
+    read, now = asyncio.run(_read(url, token, wait))
+    found = [w for w in read if now - (w.last_heartbeat_time or 0) < _SHOWN_SECONDS]
     if as_json:
         rows = [{**worker.model_dump(mode="json"), "health": health_of(worker, now)} for worker in found]
         echo_json(rows)
@@ -50,16 +49,21 @@ def workers(
         echo("no worker reported within the last day")
 
 
-async def _read(url: str, token: str | None, wait_seconds: float) -> list[Worker]:
-    """Return all workers of a store, after a server has accepted a connection."""
+async def _read(url: str, token: str | None, wait_seconds: float) -> tuple[list[Worker], float]:
+    """Return all workers of a store, after a server has accepted a connection, and the time by the
+    store's clock.
+    """
     from leyden.cli.connecting import answer_of, store_in_words, store_to_read
 
     async with store_to_read(url, token, wait_seconds) as store:
-        return list(await answer_of(store_in_words(url), store.query_workers()))
+        workers = list(await answer_of(store_in_words(url), store.query_workers()))
+        return workers, (await answer_of(store_in_words(url), store.statistics()))["time"]
 
 
 def _table(workers: list[Worker], now: float) -> Table:
-    """Return the workers as a table of their health and last heartbeat. now: Unix seconds."""
+    """Return the workers as a table of their health and last heartbeat. now: Unix seconds by the
+    store's clock.
+    """
     from rich.table import Table
 
     from leyden.monitor import health_of

@@ -58,7 +58,7 @@ _RECORD_LOOKED_AT = 256
 It exceeds the number of calls that one attempt has under way.
 """
 _CLOCK_SKEW_SECONDS = 1.0
-"""Seconds by which the store's clock may be ahead of this machine's."""
+"""Seconds by which the store's clock may be further ahead than was measured."""
 _FIRST_CALL_SECONDS = 10.0
 """Seconds after its beginning within which a live rollout's first call needs no store read."""
 _ENDED_KEPT = 65_536
@@ -109,9 +109,13 @@ class Attempts:
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._all_met_since = unix_time() + _CLOCK_SKEW_SECONDS
-        """A time by the store's clock. Attempts that began later made their first call here.
+        """A time by this process's clock. Attempts that began later made their first call here.
 
         This gateway has numbered all calls of such an attempt, so the store need not be asked.
+        """
+        self._store_is_ahead: float | None = None
+        """Seconds by which the store's clock, which dates attempts, is ahead of this process's.
+        None until the store is asked.
         """
         self._live: OrderedDict[AttemptKey, _Live] = OrderedDict()
         self._ended: dict[AttemptKey, bool] = {}
@@ -304,7 +308,11 @@ class Attempts:
         if not live.sampling_key:
             live.sampling_key = await self._sampling_key(rollout, attempt)
         if live.calls_before is None:
-            before = 0 if attempt.start_time > self._all_met_since else await self._calls_before(rollout_id, attempt_id)
+            if self._store_is_ahead is None:
+                asked = unix_time()
+                self._store_is_ahead = (await self._store.statistics())["time"] - asked
+            is_new = attempt.start_time - self._store_is_ahead > self._all_met_since
+            before = 0 if is_new else await self._calls_before(rollout_id, attempt_id)
             replay = await self._replay(rollout, attempt, before)
             if live.calls_before is None:  # else another call of the attempt has set it meanwhile
                 live.calls_before, live.replay = before, replay

@@ -162,7 +162,7 @@ class Watch:
             if not self._closed_left_behind:
                 await self._close_left_behind()
                 self._closed_left_behind = True
-            workers = await self._measure_store(now)
+            workers, store_now = await self._measure_store(now)
             await self._read_upstreams(now)
         except (LeydenError, TimeoutError) as error:
             if isinstance(error, StoreClosed):
@@ -171,7 +171,7 @@ class Watch:
             self._note(None, {"store_reachable": 0.0}, now)
             await self._judge(None, now)  # nothing is known of the workers
             return
-        self._note_workers(workers, now)
+        self._note_workers(workers, now, store_now)
         for subject in [*self._series]:
             await self._judge(subject, now)
         for key in [key for key in self.alerts if key[1] not in self._series]:
@@ -189,8 +189,9 @@ class Watch:
 
     # ---- measuring -------------------------------------------------------------------------------
 
-    async def _measure_store(self, now: float) -> Sequence[Worker]:
-        """Note the metrics of the store and its machine, and return the workers.
+    async def _measure_store(self, now: float) -> tuple[Sequence[Worker], float]:
+        """Note the metrics of the store and its machine. Return the workers, and the time by the
+        store's clock.
 
         Raise TimeoutError after ten seconds without a reply, and the store's own errors.
         """
@@ -202,16 +203,16 @@ class Watch:
             started = time.perf_counter()
             workers = await store.query_workers(sort_by="last_heartbeat_time", sort_order="desc", limit=_MOST_WORKERS)
             latency = time.perf_counter() - started
-            queued = await store.query_rollouts(status_in=["queuing", "requeuing"], limit=1)
-            under_way = await store.query_rollouts(status_in=["preparing", "running"], limit=1)
+            statistics = await store.statistics()
+        count = statistics["rollouts_by_status"].get
         metrics = {
             "store_reachable": 1.0,
             "store_latency_seconds": latency,
-            "queue_length": float(queued.total),
-            "rollouts_under_way": float(under_way.total),
+            "queue_length": float(count("queuing", 0) + count("requeuing", 0)),
+            "rollouts_under_way": float(count("preparing", 0) + count("running", 0)),
         }
         self._note(None, metrics, now)
-        return workers
+        return workers, statistics["time"]
 
     async def _read_upstreams(self, now: float) -> None:
         """Add the gateways' samples to the series that rules read.
@@ -231,13 +232,15 @@ class Watch:
             del self._upstreams[subject], self._series[subject]
             self._read_until = {key: time for key, time in self._read_until.items() if key[0] != subject}
 
-    def _note_workers(self, workers: Sequence[Worker], now: float) -> None:
+    def _note_workers(self, workers: Sequence[Worker], now: float, store_now: float) -> None:
         """Note the metrics of each living worker, and drop the series of the others.
+
+        store_now: the time by the store's clock, which dates heartbeats.
 
         The metrics of a machine come from one healthy worker there, so that one busy machine raises
         one alert.
         """
-        recent = [worker for worker in workers if now - (worker.last_heartbeat_time or 0.0) <= _ABANDON_SECONDS]
+        recent = [worker for worker in workers if store_now - (worker.last_heartbeat_time or 0.0) <= _ABANDON_SECONDS]
         alive = sorted((worker for worker in recent if not has_ended(worker)), key=lambda worker: worker.worker_id)
         for worker in recent:
             self._count(worker)

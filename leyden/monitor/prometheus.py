@@ -9,7 +9,6 @@ in `exposition`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import get_args
@@ -56,8 +55,8 @@ async def exposition(store: LightningStore, requests: RequestMetrics) -> bytes:
 
 
 async def _families(store: LightningStore, requests: RequestMetrics) -> list[Metric]:
-    now = time.time()
     statistics = await store.statistics()
+    now = statistics["time"]
     workers = list(await store.query_workers())
     samples = list(await store.query_samples(measured_from=now - _RECENT_SECONDS))
     return [

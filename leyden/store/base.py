@@ -92,6 +92,8 @@ class StoreStatistics(TypedDict):
     """The number of rows in a store, by kind."""
 
     name: str
+    time: float
+    """Unix seconds by the store's clock, which dates heartbeats and attempts."""
     total_rollouts: int
     total_attempts: int
     total_spans: int

@@ -13,10 +13,12 @@ import pytest
 
 import leyden as ly
 from leyden.algorithm import Budget, Evaluator, RolloutCollector, Scores
+from leyden.algorithm.reported import AGENT_VERSION, ReportedVersion
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.store import InMemoryLightningStore
 from leyden.types import RunRecord, current_run_id
 from leyden.utils.latch import Latch
+from tests.machine_clock import MachineClock
 
 TASKS = [{"bonus": 0.0}, {"bonus": 1.0}]
 
@@ -347,3 +349,12 @@ def test_an_algo_function_is_given_an_evaluator_that_knows_its_agent() -> None:
     result = ly.Trainer(algorithm=search, store="memory").fit(measured, TASKS).result
     assert isinstance(result, str)
     assert result.startswith("tests.algorithm.test_evaluator.measured@")
+
+
+async def test_workers_report_their_version_after_a_step_of_the_clock(machine_clock: MachineClock) -> None:
+    async with InMemoryLightningStore() as store:
+        await store.update_worker("w", {AGENT_VERSION: "v1"})
+        machine_clock.step(3600)
+        assert await ReportedVersion(store).read(seconds=0) == "v1"
+        machine_clock.let_pass(60)
+        assert await ReportedVersion(store).read(seconds=0) is None

@@ -14,6 +14,7 @@ import pytest
 from leyden.cli import main, operators, run_views, store_export, store_options
 from leyden.cli.connecting import answer_of, connect
 from leyden.store import SqliteLightningStore
+from tests.machine_clock import MachineClock
 
 FIGURES = {
     "cpu_percent": 12.4,
@@ -61,6 +62,21 @@ def test_it_shows_each_worker_with_what_it_said_last(
     assert second.startswith("c ended unknown")
     shown = json.loads("".join(said(capsys, monkeypatch, url, "--json")))
     assert [(worker["worker_id"], worker["health"]) for worker in shown] == [("a[b]", "healthy"), ("c", "ended")]
+
+
+def test_a_worker_is_as_old_as_the_stores_clock_says(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    machine_clock: MachineClock,
+) -> None:
+    async def work() -> None:
+        async with SqliteLightningStore(tmp_path / "s.db") as store:
+            await store.update_worker("a", FIGURES)
+
+    asyncio.run(work())
+    machine_clock.step(2 * 86_400)
+    assert said(capsys, monkeypatch, str(tmp_path / "s.db"))[1].startswith("a healthy unknown 0 s ago")
 
 
 def test_a_server_that_is_away_is_reported_at_once_and_an_error_in_the_end(

@@ -22,6 +22,7 @@ from leyden.host.asgi import ConnectionLimits
 from leyden.store import InMemoryLightningStore, LightningStoreServer
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, ProxyLLM
+from leyden.utils.clock import unix_time
 from tests.gateway.caller import Caller, new_caller, say, until
 
 
@@ -52,6 +53,18 @@ async def test_a_restarted_gateway_goes_on_counting_where_the_record_ends(caller
         if number == 2:
             await caller.proxy.restart()
     assert [span.attributes[semconv.CALL_INDEX] for span in await caller.spans()] == list(range(6))
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_gateway_that_began_after_a_step_of_the_clock_goes_on_counting(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """The store of another process has not worked the step off."""
+    await caller.client.chat.completions.create(model="fake", messages=say("0"))
+    monkeypatch.setattr(attempts, "unix_time", lambda: unix_time() + 3600 * hours)
+    await caller.proxy.restart()
+    await caller.client.chat.completions.create(model="fake", messages=say("1"))
+    assert [span.attributes[semconv.CALL_INDEX] for span in await caller.spans()] == [0, 1]
 
 
 async def test_of_attempts_that_nobody_ends_a_bounded_number_is_remembered_and_none_is_counted_anew(

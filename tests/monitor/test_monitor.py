@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.monitor import DEFAULT_RULES, Alert, AlertRule, Monitor, PauseClaiming, log_alert
+from leyden.monitor import DEFAULT_RULES, Alert, AlertRule, Monitor, PauseClaiming, log_alert, monitor
 from leyden.monitor.monitor import Watch
 from leyden.monitor.system import host_name
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from leyden.types import Sample
+from leyden.utils.clock import unix_time
 from tests.machine_clock import MachineClock
 from tests.monitor.hearing import Heard
 
@@ -200,6 +201,18 @@ async def test_a_step_of_the_clock_loses_no_worker_and_hides_no_silence(
         machine_clock.let_pass(5)
         await watch.check()
     assert heard.told == [("worker_lost", "w", False)]
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+async def test_a_monitor_that_began_after_a_step_of_the_clock_sees_the_workers_of_a_store_that_did_not(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    monkeypatch.setattr(monitor, "unix_time", lambda: unix_time() + 3600 * hours)
+    watch = Watch(Monitor(sinks=()), store)
+    for _ in range(2):
+        await beat(store)
+        await watch.check()
+        assert (await store.query_samples(name="workers_alive", measured_from=0))[-1].value == 1
 
 
 async def test_a_store_that_is_away_is_an_alert_until_it_is_back(tmp_path: Path) -> None:

@@ -129,7 +129,12 @@ class OwnStore(PassedOn):
         by_status: dict[str, int] = {}
         for rollout in await self._rollouts(None):
             by_status[rollout.status] = by_status.get(rollout.status, 0) + 1
-        rest = {"name": type(self.original).__name__, "uptime_seconds": 0.0, "total_rollouts": sum(by_status.values())}
+        rest = {
+            "name": type(self.original).__name__,
+            "time": time.time(),
+            "uptime_seconds": 0.0,
+            "total_rollouts": sum(by_status.values()),
+        }
         zeros = dict.fromkeys(("total_attempts", "total_spans", "total_resources", "total_workers"), 0)
         return {**zeros, **rest, **await self._call("statistics"), "rollouts_by_status": by_status}
 

@@ -214,9 +214,10 @@ class SqlLightningStore(WaitingStore):
         """Return the numbers of rows of each kind, and of rollouts by status, from the database's
         own counts.
         """
-        totals, by_status = await self._driver.read(statistics.counts, (), {})
+        now, totals, by_status = await self._driver.read(statistics.counts, (), {})
         return StoreStatistics(
             name=type(self).__name__,
+            time=now,
             total_rollouts=totals["rollouts"],
             total_attempts=totals["attempts"],
             total_spans=totals["spans"],

@@ -242,6 +242,16 @@ async def test_a_step_of_the_clock_ends_no_attempt_and_puts_off_no_limit(
     assert await audit_store(store) == []
 
 
+@pytest.mark.parametrize("hours", [0, 1, -1])
+async def test_a_store_tells_the_time_by_which_it_dates_heartbeats(
+    store: LightningStore, machine_clock: MachineClock, hours: int
+) -> None:
+    machine_clock.step(3600 * hours)
+    worker = await store.update_worker("w", {})
+    assert worker.last_heartbeat_time is not None
+    assert 0 <= (await store.statistics())["time"] - worker.last_heartbeat_time < 60
+
+
 @pytest.mark.parametrize("hours", [1, -1])
 async def test_a_step_of_the_clock_prunes_nothing_by_age_and_keeps_nothing_longer(
     store: LightningStore, machine_clock: MachineClock, hours: int

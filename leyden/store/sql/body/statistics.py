@@ -15,8 +15,10 @@ FINAL_STATUSES: Sequence[Total] = ("succeeded", "failed", "cancelled")
 """The statuses of finished rollouts, each of which is a kept count."""
 
 
-def counts(tx: Transaction) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the number of rows of each kind, and the number of rollouts of each status."""
+def counts(tx: Transaction) -> tuple[float, dict[str, int], dict[str, int]]:
+    """Return the time of the count, the number of rows of each kind, and the number of rollouts of
+    each status.
+    """
     tx.expect(None)  # perhaps many rows
     totals, under_way = kept_totals(tx), tx.all("count_under_way")
     nouns = {
@@ -27,7 +29,7 @@ def counts(tx: Transaction) -> tuple[dict[str, int], dict[str, int]]:
         "workers": tx.all("count_workers")[0][0],
     }
     by_status = _by_status(totals, {row[0]: row[1] for row in under_way})
-    return nouns, {status: count for status, count in by_status.items() if count}
+    return tx.now, nouns, {status: count for status, count in by_status.items() if count}
 
 
 def count_by_status(tx: Transaction) -> Mapping[str, int]:
