@@ -4,13 +4,17 @@ A test belongs to a group (the table in `groups.py`) by its mark, or by lying in
 even imported unless its group is asked for, since its modules import what only the group's environment has.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.machine_clock import MachineClock
+if TYPE_CHECKING:
+    from tests.machine_clock import MachineClock
 
 try:
     from hypothesis import settings
@@ -64,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def machine_clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
+    from tests.machine_clock import MachineClock  # here, because it imports the package
+
     return MachineClock(monkeypatch)
 
 
