@@ -19,6 +19,7 @@ from typing import Any
 
 from leyden import semconv
 from leyden.algorithm.collector import CollectedRollout, RolloutCollector, rollout_id_of
+from leyden.algorithm.own_metrics import own_metrics
 from leyden.algorithm.reported import ReportedVersion
 from leyden.algorithm.usage import PromptUsage
 from leyden.errors import BudgetExceeded, ConfigError, UnknownResources
@@ -63,6 +64,11 @@ class Score:
     def failed(self) -> bool:
         """Whether the rollout has no reward of its own."""
         return self.reason is not None
+
+    @property
+    def own(self) -> dict[str, float]:
+        """The agent's own numbers, by the metric's name; empty if the rollout failed."""
+        return {} if self.failed or self.result is None else own_metrics(self.result.spans)
 
 
 @dataclass(frozen=True, slots=True)

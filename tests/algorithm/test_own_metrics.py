@@ -12,7 +12,10 @@ import leyden as ly
 from leyden.algorithm.evaluation import Evaluation
 from leyden.algorithm.own_metrics import means_of, own_metrics
 from leyden.runs import open_run
+from leyden.testing import FakeUpstream
 from leyden.types import Span, SpanEvent
+from tests.algorithm.apo import rules
+from tests.algorithm.gepa import evolving
 
 
 def span(name: str, **attributes: Any) -> Span:
@@ -84,3 +87,40 @@ def test_an_algorithm_records_their_means_over_its_succeeded_rollouts(algorithm:
     ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run").fit(agent, val_dataset=[1, 2, 3])
     (row,) = open_run(tmp_path / "run").metrics("val")
     assert (row.metrics["annotation/length"], row.metrics["reward/short"], row.metrics["reward"]) == (1.5, 0.5, 0.75)
+
+
+@ly.rollout
+async def numbered(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> None:
+    knows = rules.RULES[task["topic"]] in prompt_template.template
+    ly.emit_message("Here is what to do." if knows else f"I do not know about {task['topic']}.")
+    ly.emit_annotation({"number": task["number"]})
+    ly.emit_reward({"right": float(knows), "high": task["number"] / 10}, primary_key="right")
+    if task["number"] == 12:
+        raise ValueError("too high")
+
+
+@pytest.mark.parametrize("kind", ["apo", "gepa"])
+async def test_prompt_optimisers_record_their_means_over_the_rollouts_of_a_step(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    if kind == "gepa":
+        pytest.importorskip("gepa")
+    made: Any = (
+        ly.APO(gradient_batch_size=2, val_batch_size=15, beam_width=1, branch_factor=1, beam_rounds=1)
+        if kind == "apo"
+        else ly.GEPA(max_steps=1, minibatch_size=2)
+    )
+    async with FakeUpstream(reply=rules.reply if kind == "apo" else evolving.reply) as upstream:
+        await ly.Trainer(
+            algorithm=made,
+            llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
+            initial_resources={"prompt": ly.PromptTemplate(template=rules.SEED)},
+            run_dir=tmp_path / "run",
+        ).afit(numbered, rules.TRAIN, rules.VAL)
+    run = open_run(tmp_path / "run")
+    if kind == "apo":
+        before = run.metrics("val")[0]
+        assert (before.iteration, before.metrics["annotation/number"], before.metrics["reward/high"]) == (0, 10.5, 1.05)
+        assert "annotation/number" not in run.metrics("val")[-1].metrics  # it measured no rollout
+    (row,) = run.metrics("train")
+    assert 0.0 <= row.metrics["annotation/number"] <= 11.0
+    assert row.metrics["reward/high"] == pytest.approx(row.metrics["annotation/number"] / 10)

@@ -32,6 +32,7 @@ from leyden.algorithm.base import Dataset
 from leyden.algorithm.budget import Budget
 from leyden.algorithm.evaluator import Score, Scores
 from leyden.algorithm.iterative import IterativeAlgorithm
+from leyden.algorithm.own_metrics import means_of
 from leyden.algorithm.policy_gradient.batch import epoch_place
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
 from leyden.algorithm.prompts.beliefs import expected_rewards
@@ -260,11 +261,12 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         """Return the reward of the best prompts on the validation tasks on which candidates are
         compared. If there are none yet, measure the first prompts on the whole validation set.
         """
-        search = self._search
+        search, own = self._search, dict[str, float]()
         if search.best is None and await self._try_to_measure(0, "val", range(len(self._val)), iteration):
             await self._accept(0)
             await self._record(0, [0])
-        return {} if search.best is None else {"reward": self._mean(search.best, self._sample)}
+            own = means_of(self._round.own)
+        return {} if search.best is None else {"reward": self._mean(search.best, self._sample), **own}
 
     async def save(self, path: Path) -> None:
         """Write the state of the search, and what the budget has spent, to a checkpoint."""
@@ -318,6 +320,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             found.append(score)
             self._round.scores += 1
             self._round.failed += score.failed
+            self._round.own.append(score.own)
             self.progress(self._round.scores, max(self._round.scores, self._round.planned))
         self.check_rewards(found, "the range is not used from now on")
         return Scores(sorted(found, key=lambda score: score.task))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leyden.algorithm.apo.search import Search
+from leyden.algorithm.own_metrics import means_of
 from leyden.algorithm.prompts.comparison import Comparison
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 
@@ -22,15 +23,19 @@ class Round:
     scores: int = 0
     failed: int = 0
     """The number of rollouts without a reward of their own."""
+    own: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    """The agent's own numbers of each rollout, by the metric's name."""
     exceeded: str = ""
     """The budget's message about the last measurement that it refused; empty if it refused none."""
     comparison: Comparison | None = None
     """The new best prompts against those before; None if the best ones have not changed."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts, and the improvement if there are new best prompts."""
+        """Return the counts, the means of the agent's own numbers, and the improvement if there are
+        new best prompts.
+        """
         improvement = {} if self.comparison is None else {"improvement": self.comparison.difference.mean}
-        return {**improvement, "rollouts": self.scores, "failed": self.failed}
+        return {**improvement, "rollouts": self.scores, "failed": self.failed, **means_of(self.own)}
 
 
 def reflection_warnings(round_: int, counts: ReflectionCounts, n_new: int) -> list[str]:

@@ -24,6 +24,7 @@ from leyden.algorithm.gepa import adapter
 from leyden.algorithm.gepa.adapter import Item, Proposal, ReflectionTask, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
 from leyden.algorithm.gepa.race import Race, common_stages, stages
+from leyden.algorithm.own_metrics import means_of
 from leyden.algorithm.prompts.answers import proposed_prompt
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
 from leyden.algorithm.prompts.beliefs import expected_rewards
@@ -237,6 +238,8 @@ class GEPA(PromptOptimiser):
         self._parents: dict[str, str] = {}
         """The key of each rewritten candidate's parent, and of the better parent of a candidate in
         the pool that the package has merged of two."""
+        self._own: list[dict[str, float]] = []
+        """The agent's own numbers of each rollout since the last row of metrics."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
         self._is_racing = self.race_error is not None
         self._choices = 0
@@ -424,10 +427,9 @@ class GEPA(PromptOptimiser):
         best = self._best
         reward = {} if best is None else {"reward": _mean(self._rewards[best.key])}
         counts = {"candidates": len(self._pool), "stopped_early": self._stopped_early}
-        self.get_run().report(
-            {**reward, **counts, **self._reflector.counts.metrics(), **self.collector.budget.metrics()}, iteration=step
-        )
-        self._reflector.counts = ReflectionCounts()
+        spent = {**self._reflector.counts.metrics(), **self.collector.budget.metrics()}
+        self.get_run().report({**reward, **counts, **means_of(self._own), **spent}, iteration=step)
+        self._reflector.counts, self._own = ReflectionCounts(), []
 
     def is_over(self, step: int) -> bool:
         """Return whether the search ends after step `step`."""
@@ -452,6 +454,7 @@ class GEPA(PromptOptimiser):
         )
         if not self.check_rewards(found.scores, "validation races are switched off"):
             self._is_racing = False
+        self._own += [score.own for score in found.scores]
         self._all_rewards.setdefault(candidate.key, {}).update(zip(items, found.by_task, strict=True))
         return list(found.scores)
 
