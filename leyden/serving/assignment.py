@@ -44,10 +44,13 @@ _NOBODY = frozenset(
             "unknown",
             str(uuid.UUID(int=0)),
         ),
-        *("false", "0", "-1", "[objectobject]", "{}", "[]", '""', "''", "(null)", "<null>", "-", "?"),
+        *("false", "[objectobject]", "{}", "[]", '""', "''", "(null)", "<null>", "-", "?"),
     )
 )
-"""Texts in lower case and without white space that programs give for a user who is not there."""
+"""Texts in lower case and without white space that programs give for a user who is not there.
+
+A number such as "0" or "-1" is none of them, because it is the id of a user where users are
+counted. Where it is a constant, its share of the requests shows it (`Users`)."""
 _SHOWN = 100
 """The characters at the beginning of a user's id that are looked at for a name."""
 _BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid
+from collections import Counter
+
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.serving.assignment import CONTROL, Assignment, AssignmentRule, CanaryShare, place_of
+from leyden.serving.assignment import CONTROL, Assignment, AssignmentRule, CanaryShare, Users, place_of
 from leyden.types import VersionKey
 
 LABELS: dict[str, VersionKey] = {"production": ("rs", 1), "canary": ("rs", 2)}
@@ -53,6 +57,50 @@ def test_places_are_uniform() -> None:
     places = sorted(place_of("key", user) for user in USERS)
     largest_gap = max(abs(place / 100 - i / len(USERS)) for i, place in enumerate(places))
     assert largest_gap < 1.95 / len(USERS) ** 0.5  # Kolmogorov-Smirnov at 0.1 %
+
+
+N_IDS = 100_000
+SHAPES: dict[str, list[str]] = {
+    "numbers from 0": [str(n) for n in range(N_IDS)],
+    "numbers below 0": [str(-n) for n in range(1, N_IDS + 1)],
+    "numbers with zeros": [f"{n:020d}" for n in range(N_IDS)],
+    "floats": [f"{n}.0" for n in range(N_IDS)],
+    "uuids": [str(uuid.uuid5(uuid.NAMESPACE_DNS, str(n))) for n in range(N_IDS)],
+    "emails": [f"ada.lovelace+{n}@example.com" for n in range(N_IDS)],
+    "Chinese and emoji": [f"用户{n}🙂" for n in range(N_IDS)],
+    "long texts that differ at their ends": [f"{'x' * 300}{n}" for n in range(N_IDS)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ids_of_any_shape_are_users_who_are_spread_evenly_and_stay_in_the_canary_as_it_grows(shape: str) -> None:
+    given = Users()
+    ids = SHAPES[shape]
+    users = [user for each in ids if (user := given.identify(each)) is not None]
+    assert len(set(users)) == N_IDS
+    places = [place_of("key", user, "r1") for user in users]
+    counts = Counter(int(place) for place in places)
+    expected = N_IDS / 100
+    chi_square = sum((counts[cell] - expected) ** 2 / expected for cell in range(100))
+    assert 51.0 < chi_square < 172.0  # 99 degrees of freedom: 1e-5 on either side
+    # Neighbours among the ids are no neighbours among the places.
+    pairs = Counter((int(a / 10), int(b / 10)) for a, b in itertools.pairwise(places))
+    of_pair = (N_IDS - 1) / 100
+    assert sum((pairs[a, b] - of_pair) ** 2 / of_pair for a in range(10) for b in range(10)) < 172.0
+    before = set[str]()
+    for percent in (1, 10, 20, 50, 99):
+        assignment = Assignment(canary_percent=percent, salt="r1")
+        inside = {user for user in users[:10_000] if assignment.assign("key", user, LABELS).arm == "canary"}
+        assert inside == {user for user, place in zip(users[:10_000], places, strict=False) if place < percent}
+        assert before < inside
+        before = inside
+
+
+@pytest.mark.parametrize("user", ["0", "-1", "00", "1e3", "0x0", "\uff10"])
+def test_an_id_that_looks_like_a_number_has_the_canary_at_some_share(user: str) -> None:
+    identified = Users().identify(user)
+    assert identified == user
+    assert Assignment(canary_percent=99).assign("a", identified, LABELS).arm == "canary"
 
 
 def test_without_a_canary_everybody_has_production() -> None:

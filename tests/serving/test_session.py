@@ -307,7 +307,6 @@ NOBODY = [
     "\u200bnull\u200b",
     "\uff2e\uff35\uff2c\uff2c",
     "False",
-    "0",
     "[object Object]",
     "None",
     "NULL ",
