@@ -53,7 +53,7 @@ from leyden.types import (
     RunRecord,
     Span,
 )
-from leyden.types.checks import json_text
+from leyden.types.checks import json_text, typed_json_text
 from leyden.utils.atomic import ASIDE, append_privately, commit_directory
 
 T = TypeVar("T", bound=BaseModel)
@@ -454,9 +454,9 @@ def _span_row(span: Span) -> ParquetRow:
         | {
             "status_code": span.status.status_code,
             "status_description": span.status.description,
-            "attributes": json_text(span.attributes, "the attributes of a span"),
-            "events": json_text(span.events, "the events of a span"),
-            "resource": json_text(span.resource, "the resource of a span"),
+            "attributes": typed_json_text(span.attributes, "the attributes of a span"),
+            "events": typed_json_text(span.events, "the events of a span"),
+            "resource": typed_json_text(span.resource, "the resource of a span"),
         }
     )
 

@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, NotRequired
 from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlencode
 
@@ -45,7 +45,7 @@ from leyden.errors import (
 from leyden.store.base import LightningStore
 from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
-from leyden.types.checks import MAX_JSON_DEPTH
+from leyden.types.checks import MAX_JSON_DEPTH, json_value
 from leyden.types.tokens import PACKED
 from leyden.utils.numbers import exact_number
 from leyden.utils.text import fault_reason
@@ -274,10 +274,12 @@ class Route:
 
         Raise ConfigError, which names it, for a value that is not JSON.
         """
-        if self.body_is is not None:
-            return dump(arguments[self.body_is], self.body_is)
-        given = {name: value for name, value in arguments.items() if name not in self.in_path}
-        return dump(given, "")
+        given = {
+            name: _exact(value, name, free=_is_free(self.hints[name]))
+            for name, value in arguments.items()
+            if name not in self.in_path
+        }
+        return dump(given, "") if self.body_is is None else dump(given[self.body_is], self.body_is)
 
     def result_from(self, arguments: Mapping[str, Any], body: bytes) -> Any:
         """Return the method's result from a reply in LEYDEN_JSON. Raise ValueError for another
@@ -508,6 +510,36 @@ def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
         except (TypeError, ValueError, RecursionError):
             place, reason = _culprit(value, name, error)
             raise ConfigError(f"{place} must be a JSON value: {reason}") from None
+
+
+def _exact(value: Any, name: str, *, free: bool) -> Any:
+    """Return an argument of the protocol with its free parts as JSON has them (`json_value`).
+
+    name: how errors call the argument. free: whether it may be any JSON.
+    """
+    if free:
+        return json_value(value, name)
+    if isinstance(value, BaseModel):
+        given = {field: getattr(value, field) for field in _free_fields(type(value))}
+        parts = {field: json_value(part, f"{name}.{field}") for field, part in given.items()}
+        return value.model_copy(update=parts) if any(parts[field] is not given[field] for field in parts) else value
+    if isinstance(value, Mapping):
+        named = typing.cast("Mapping[str, Any]", value).items()
+        return {key: _exact(part, f"{name}[{key!r}]", free=False) for key, part in named}
+    if isinstance(value, list | tuple):
+        parts_of = enumerate(typing.cast("Sequence[Any]", value))
+        return [_exact(part, f"{name}[{index}]", free=False) for index, part in parts_of]
+    return value
+
+
+@cache
+def _free_fields(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name, field in model.model_fields.items() if _is_free(field.annotation))
+
+
+def _is_free(hint: Any) -> bool:
+    """Return whether a type is any JSON, or a mapping or a list of any JSON."""
+    return hint is Any or any(map(_is_free, typing.get_args(hint)))
 
 
 def _culprit(value: Any, name: str, error: Exception) -> tuple[str, Exception]:

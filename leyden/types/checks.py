@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final, NoReturn, cast
 
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from leyden import semconv
 from leyden.errors import ConfigError
@@ -87,9 +87,26 @@ def check_time(what: str, seconds: float) -> None:
 
 
 def json_text(value: Any, what: str) -> str:
-    """Return `value` as JSON that every store can write and read again.
+    """Return `value` as JSON that every store can write and read again: it is read as what
+    `json_value` returns.
 
     what: what the message calls the value, such as "the input of a rollout".
+    Raise ConfigError as `json_value` does.
+    """
+    try:
+        text = typed_json_text(value, what)
+        exact = bool(from_json(text) == value)
+    except Exception:  # noqa: BLE001 -- no JSON, or a value of which `==` fails
+        text, exact = "", False
+    # pydantic writes dates, bytes, sets and the keys of any type, too, and they are read as others.
+    return text if exact else typed_json_text(json_value(value, what), what)
+
+
+def typed_json_text(value: Any, what: str) -> str:
+    """Return as JSON a value of which a model has checked that it has only types of JSON, in three
+    fifths of the time of `json_text`.
+
+    what: what the message calls the value, such as "the attributes of a span".
     Raise ConfigError for a value that is not JSON (NaN and infinity are not), for one that is
     nested deeper than `MAX_JSON_DEPTH`, and for a number of more than `MAX_JSON_DIGITS` digits.
     """

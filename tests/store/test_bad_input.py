@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from leyden.errors import ConfigError, LeydenError, UnknownRollout
 from leyden.store import LightningStore
 from leyden.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Feedback, LiveRollout, Retention, Span
-from leyden.types.checks import MAX_JSON_DEPTH, MAX_JSON_DIGITS, json_text
+from leyden.types.checks import MAX_JSON_DEPTH, MAX_JSON_DIGITS, json_text, json_value
 
 NASTY_IDS = ['it\'s "quoted"; DROP TABLE rollouts;--', "a/b?c#d%2F e", "é漢🙂", "..", "x" * 200, "%00", "null", "-1"]
 BAD_IDS = ["", "a\0b", "a\nb", "\x7f", "\ud800", "x" * 201, "x" * 10_000]
@@ -106,6 +115,19 @@ async def test_a_page_beyond_every_number_is_the_whole_or_empty(store: Lightning
     assert await store.prune(Retention(max_rollouts=2**63 - 1), limit=2**63 - 1) == 0
 
 
+class Colour(Enum):
+    RED = "red"
+
+
+class Visit(BaseModel):
+    day: date
+
+
+@dataclass
+class Point:
+    x: int
+
+
 def nested(levels: int, *, of: str = "list") -> Any:
     value: Any = "innermost"
     for _ in range(levels):
@@ -113,7 +135,27 @@ def nested(levels: int, *, of: str = "list") -> Any:
     return value
 
 
+READ_AS_OTHERS = {
+    "a date": date(2026, 1, 2),
+    "a moment": [datetime(2026, 1, 2, tzinfo=UTC)],
+    "a duration": {"took": timedelta(seconds=1)},
+    "bytes": b"ab",
+    "a bytearray": bytearray(b"ab"),
+    "a set": {1},
+    "a uuid": UUID(int=1),
+    "a path": Path("a"),
+    "an enum": Colour.RED,
+    "a complex number": 1j,
+    "a deque": deque([1]),
+    "a key that is a number": {1: "one"},
+    "a key that is None": {None: 1},
+    "a date within a model": Visit(day=date(2026, 1, 2)),
+    "a date beside half an emoji": ["\ud83d", date(2026, 1, 2)],
+    "a number that is none": math.nan,
+    "a number without end": [math.inf],
+}
 UNREADABLE = {
+    **READ_AS_OTHERS,
     "a list one level too deep": nested(MAX_JSON_DEPTH + 1),
     "a dict one level too deep": nested(MAX_JSON_DEPTH + 1, of="dict"),
     "deeper than pydantic writes": nested(256),
@@ -136,11 +178,39 @@ async def test_json_that_no_parser_reads_again_is_refused_and_changes_nothing(st
         lambda: store.update_rollout(rollout.rollout_id, metadata={"m": value}),
         lambda: store.update_attempt(rollout.rollout_id, "latest", metadata={"m": value}),
         lambda: store.record_live_rollouts([live.model_copy(update={"input": value})]),
+        lambda: store.record_live_rollouts([live.model_copy(update={"metadata": {"m": value}})]),
+        lambda: store.enqueue_many_rollouts([EnqueueRolloutRequest(input="good"), EnqueueRolloutRequest(input=value)]),
+        lambda: store.start_rollout(value),
+        lambda: store.update_rollout(rollout.rollout_id, input=value),
+        lambda: store.add_resources({"llm": LLM(endpoint="http://x", model="m", sampling_parameters={"m": value})}),
+        lambda: store.update_worker("w", heartbeat_stats={"m": value}),
         lambda: store.add_many_feedback([Feedback(rollout_id="live", source="u", kind="correction", value=value)]),
     ):
-        with pytest.raises(ConfigError, match=r"deep|digits|JSON"):
+        with pytest.raises(ConfigError, match=r"deep|digits|JSON|no finite number"):
             await call()
     assert await everything(store) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ((1, [2, (3,)]), [1, [2, [3]]]),
+        (Decimal("1.5"), 1.5),
+        ({"point": Point(1)}, {"point": {"x": 1}}),
+        (MappingProxyType({"a": 1}), {"a": 1}),
+        ([True, 1, 1.0, "1", None, "\ud83d"], [True, 1, 1.0, "1", None, "\ud83d"]),
+    ],
+    ids=str,
+)
+async def test_a_value_that_json_has_in_another_form_is_read_in_that_form(store: LightningStore, value: Any, read: Any):
+    for rollout in (
+        await store.enqueue_rollout(value),
+        await store.update_rollout((await store.start_rollout("task")).rollout_id, input=value),
+    ):
+        found = await store.get_rollout_by_id(rollout.rollout_id)
+        assert found is not None
+        assert json.dumps([rollout.input, found.input]) == json.dumps([read, read])
+        assert json_value(value, "the input of a rollout") == read
 
 
 @given(

@@ -139,9 +139,9 @@ def test_a_call_is_bound_like_the_method_itself() -> None:
 
 def test_what_is_not_json_is_named() -> None:
     request = EnqueueRolloutRequest(input={"f": object()})
-    with pytest.raises(ConfigError, match=r"rollouts\[0\]\.input\['f'\] must be a JSON value"):
+    with pytest.raises(ConfigError, match=r"rollouts\[0\]\.input, field f is .*, which JSON does not have"):
         BY_METHOD["enqueue_many_rollouts"].body_of({"rollouts": [request]})
-    with pytest.raises(ConfigError, match=r"metadata\['x'\]\[1\]"):
+    with pytest.raises(ConfigError, match=r"metadata, field x\[1\] is"):
         BY_METHOD["start_rollout"].body_of({"input": 1, "metadata": {"x": [1, lambda: 0]}})
 
 

@@ -37,7 +37,7 @@ from leyden.types import (
     VersionKey,
     Worker,
 )
-from leyden.types.checks import json_text
+from leyden.types.checks import typed_json_text
 from leyden.types.tokens import PACKED
 
 M = TypeVar("M", bound=BaseModel)
@@ -197,9 +197,9 @@ def span_values(
         of["start_time"],
         of["end_time"],
         *tokens,
-        json_text(attributes, "the attributes of a span") if attributes else "",
-        json_text(events, "the events of a span") if events else "",
-        json_text(resource, "the resource of a span") if resource else "",
+        typed_json_text(attributes, "the attributes of a span") if attributes else "",
+        typed_json_text(events, "the events of a span") if events else "",
+        typed_json_text(resource, "the resource of a span") if resource else "",
     )
 
 
