@@ -275,7 +275,9 @@ class Decoder:
                 if self._rows:
                     self._step()
                 self._counts["decode_seconds"] += time.perf_counter() - started
-        self._fail([*(row.generation for row in self._rows), *self._waiting], "the engine has been stopped")
+        self._fail(
+            [*(row.generation for row in self._rows), *self._waiting], EngineError("the engine has been stopped")
+        )
         self._rows.clear()
         self._forward.release()
 
@@ -332,13 +334,7 @@ class Decoder:
                     forbidden_V = forbidden[row].to(logits_BV.device)
                     # The tokenizer may have more tokens than the model's logits.
                     logits_BV[index].masked_fill_(forbidden_V[: logits_BV.shape[1]], -math.inf)
-            requests = [row.generation for row in rows]
-            tokens, logprobs = draw(
-                logits_BV,
-                [request.temperature for request in requests],
-                [request.top_p for request in requests],
-                [row.uniform() for row in rows],
-            )
+            tokens, logprobs = self._drawn(logits_BV)
             # A sum is not finite if one of its terms is not.
             if not math.isfinite(sum(logprobs)):
                 raise EngineError(
@@ -347,10 +343,12 @@ class Decoder:
                 )
         except Exception as error:
             logger.exception("a decode step of %d rows failed", len(rows))
-            self._fail([row.generation for row in rows], str(error))
+            self._fail([row.generation for row in rows], EngineError(str(error)))
             for row in list(rows):
                 self._leave(row)
             self._slots.forget()
+            return
+        if not rows:
             return
         self._counts["decode_steps"] += 1
         self._counts["response_tokens"] += len(rows)
@@ -387,11 +385,47 @@ class Decoder:
         for row in [rows[index] for index in failed]:
             self._fail(
                 [row.generation],
-                f"a sequence of {len(row.tokens)} tokens does not fit into memory; lower max_length or max_batch_rows, or "
-                "give the model a narrower dtype",
+                EngineError(
+                    f"a sequence of {len(row.tokens)} tokens does not fit into memory; lower max_length or max_batch_rows, or "
+                    "give the model a narrower dtype"
+                ),
             )
             self._leave(row)
         return logits_BV[[index for index in range(len(rows)) if index not in failed]] if failed else logits_BV
+
+    def _drawn(self, logits_BV: Tensor) -> tuple[list[int], list[float]]:
+        """Return a token for each row, and its log-probability.
+
+        Halves of rows that do not fit into memory are drawn one after the other. A row that does
+        not fit alone is removed, and its request fails.
+        """
+        rows, uniforms = list(self._rows), [row.uniform() for row in self._rows]
+        drawn: dict[int, tuple[int, float]] = {}
+        waiting = [range(len(rows))]
+        while waiting:
+            part = waiting.pop()
+            requests = [rows[index].generation for index in part]
+            try:
+                tokens, logprobs = draw(
+                    logits_BV[part.start : part.stop],
+                    [request.temperature for request in requests],
+                    [request.top_p for request in requests],
+                    uniforms[part.start : part.stop],
+                )
+                drawn.update(zip(part, zip(tokens, logprobs, strict=True), strict=True))
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            free_cached_memory()
+            if half := len(part) // 2:
+                waiting += [part[:half], part[half:]]
+                continue
+            why = f"sampling from {logits_BV.shape[1]} tokens does not fit into memory beside the model; lower max_batch_rows"
+            self._fail(requests, EngineError(why))
+            self._leave(rows[part.start])
+        found = [drawn[index] for index in range(len(rows)) if index in drawn]
+        return [token for token, _ in found], [logprob for _, logprob in found]
 
     def _groups(self) -> list[list[int]]:
         """Return the indices of the rows that are computed together: single tokens with as many
@@ -451,8 +485,8 @@ class Decoder:
                 continue
             try:
                 found[row] = torch.frombuffer(bytearray(constraint.allowed()), dtype=torch.uint8) == 0
-            except EngineError as error:
-                self._fail([row.generation], str(error))
+            except Exception as error:  # noqa: BLE001 -- the request's constraint fails, and no other
+                self._fail([row.generation], error)
                 self._leave(row)
         return found
 
@@ -492,10 +526,10 @@ class Decoder:
         self._rows.remove(row)
         self._slots.release(row.slot)
 
-    def _fail(self, generations: Sequence[Generation], why: str) -> None:
-        """End requests with an EngineError, and notify their callers."""
+    def _fail(self, generations: Sequence[Generation], error: Exception) -> None:
+        """End requests with an error, and notify their callers."""
         for generation in generations:
-            generation.error = EngineError(why)
+            generation.error = error
         _notify_waiting(generations)
 
 

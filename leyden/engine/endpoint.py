@@ -205,10 +205,11 @@ class Endpoint:
                 for choice in self._new_parts(request, prompt, streams):
                     await send_chunk(chunk(request, response_id, choice, self._piece, prompt_ids=first))
                     first = None
-        except LeydenError as error:
+        except (LeydenError, Refusal) as error:
             if not started:
                 raise
-            await send_chunk(sse_event(openai_error(500, str(error))))
+            status = error.status if isinstance(error, Refusal) else 500
+            await send_chunk(sse_event(openai_error(status, str(error))))
         if request.include_usage:
             counted = usage(len(prompt.token_ids), sum(len(g.token_ids) for g in pending.generations))
             await send_chunk(chunk(request, response_id, None, self._piece, counted=counted))

@@ -10,6 +10,7 @@ import functools
 import json
 import re
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,6 @@ from leyden.engine.refusal import bad_request
 from leyden.engine.schema import cannot_be_held, faulty_keyword, held_schema
 from leyden.engine.tools import ToolParser
 from leyden.engine.wire import ChatRequest
-from leyden.errors import EngineError
 from leyden.extras import how_to_install
 from leyden.host.http import Refusal
 
@@ -28,6 +28,9 @@ _REMEMBERED = 64
 again."""
 _OF_CONTENT = "response_format.json_schema.schema"
 """The place of the content's schema in a request."""
+_SEARCH_SECONDS = 1.0
+"""The seconds after which the search for a faulty keyword gives up, because it compiles every part
+of a schema."""
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space of JSON as chat templates write it. A weak policy that may choose its white space
 can write it without end."""
@@ -42,13 +45,14 @@ class GrammarConstraint:
     def allowed(self) -> bytes:
         """Return one byte for each token of the vocabulary, 0 where the token may not come next.
 
-        Raise EngineError if the grammar has become too large to follow.
+        Raise Refusal if the grammar has become too large to follow.
         """
         mask: bytes = self._matcher.compute_logit_bias()
         if self._matcher.is_error():
             fault, *_ = str(self._matcher.get_error()).splitlines() or [""]  # its further lines are llguidance's state
-            raise EngineError(
-                f"the response's grammar cannot be followed: {fault}; simplify the JSON schema or the tools' parameters"
+            raise bad_request(
+                f"the response's grammar cannot be followed: {fault}; simplify the JSON schema or the tools' parameters",
+                code="bad_schema",
             )
         return mask
 
@@ -93,13 +97,21 @@ class Grammars:
         at fault.
         """
 
+        until = time.monotonic() + _SEARCH_SECONDS
+
         def fails(schema: Json) -> bool:
+            if time.monotonic() > until:
+                raise TimeoutError
             return bool(self._matcher(f"start: {_rule(schema)}").is_error())
 
         found = re.search("failed to compile JSON schema: (.*)", message)
         for where, schema in schemas.items():
-            if fails(schema):
-                return cannot_be_held(faulty_keyword(schema, where, fails), found[1].rstrip(":") if found else "")
+            why = found[1].rstrip(":") if found else ""
+            try:
+                if fails(schema):
+                    return cannot_be_held(faulty_keyword(schema, where, fails), why)
+            except TimeoutError:
+                return cannot_be_held(where, why)
         return bad_request(f"the response's grammar cannot be compiled: {message}", code="bad_schema")
 
     def _grammar(self, request: ChatRequest, parser: ToolParser | None, schemas: Mapping[str, Json]) -> str:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
+from urllib.parse import quote, unquote, urljoin
 
 from leyden.engine.refusal import bad_request, shown
 from leyden.host.http import Refusal
@@ -23,6 +25,7 @@ Json = dict[str, Any]
 
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords that map names to schemas."""
+_DEFINITIONS: Final = ("$defs", "definitions")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 """Keywords with a list of schemas."""
 _SINGLE: Final = ("items", "additionalProperties")
@@ -30,7 +33,7 @@ _SINGLE: Final = ("items", "additionalProperties")
 _IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
 """Keywords whose schemas describe the same value as the schema that has them."""
 _VALUES: Final = (
-    *("$ref", "$id", "$anchor", "type", "enum", "const", "required", "minProperties", "maxProperties"),
+    *("$ref", "type", "enum", "const", "required", "minProperties", "maxProperties"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     *("minLength", "maxLength", "pattern", "format", "minItems", "maxItems"),
 )
@@ -62,26 +65,28 @@ def held_schema(schema: Json, where: str) -> Json:
     Raise Refusal, with the path and the keyword, for a schema that cannot be held.
     """
     try:
+        schema = _with_pointers(schema)
         return _Schema(schema).rewritten(schema, "#", where, combined=False)
     except RecursionError as error:
         raise bad_request(f"{where} is nested too deeply", param=_field(where), code="bad_schema") from error
 
 
-def faulty_keyword(schema: Any, where: str, fails: Callable[[Any], bool]) -> str:
+def faulty_keyword(schema: Any, where: str, fails: Callable[[Any], bool], definitions: Json | None = None) -> str:
     """Return the path and the keyword that keep a schema from being compiled: those of its deepest
     part that fails by itself.
 
     fails: returns whether a schema cannot be compiled.
+    definitions: those of the whole schema, of which this one is a part; None: it is the whole.
     """
     if not isinstance(schema, dict):
         return where
     given = cast(Json, schema)
-    shared = {name: given[name] for name in ("$defs", "definitions") if name in given}
+    shared = {name: given[name] for name in _DEFINITIONS if name in given} if definitions is None else definitions
     for path, part in _parts(given):
-        if isinstance(part, dict) and fails({**shared, **cast(Json, part)}):
-            return faulty_keyword({**shared, **cast(Json, part)}, where + path, fails)
+        if isinstance(part, dict) and fails({**cast(Json, part), **shared}):
+            return faulty_keyword(part, where + path, fails, shared)
     for name in given:
-        if name not in shared and not fails({other: value for other, value in given.items() if other != name}):
+        if name not in _DEFINITIONS and not fails({**{key: given[key] for key in given if key != name}, **shared}):
             return f"{where}: {name}"
     return where
 
@@ -102,7 +107,11 @@ def _target(root: Any, reference: str) -> Any:
     """Return the schema at a JSON pointer; None if there is none."""
     for key in reference.split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
-        root = cast(Json, root).get(key) if isinstance(root, dict) else None
+        if isinstance(root, list):
+            parts = cast(list[Any], root)
+            root = parts[int(key)] if key.isdecimal() and len(key) < 9 and int(key) < len(parts) else None
+        else:
+            root = cast(Json, root).get(key) if isinstance(root, dict) else None
     return root
 
 
@@ -147,71 +156,190 @@ def _pointer(*keys: str) -> str:
     return "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys)
 
 
+def _below(schema: Json) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the schemas directly below a schema, each with the keys that lead to it."""
+    for name in (*_MAPS, *_LISTS, *_SINGLE, "additionalItems"):
+        part: Any = schema.get(name)
+        if name in _MAPS and isinstance(part, dict):
+            yield from (((name, key), each) for key, each in cast(Json, part).items())
+        elif isinstance(part, list):
+            yield from (((name, str(index)), each) for index, each in enumerate(cast(list[Any], part)))
+        elif isinstance(part, dict):
+            yield (name,), cast(Any, part)
+
+
+def _references_in(schema: Any) -> Iterator[str]:
+    """Yield the references of a schema and of the schemas below it."""
+    if isinstance(schema, dict):
+        given = cast(Json, schema)
+        if isinstance(reference := given.get("$ref"), str):
+            yield reference
+        for _, part in _below(given):
+            yield from _references_in(part)
+
+
+def _with_pointers(root: Json) -> Json:
+    """Return a schema whose references are JSON pointers from its root, in place of those by
+    `$id`, `$anchor` and `$dynamicAnchor`. A reference that leads nowhere stays as it is.
+    """
+    places: dict[str, str] = {"": "#"}
+    """Pointers by URI."""
+    n_dynamic: Counter[str] = Counter()
+    """How many schemas have a dynamic anchor. A reference to the only one is a plain one."""
+    n_resources = 0
+
+    def base_of(given: Json, base: str) -> str:
+        own = given.get("$id")
+        return urljoin(base, own).removesuffix("#") if isinstance(own, str) else base
+
+    def read(schema: Any, pointer: str, base: str) -> None:
+        nonlocal n_resources
+        if not isinstance(schema, dict):
+            return
+        given = cast(Json, schema)
+        own = base_of(given, base)
+        if own != base:
+            n_resources += pointer != "#"
+            places.setdefault(own, pointer)
+            base = own
+        for name in ("$anchor", "$dynamicAnchor"):
+            if isinstance(anchor := given.get(name), str):
+                places.setdefault(f"{base}#{anchor}", pointer)
+                n_dynamic[anchor] += name == "$dynamicAnchor"
+        for keys, part in _below(given):
+            read(part, f"{pointer}/{_pointer(*keys)}", base)
+
+    def pointer_to(reference: str, base: str) -> str | None:
+        url, _, fragment = reference.partition("#")
+        url, fragment = urljoin(base, url) if url else base, unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            return places.get(f"{url}#{fragment}")
+        start = places.get(url)
+        return None if start is None else start + fragment
+
+    def replaced(schema: Any, base: str) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        given = cast(Json, schema)
+        base = base_of(given, base)
+        found = {name: value for name, value in given.items() if name not in _OF_REFERENCES}
+        for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+            reference = given.get(name)
+            pointer = pointer_to(reference, base) if isinstance(reference, str) else None
+            several = n_dynamic[str(reference).rpartition("#")[2]] > 1 if name == "$dynamicRef" else n_resources > 0
+            if pointer is not None and (name == "$ref" or not (several or "$ref" in given)):
+                found.pop(name)
+                found["$ref"] = pointer
+        for name in (*_MAPS, *_LISTS, *_SINGLE, "additionalItems"):
+            part: Any = given.get(name)
+            if name in _MAPS and isinstance(part, dict):
+                found[name] = {key: replaced(each, base) for key, each in cast(Json, part).items()}
+            elif isinstance(part, list):
+                found[name] = [replaced(each, base) for each in cast(list[Any], part)]
+            elif isinstance(part, dict):
+                found[name] = replaced(part, base)
+        return found
+
+    read(root, "#", "")
+    return replaced(root, "")
+
+
+_OF_REFERENCES: Final = ("$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
+"""Keywords that name a schema for references, and say nothing else."""
+
+
 class _Schema:
     """A schema with its definitions, while it is rewritten."""
 
     def __init__(self, root: Json) -> None:
         self._root = root
-        self._refers_by_id = False
-        """Whether a reference is relative to an `$id`."""
         self._combined: set[str] = set()
         """The references to schemas that describe a value together with others."""
         self._references: set[str] = set()
-        n_known = -1
-        while n_known < len(self._combined):
-            n_known = len(self._combined)
-            self._find_combined(root, "#", combined="#" in self._combined)
+        self._follow: defaultdict[str, list[str]] = defaultdict(list)
+        """The references that are combined if the schema at a pointer is."""
+        self._read(root, "#", (), combined=False)
+        left = list(self._combined)
+        while left:
+            found = [each for each in self._follow.pop(left.pop(), ()) if each not in self._combined]
+            self._combined.update(found)
+            left += found
         self._ending: set[str] = set()
         """The references to schemas that some finite value satisfies."""
-        while ending := {each for each in self._references - self._ending if self._ends(_target(root, each))}:
-            self._ending |= ending
+        mentioned_by: defaultdict[str, set[str]] = defaultdict(set)
+        for reference in self._references:
+            for each in _references_in(_target(root, reference)):
+                mentioned_by[each].add(reference)
+        left = sorted(self._references)
+        while left:
+            reference = left.pop()
+            if reference not in self._ending and self._ends(_target(root, reference)):
+                self._ending.add(reference)
+                left += mentioned_by[reference]
 
-    def _find_combined(self, schema: Any, pointer: str, *, combined: bool) -> None:
-        """Add the references below a schema to those that are combined with other schemas."""
+    def _read(self, schema: Any, pointer: str, above: tuple[str, ...], *, combined: bool) -> None:
+        """Note the references below a schema, and which of them are combined with other schemas.
+
+        above: the pointers of the schemas that describe the same value and hold this one.
+        combined: whether one of them combines schemas.
+        """
         if not isinstance(schema, dict):
             return
         given = cast(Json, schema)
-        combined = combined or pointer in self._combined
-        below = combined or _combines(given)
+        chain = (*above, pointer)
+        combined = combined or _combines(given)
         if isinstance(reference := given.get("$ref"), str):
-            self._refers_by_id |= not reference.startswith("#")
             if _is_pointer(reference):
                 self._references.add(reference)
-            if below:
+            if combined:
                 self._combined.add(reference)
-        for name in (*_MAPS, *_LISTS, *_SINGLE):
-            parts: Any = given.get(name)
-            in_place = below and name in _IN_PLACE
-            if name in _MAPS and isinstance(parts, dict):
-                for key, part in cast(Json, parts).items():
-                    self._find_combined(part, f"{pointer}/{_pointer(name, key)}", combined=False)
-            elif isinstance(parts, list):
-                for index, part in enumerate(cast(list[Any], parts)):
-                    self._find_combined(part, f"{pointer}/{name}/{index}", combined=in_place)
-            else:
-                self._find_combined(parts, f"{pointer}/{name}", combined=False)
+            for each in chain:
+                self._follow[each].append(reference)
+        for keys, part in _below(given):
+            in_place = keys[0] in _IN_PLACE
+            self._read(part, f"{pointer}/{_pointer(*keys)}", chain if in_place else (), combined=in_place and combined)
 
     def _ends(self, schema: Any) -> bool:
         """Return whether a finite value can satisfy a schema, as far as its references are known to
         end.
         """
         if not isinstance(schema, dict):
-            return True
+            return schema is not False
         given = cast(Json, schema)
         reference = given.get("$ref")
         if isinstance(reference, str) and _is_pointer(reference) and reference not in self._ending:
             return False
         for name, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
             parts = given.get(name)
-            if isinstance(parts, list) and not enough(map(self._ends, cast(list[Any], parts))):
+            if isinstance(parts, list) and parts and not enough(map(self._ends, cast(list[Any], parts))):
                 return False
+        types = _types(given)
+        if "const" in given or "enum" in given or not types or types - {"object", "array"}:
+            return True
+        return ("object" in types and self._object_ends(given)) or ("array" in types and self._array_ends(given))
+
+    def _object_ends(self, given: Json) -> bool:
         properties, required = given.get("properties"), given.get("required")
-        if given.get("type") == "object" and isinstance(properties, dict) and isinstance(required, list):
-            names = [name for name in cast(list[Any], required) if isinstance(name, str)]
-            return all(self._ends(cast(Json, properties).get(name)) for name in names)
-        if given.get("type") == "array" and given.get("minItems"):
-            return self._ends(given.get("items"))
-        return True
+        named = cast(Json, properties) if isinstance(properties, dict) else {}
+        wanted = (
+            [name for name in cast(list[Any], required) if isinstance(name, str)] if isinstance(required, list) else []
+        )
+        if not all(self._ends(named[name]) for name in wanted if name in named):
+            return False
+        least = given.get("minProperties")
+        if not isinstance(least, int) or least <= len(wanted) or isinstance(given.get("patternProperties"), dict):
+            return True
+        free = [part for name, part in named.items() if name not in wanted]
+        return self._ends(given.get("additionalProperties", True)) or any(map(self._ends, free))
+
+    def _array_ends(self, given: Json) -> bool:
+        least, items = given.get("minItems"), given.get("items", True)
+        if not isinstance(least, int) or least < 1:
+            return True
+        first = cast(Any, items if isinstance(items, list) else given.get("prefixItems"))
+        prefix = cast(list[Any], first)[:least] if isinstance(first, list) else []
+        rest = given.get("additionalItems", True) if isinstance(items, list) else items
+        return all(map(self._ends, prefix)) and (len(prefix) == least or self._ends(rest))
 
     def rewritten(self, schema: Any, pointer: str, where: str, *, combined: bool) -> Any:
         """Return one schema in the form that a grammar can hold.
@@ -244,6 +372,8 @@ class _Schema:
                 ]
             elif name in _SINGLE:
                 found[name] = self.rewritten(value, f"{pointer}/{name}", here, combined=False)
+            elif name == "$ref" and isinstance(value, str) and _is_pointer(value):
+                found[name] = quote(value, safe="#/~$")  # as the compiler reads references
             elif name in _VALUES or name in _MAPS or name in _LISTS:
                 found[name] = value
         if not combined and _is_closed(given):
@@ -260,8 +390,6 @@ class _Schema:
         for a keyword that cannot be held.
         """
         given = {name: value for name, value in schema.items() if value is not None or name == "const"}
-        if not self._refers_by_id:
-            given.pop("$id", None)
         if given.get("format") not in _FORMATS or any(name in given for name in _OF_TEXT):
             given.pop("format", None)
         for bound, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):

@@ -20,6 +20,7 @@ from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.forward.recompute import recompute_layers
 from leyden.engine.learner import TorchLearner
 from leyden.engine.memory import is_out_of_memory
+from leyden.engine.sampling import draw
 from leyden.engine.threads import threads_for
 from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import PPOLoss
@@ -294,6 +295,48 @@ async def test_a_row_that_does_not_fit_alone_fails_alone(
     assert isinstance(failed, EngineError)
     assert "a sequence of 201 tokens does not fit into memory; lower max_length" in str(failed)
     assert [each[0].token_ids for each in results] == [*wanted[:7], *wanted[8:]]
+
+
+@pytest.mark.parametrize("limit", [7, 1])
+async def test_rows_whose_sampling_does_not_fit_are_drawn_in_halves_with_the_same_responses(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+):
+    wanted = await sampled()
+
+    def small_draw(logits_BV: Tensor, *rest: Any) -> Any:
+        if len(logits_BV) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return draw(logits_BV, *rest)
+
+    monkeypatch.setattr("leyden.engine.decoder.draw", small_draw)
+    assert await sampled() == wanted
+
+
+async def test_a_row_whose_sampling_does_not_fit_alone_fails_alone(monkeypatch: pytest.MonkeyPatch):
+    wanted = await sampled()
+
+    def small_draw(logits_BV: Tensor, temperatures: Sequence[float], *rest: Any) -> Any:
+        if 0.5 in temperatures:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return draw(logits_BV, temperatures, *rest)
+
+    monkeypatch.setattr("leyden.engine.decoder.draw", small_draw)
+    async with EmbeddedBackend(tiny.model(), max_length=256) as backend:
+        results = await asyncio.gather(
+            *(
+                backend.sample(
+                    [prompt], SamplingParams(max_tokens=5, seed=3 + index, temperature=0.5 if index in (3, 7) else 1.0)
+                )
+                for index, prompt in enumerate(PROMPTS)
+            ),
+            return_exceptions=True,
+        )
+    failed = [results.pop(7), results.pop(3)]
+    for each in failed:
+        assert isinstance(each, EngineError)
+        assert "sampling from 260 tokens does not fit into memory" in str(each)
+    assert not [each for each in results if isinstance(each, BaseException)]
+    assert [each[0].token_ids for each in results] == [*wanted[:3], *wanted[4:7], *wanted[8:]]
 
 
 async def test_sequences_without_a_cache_count_whole(monkeypatch: pytest.MonkeyPatch):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from leyden.engine.grammar import GrammarConstraint, Grammars
 from leyden.engine.schema import held_schema
@@ -348,3 +351,124 @@ def test_an_argument_has_the_type_that_its_schema_means() -> None:
     assert not isinstance(
         PARSERS["qwen3_coder"].read("<function=f></function>", {"f": {"properties": [1]}}, final=True), str
     )
+
+
+ENDLESS: dict[str, dict[str, Any]] = {
+    "an anchor": an_object({"p": {"$ref": "#a"}}, **{"$anchor": "a"}),
+    "a dynamic anchor": an_object({"p": {"$ref": "#a"}}, **{"$dynamicAnchor": "a"}),
+    "a dynamic reference": an_object({"p": {"$dynamicRef": "#a"}}, **{"$dynamicAnchor": "a"}),
+    "a recursive reference": an_object({"p": {"$recursiveRef": "#"}}, **{"$recursiveAnchor": True}),
+    "an id": an_object({"p": {"$ref": "http://h/s"}}, **{"$id": "http://h/s"}),
+    "a relative id": an_object({"p": {"$ref": "s"}}, **{"$id": "http://h/s"}),
+    "a pointer from an id": an_object({"p": {"$ref": "s#/properties/p"}}, **{"$id": "http://h/s"}),
+    "an id within": {"$ref": "t", "$id": "http://h/s", "$defs": {"t": an_object({"p": {"$ref": "t"}}, **{"$id": "t"})}},
+    "an encoded pointer": {"$ref": "#/$defs/a%20b", "$defs": {"a b": an_object({"p": {"$ref": "#/$defs/a%20b"}})}},
+    "an element of a list": {"anyOf": [an_object({"p": {"$ref": "#/anyOf/0"}})]},
+    "anchors that refer to each other": {
+        "$ref": "#a",
+        "$defs": {"a": {"$anchor": "a", "$ref": "#b"}, "b": {"$anchor": "b", "$ref": "#a"}},
+    },
+    "elements of a list": an_object({"p": {"type": "array", "minItems": 1, "items": {"$ref": "#/properties/p"}}}),
+    "a tuple": an_object({"p": {"type": "array", "minItems": 1, "prefixItems": [{"$ref": "#/properties/p"}]}}),
+    "names that are free": an_object(
+        {"p": {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#"}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("schema", ENDLESS.values(), ids=ENDLESS)
+def test_a_circle_that_no_value_ends_is_refused_by_its_reference(schema: dict[str, Any]) -> None:
+    with pytest.raises(Refusal, match=r"Ref|ref") as refused:
+        constraints(schema, 1)
+    assert (refused.value.status, refused.value.code) == (400, "bad_schema")
+    assert "ends, because each holds another" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["an anchor", "a dynamic anchor", "a dynamic reference", "a recursive reference", "an id", "a relative id"],
+)
+def test_a_circle_that_a_value_may_end_is_held(name: str) -> None:
+    schema = {**ENDLESS[name], "required": []}
+    values = samples(schema)
+    assert values
+    assert all(value.keys() <= {"p"} for value in values)
+
+
+def test_references_by_any_name_hold_what_they_refer_to() -> None:
+    digit = {"$id": "http://h/digit", "$anchor": "d", "enum": [1, 2]}
+    for reference in ("http://h/digit", "digit", "digit#d", "#/$defs/a%20b%25", "http://h/root#/$defs/a%20b%25"):
+        schema = an_object({"p": {"$ref": reference}}, **{"$id": "http://h/root", "$defs": {"a b%": digit}})
+        assert {value["p"] for value in samples(schema)} == {1, 2}, reference
+
+
+def test_a_fault_within_a_circle_of_definitions_is_named() -> None:
+    recursive = {"anyOf": [], "properties": {"p": {"$ref": "#/$defs/a"}}}
+    with pytest.raises(Refusal, match="cannot be enforced by a grammar") as refused:
+        constraints({"$ref": "#/$defs/a", "$defs": {"a": recursive}}, 1)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("n", [3000])
+def test_long_chains_of_definitions_are_read_in_time_that_grows_with_their_length(n: int) -> None:
+    chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"title": "t"}]} for i in range(n)}
+    for defs in (chain, dict(reversed(chain.items()))):
+        began = time.process_time()
+        held_schema({"$ref": "#/$defs/d0", "$defs": {**defs, f"d{n}": {"type": "string"}}}, "schema")
+        assert time.process_time() - began < 5.0
+
+
+_KEYS = st.sampled_from(["a", "b", "c d", "x/y", "p%q"])
+_REFERENCES = st.sampled_from(
+    [
+        "#",
+        "#/$defs/a",
+        "#/$defs/b",
+        "#/$defs/c%20d",
+        "#/$defs/x~1y",
+        "#a",
+        "#b",
+        "s",
+        "http://h/s",
+        "#/anyOf/0",
+        "?",
+        "::[",
+    ]
+)
+
+
+def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    named, listed = st.dictionaries(_KEYS, inner, max_size=2), st.lists(inner, max_size=2)
+    keywords: dict[str, st.SearchStrategy[Any]] = {
+        **dict.fromkeys(("properties", "$defs", "definitions"), named),
+        **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), listed),
+        **dict.fromkeys(("$ref", "$dynamicRef"), _REFERENCES),
+        **dict.fromkeys(("$anchor", "$dynamicAnchor"), st.sampled_from(["a", "b", "", 3])),
+        "$id": st.sampled_from(["http://h/s", "s", "urn:x:y", "::[", 5]),
+        "type": st.sampled_from(["object", "array", ["object", "array"], ["object", "null"]]),
+        "required": st.lists(_KEYS, max_size=2),
+        "items": inner | listed,
+        "additionalProperties": inner,
+        "minItems": st.integers(0, 2),
+        "minProperties": st.integers(0, 2),
+        "propertyNames": inner,
+    }
+    return st.fixed_dictionaries({}, optional=keywords)
+
+
+_SCHEMAS = st.recursive(st.sampled_from([{}, True, False, {"type": "string"}, {"const": 1}]), _nested, max_leaves=8)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=_nested(_SCHEMAS), definitions=st.dictionaries(_KEYS, _SCHEMAS, max_size=3))
+def test_any_schema_is_held_or_refused(schema: dict[str, Any], definitions: dict[str, Any]) -> None:
+    began = time.process_time()
+    with contextlib.suppress(Refusal):
+        constraint = constraints({**schema, "$defs": definitions}, 1)[0]
+        for _ in range(50):
+            allowed = [token for token, may in enumerate(constraint.allowed()) if may]
+            assert allowed
+            if allowed == [2]:
+                break
+            constraint.accept(allowed[-1])
+    assert time.process_time() - began < 10.0
