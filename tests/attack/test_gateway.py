@@ -117,6 +117,7 @@ async def talking(at: Place, chance: random.Random) -> AsyncIterator[Heard]:
             yield heard
         finally:
             over.set()
+    assert persistent.stumbled == 0, f"an answer that a kill cut passed as a whole one: {persistent.failed}"
 
 
 async def judge(at: Place, heard: Heard, kills: list[float], *, durable: bool) -> Counter[str]:
