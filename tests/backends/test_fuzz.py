@@ -34,6 +34,7 @@ from schemathesis.specs.openapi.checks import (
 from leyden.store import LightningStore, LightningStoreServer, PostgresLightningStore, SqliteLightningStore
 from leyden.store.openapi import openapi
 from leyden.types import LLM, Span
+from leyden.utils.json import MAX_JSON_PARTS
 from tests.store.postgres_server import fresh_url, given_or_own_server
 
 TOKEN = "a-token-of-the-test"
@@ -176,8 +177,12 @@ def sent(served: Served, case: schemathesis.Case, *more: CheckFunction) -> None:
     """Send a case and check its answer."""
     before = served.contents()
     response = case.call(base_url=served.url, session=served.session)
-    # A list that is longer than the document allows may be too much work to parse, which refuses it too.
-    case.validate_response(response, checks=CHECKS if response.status_code == 413 else [*CHECKS, *more])
+    if response.status_code == 413:
+        # Right for a list of more items than the document allows (20,000): a server measures a body before it reads it, and so
+        # many items may hold more objects than it parses (500,000). Schemathesis does not count it as a refusal of data.
+        assert len(response.request.body) > 2 * MAX_JSON_PARTS, response.text
+        more = ()
+    case.validate_response(response, checks=[*CHECKS, *more])
     assert b"Traceback" not in response.content
     if response.status_code >= 400:
         assert served.contents() == before, f"{response.status_code}, and something has changed"
