@@ -100,6 +100,11 @@ def evaluate(
     if given.run_name is not None:
         echo(f"resources of run {given.run_name}", err=True)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
+    if not given.llms and (unused := [name for name, value in sampling.items() if value is not None]):
+        raise ConfigError(
+            f"--{unused[0].replace('_', '-')} is suggested to an agent with its model, and there is none; give --model, or "
+            "leave it out"
+        )
     evaluation = _evaluation(given, sampling, model_key, repeats=repeats, timeout_seconds=timeout, price=prices)
     new = Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-eval-{secrets.token_hex(2)}"
     directory = run_dir or new

@@ -26,7 +26,7 @@ def plot(
     width: Annotated[
         int | None, typer.Option(min=30, help="Columns; those of the terminal by default.", show_default=False)
     ] = None,
-    height: Annotated[int, typer.Option(min=3, max=100, help="Lines of the drawing.")] = 14,
+    height: Annotated[int | None, typer.Option(min=3, max=100, help="Lines of the drawing; 14 by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the points as JSON, for programs.")] = False,
 ) -> None:
     """Draw a metric of one or several runs over the iterations, of training and of validation.
@@ -44,10 +44,15 @@ def plot(
     import sys
 
     from leyden.cli.run_views import await_server
+    from leyden.errors import ConfigError
     from leyden.runs import open_run
     from leyden.runs.chart import draw_file, draw_text
     from leyden.utils.figures import is_on_terminal
 
+    if as_json and output is not None:
+        raise ConfigError("--json prints the points, and --output writes a picture; give one of them")
+    if (as_json or output is not None) and (width or height):
+        raise ConfigError("--width and --height are for the drawing in a terminal; leave them out here")
     for each in run:
         await_server(each)
     opened = [open_run(each) for each in run]
@@ -72,7 +77,7 @@ def plot(
         return
     columns = width or min(100, shutil.get_terminal_size().columns if is_on_terminal(sys.stdout) else 80)
     echo(title if len(series) > 1 else f"{title}, {series[0].name}")
-    echo_text("\n".join(draw_text(series, width=columns, height=height)))
+    echo_text("\n".join(draw_text(series, width=columns, height=height or 14)))
 
 
 def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:

@@ -30,7 +30,9 @@ def show(
     failed: Annotated[bool, typer.Option("--failed", help="List the rollouts that failed, the last first.")] = False,
     best: Annotated[bool, typer.Option("--best", help="List the rollouts with the highest rewards.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="List the rollouts with the lowest rewards.")] = False,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="The most rollouts to list.")] = 10,
+    limit: Annotated[
+        int | None, typer.Option("-n", "--limit", min=1, help="The most rollouts to list; 10 by default.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long messages.")] = False,
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="Which run, of a store that holds several.")
@@ -62,14 +64,19 @@ def show(
         chosen.append("a rollout")
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} are different views; give one of them")
+    if limit is not None and (rollout is not None or not chosen):
+        raise ConfigError("--limit is for a list of rollouts; give --failed, --best or --worst, or leave it out")
+    if full and rollout is None:
+        raise ConfigError("--full is for one rollout; give its id, or leave --full out")
+    listed = limit or 10
     await_server(run)
     opened = open_run(run, run_id=run_id)
     if rollout is not None:
         asyncio.run(_show_rollout(opened, rollout, full=full, as_json=as_json))
     elif failed:
-        asyncio.run(_list_failed(opened, limit, as_json=as_json))
+        asyncio.run(_list_failed(opened, listed, as_json=as_json))
     elif best or worst:
-        asyncio.run(_list_scored(opened, limit, best=best, as_json=as_json))
+        asyncio.run(_list_scored(opened, listed, best=best, as_json=as_json))
     else:
         asyncio.run(_show_run(opened, run, as_json=as_json))
 
