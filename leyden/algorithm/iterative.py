@@ -5,6 +5,7 @@ The loop does checkpoints, progress, metrics and resuming. An algorithm defines 
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Ves
 from leyden.loop.callbacks import HookResult
 from leyden.loop.progress_bar import showing_setup
 from leyden.options import check_several
+
+logger = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 * 2**20
 """The largest checkpoint, in bytes, that is written after every step if no interval was chosen."""
@@ -132,6 +135,8 @@ class IterativeAlgorithm(Algorithm):
         checkpoint = None
         if run.directory is not None:
             checkpoint = self._new_checkpoint(run.directory / "checkpoints")
+        elif self.checkpoint_every or self.checkpoint_seconds or self.keep_best:
+            logger.warning("no checkpoint is saved, because the run has no directory; give the Trainer run_dir=")
         rollouts = _Rollouts(self, checkpoint)
         recorder = run.recorder
         self._loop = self._new_loop(

@@ -545,3 +545,12 @@ def test_an_algorithm_without_a_validation_or_without_steps_validates_nothing(tm
         folder = tmp_path / type(algorithm).__name__
         ly.Trainer(algorithm=algorithm, run_dir=folder).fit(odd, [1], val_dataset=[1])
         assert open_run(folder).metrics("val") == []
+
+
+def test_checkpoints_that_are_asked_for_without_a_directory_are_said_not_to_be_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ly.Trainer(algorithm=Counting(), run_dir=tmp_path, progress=False).fit(odd, [1])
+    assert "no checkpoint is saved" not in caplog.text
+    ly.Trainer(algorithm=Counting(), store="memory", progress=False).fit(odd, [1])
+    assert caplog.text.count("no checkpoint is saved, because the run has no directory") == 1
