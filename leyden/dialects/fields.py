@@ -6,7 +6,7 @@ A wrong field raises `Untranslatable`, which names it: `messages[2].content[0].s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 from leyden.dialects.encoding import Json
@@ -59,17 +59,6 @@ def without(fields: Json, names: Iterable[str]) -> Json:
     read.
     """
     return {name: value for name, value in fields.items() if name not in names}
-
-
-def neutral(fields: Json, table: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Raise Untranslatable for a field that has no counterpart in the API `where`, unless its value
-    changes nothing there.
-
-    table: the values that change nothing, by the field's name. null changes nothing either.
-    """
-    for name, values in table.items():
-        if (value := fields.get(name)) is not None and value not in values:
-            raise Untranslatable(name, f"is {shown(value)}, which {where} cannot express; leave it out")
 
 
 def reasoning_of(message: Json) -> str:

@@ -11,9 +11,9 @@ log-probabilities under it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from leyden.dialects.checks import (
     BOOLEAN,
@@ -26,6 +26,8 @@ from leyden.dialects.checks import (
     FieldTypes,
     Types,
 )
+from leyden.dialects.fields import shown
+from leyden.errors import Untranslatable
 from leyden.utils.json import Json
 
 
@@ -88,12 +90,74 @@ FIELD_TYPES: Final[FieldTypes] = {
 """Types of the fields that the requests of all dialects with an answer share."""
 
 
-def is_neutral(name: str, value: Any) -> bool:
-    """Return whether a value of a parameter of the table leaves the distribution as it is."""
-    return value is None or any(
-        value == each and isinstance(value, bool) == isinstance(each, bool)
-        for each in SAMPLING_PARAMETERS[name].neutral
-    )
+OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "n": (1,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "return_token_ids": (False,),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "truncation": ("disabled",),
+    "background": (False,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+    "web_search_options": (),
+    "audio": (),
+    "seed": (),
+}
+"""The values that change nothing, of options that some APIs lack. They hold where the API has no
+tools."""
+ABOUT_THE_CALL: Final = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "priority", "request_id", "prediction"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control", "cache_salt"),
+    *("inference_geo", "speed"),
+}
+"""Fields that do not change the response, whatever their value is: they tell whose call it is, and
+how fast and how cached it shall be."""
+
+
+def equals_any(value: Any, values: Sequence[Any]) -> bool:
+    """Return whether a JSON value is one of several. A number is no boolean."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
+
+
+def is_neutral(name: str, value: Any, request: Mapping[str, Any]) -> bool:
+    """Return whether a value of a parameter of the table leaves the distribution as it is.
+
+    request: the request that has the parameter.
+    """
+    if value is None or equals_any(value, SAMPLING_PARAMETERS[name].neutral):
+        return True
+    if name == "logit_bias" and isinstance(value, dict):
+        return all(equals_any(bias, (0, None)) for bias in cast(Json, value).values())
+    # The best n of n responses are all of them.
+    return name == "best_of" and equals_any(value, (request.get("n"),))
+
+
+def stop_strings(stop: Any) -> list[Any]:
+    """Return the strings of a field `stop` that can end a response. An empty one ends none."""
+    given = cast(list[Any], stop) if isinstance(stop, list) else [stop]
+    return [each for each in given if each is not None and each != ""]
+
+
+def check_neutral(request: Json, table: Mapping[str, Sequence[Any]], where: str) -> None:
+    """Raise Untranslatable for a field that has no counterpart in the API `where`, unless its value
+    changes nothing there.
+
+    table: the values that change nothing, by the field's name. null changes nothing either, and the
+        table of sampling parameters tells their values.
+    """
+    for name, values in table.items():
+        value = request.get(name)
+        if value is None or equals_any(value, values):
+            continue
+        if name not in SAMPLING_PARAMETERS or not is_neutral(name, value, request):
+            raise Untranslatable(name, f"is {shown(value)}, which {where} cannot express; leave it out")
 
 
 def changes(request: Mapping[str, Any]) -> Json:
@@ -103,5 +167,5 @@ def changes(request: Mapping[str, Any]) -> Json:
     return {
         name: value
         for name, value in request.items()
-        if name in SAMPLING_PARAMETERS and name != "temperature" and not is_neutral(name, value)
+        if name in SAMPLING_PARAMETERS and name != "temperature" and not is_neutral(name, value, request)
     }

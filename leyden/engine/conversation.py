@@ -176,8 +176,24 @@ def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "au
                     param="tool_choice",
                 )
             chosen = (name,)
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*allowed]},
+        } if allowed:
+            each = [read_tool_choice(_object(tool, "tool_choice.allowed_tools.tools[]"), tools)[1] for tool in allowed]
+            chosen = tuple(name for name in names if (name,) in each)
+            if mode == "auto" and set(chosen) == set(names):
+                return "auto", names
+            if mode == "auto":
+                raise bad_request(
+                    "tool_choice allows some of the tools with the mode 'auto', which cannot be enforced here; send these tools "
+                    "alone in 'tools', or the mode 'required'",
+                    param="tool_choice",
+                )
         case _:
-            raise _wrong("tool_choice", "'none', 'auto', 'required', or an object that names a function", given)
+            raise _wrong(
+                "tool_choice", "'none', 'auto', 'required', or an object that names a function or allowed tools", given
+            )
     if not names:
         raise bad_request("tool_choice='required' needs 'tools'", param="tool_choice")
     return "required", chosen

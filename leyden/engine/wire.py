@@ -17,7 +17,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from leyden.dialects import Json
-from leyden.dialects.sampling import SAMPLING_PARAMETERS, WITH_ANOTHER
+from leyden.dialects.sampling import (
+    ABOUT_THE_CALL,
+    OPTIONS,
+    SAMPLING_PARAMETERS,
+    WITH_ANOTHER,
+    equals_any,
+    is_neutral,
+    stop_strings,
+)
 from leyden.engine.conversation import read_messages, read_response_format, read_tool_choice, read_tools
 from leyden.engine.refusal import bad_request, shown
 
@@ -32,15 +40,9 @@ Flag = Annotated[bool, Field(description="true or false")]
 
 _INTEGERS = ("max_tokens", "max_completion_tokens", "n", "seed")
 """Fields that take a whole float such as 3.0 for an integer, as the gateway does."""
-_IGNORED = {
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "priority", "request_id", "prediction"),
-    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control", "cache_salt"),
-    *("inference_geo", "speed"),
-}
-"""Fields that do not change the response, whatever their value is."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **{name: parameter.neutral for name, parameter in SAMPLING_PARAMETERS.items()},
-    "echo": (False,),
+    **OPTIONS,
     "detokenize": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -87,7 +89,7 @@ class CompletionRequest(BaseModel):
     """The most response tokens; None: as many as the context has room for."""
     temperature: Annotated[float, Field(ge=0, le=1000, description="a number from 0 to 1000")] = 1.0
     top_p: Annotated[float, Field(ge=1e-6, le=1, description="a number from 1e-06 to 1")] = 1.0
-    stop: Annotated[Text | list[Text] | None, Field(description="a string or a list of strings")] = None
+    stop: Annotated[str | list[str] | None, Field(description="a string or a list of strings")] = None
     stop_token_ids: Annotated[TokenIds | None, Field(description="a list of token ids")] = None
     seed: Annotated[int | None, Field(ge=-(2**63), le=2**64, description=f"an integer from {-(2**63)} to {2**64}")] = (
         None
@@ -101,7 +103,7 @@ class CompletionRequest(BaseModel):
     @property
     def stops(self) -> tuple[str, ...]:
         """The strings that end a response."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(stop_strings(self.stop))
 
     @property
     def include_usage(self) -> bool:
@@ -114,12 +116,6 @@ class ChatRequest(CompletionRequest):
 
     kind = "chat.completion"
     neutral = _NEUTRAL | {
-        "top_logprobs": (0,),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "web_search_options": (),
         "documents": ([],),
         "mm_processor_kwargs": ({},),
         "add_generation_prompt": (True,),
@@ -154,8 +150,9 @@ class ChatRequest(CompletionRequest):
 
     def model_post_init(self, context: Any) -> None:
         self.tools = read_tools(self.tools)
-        self._is_named = isinstance(self.tool_choice, dict)
-        self.tool_choice, self._callable_tools = read_tool_choice(self.tool_choice, self.tools)
+        choice: Any = self.tool_choice
+        self._is_named = isinstance(choice, dict) and "function" in choice
+        self.tool_choice, self._callable_tools = read_tool_choice(choice, self.tools)
         self.messages = read_messages(self.messages)
         # Required calls are the whole response, so no content could follow a schema.
         if self.response_format is not None and self.tool_choice != "required":
@@ -274,9 +271,7 @@ def parse_request(body: bytes, model: type[Request]) -> Request:
     for name in _INTEGERS:
         if isinstance(value := named.get(name), float) and value.is_integer():
             named[name] = int(value)
-    problems = {
-        name: fault for name, value in named.items() if name not in known and (fault := _fault(name, value, model))
-    }
+    problems = {name: fault for name in named if name not in known and (fault := _fault(name, named, model))}
     request = None
     try:
         request = model.model_validate({name: value for name, value in named.items() if name in known})
@@ -291,14 +286,14 @@ def parse_request(body: bytes, model: type[Request]) -> Request:
     return request
 
 
-def _fault(name: str, value: Any, model: type[CompletionRequest]) -> str | None:
+def _fault(name: str, request: Json, model: type[CompletionRequest]) -> str | None:
     """Return why a field that the model lacks cannot be accepted; None if its value changes
     nothing.
     """
-    if name in _IGNORED or name in WITH_ANOTHER:
+    value, neutral = request[name], model.neutral.get(name, ())
+    if name in ABOUT_THE_CALL or name in WITH_ANOTHER or equals_any(value, neutral):
         return None
-    neutral = model.neutral.get(name, ())
-    if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
+    if name in SAMPLING_PARAMETERS and is_neutral(name, value, request):
         return None
     if not neutral:
         return "is not supported here; remove it from the request"

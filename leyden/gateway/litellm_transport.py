@@ -43,9 +43,10 @@ _BAD_REQUEST = 400
 _SERVER_ERROR = 500
 
 
-def _nothing(name: str, value: Any) -> bool:
-    """Return whether a field changes nothing, so that it can be left out."""
-    return value is None or name in WITH_ANOTHER or (name in SAMPLING_PARAMETERS and is_neutral(name, value))
+def _nothing(name: str, request: dict[str, Any]) -> bool:
+    """Return whether a field of a request changes nothing, so that it can be left out."""
+    value = request[name]
+    return value is None or name in WITH_ANOTHER or (name in SAMPLING_PARAMETERS and is_neutral(name, value, request))
 
 
 class LitellmTransport:
@@ -80,7 +81,7 @@ class LitellmTransport:
         Raise ServerGone or TimeoutError, also while the response is read.
         """
         wished: dict[str, Any] = json.loads(body)
-        asked = {name: value for name, value in wished.items() if name in _ALLOWED or not _nothing(name, value)}
+        asked = {name: value for name, value in wished.items() if name in _ALLOWED or not _nothing(name, wished)}
         if refused := sorted(asked.keys() - _ALLOWED):
             yield _not_allowed(refused[0])
             return

@@ -53,6 +53,8 @@ def test_neutral_values_change_nothing_and_others_do() -> None:
     assert changes(CHANGED) == CHANGED
     assert changes({"top_p": 1.0, "top_k": -1, "repetition_penalty": 1, "temperature": 0.3, "length_penalty": 2}) == {}
     assert changes({"use_beam_search": 0, "top_p": True}) == {"use_beam_search": 0, "top_p": True}
+    assert changes({"logit_bias": {"5": 0, "6": 0.0}, "n": 4, "best_of": 4}) == {}
+    assert changes({"logit_bias": {"5": 0, "6": 1}, "n": 2, "best_of": 4}).keys() == {"logit_bias", "best_of"}
     assert not WITH_ANOTHER & SAMPLING_PARAMETERS.keys()
 
 

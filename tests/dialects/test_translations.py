@@ -306,7 +306,8 @@ def test_what_chat_cannot_say_for_anthropics_client_is_named(request_: dict[str,
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "mcp"}]}}, "tool_choice.type"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"reasoning": {"context": "all"}}, "reasoning.context"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
@@ -527,3 +528,56 @@ def test_a_call_that_goes_on_after_the_next_one_began_is_refused() -> None:
         stream.feed(part(1))
         with pytest.raises(Untranslatable, match="call 0 after a later one"):
             stream.feed(part(0))
+
+
+NOTHING: dict[str, list[Any]] = {
+    "logit_bias": [{}, {"5": 0}, {"5": 0.0, "6": 0}],
+    "stop": ["", [], [""], ["", ""]],
+    "best_of": [1],
+    "frequency_penalty": [0, 0.0],
+    "presence_penalty": [0],
+    "modalities": [["text"]],
+    "truncation": ["disabled"],
+    "functions": [[]],
+    "seed": [],
+    "prediction": [{"type": "content", "content": "x"}],
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+@pytest.mark.parametrize("dialect", [MESSAGES, RESPONSES], ids=lambda dialect: dialect.name)
+def test_what_changes_nothing_is_left_out_where_an_api_lacks_it(dialect: Dialect, name: str) -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    plain = dialect.request_from_chat(chat)
+    for value in [None, *NOTHING[name]]:
+        assert dialect.request_from_chat({**chat, name: value}) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("logit_bias", {"5": 0, "6": 1}), ("logit_bias", {"5": False}), ("best_of", 2), ("n", True)]
+)
+@pytest.mark.parametrize("dialect", [MESSAGES, RESPONSES], ids=lambda dialect: dialect.name)
+def test_what_changes_an_answer_is_refused_where_an_api_lacks_it(dialect: Dialect, name: str, value: Any) -> None:
+    with pytest.raises(Untranslatable, match=f"^{name} is "):
+        dialect.request_from_chat({"model": "m", "messages": [], name: value})
+
+
+def test_null_is_no_option_of_reasoning_text_or_output() -> None:
+    said = {"model": "m", "input": "x", "reasoning": {"context": None}, "text": {"other": None}}
+    assert RESPONSES.request_to_chat(said) == RESPONSES.request_to_chat({"model": "m", "input": "x"})
+    said = {"model": "m", "max_tokens": 1, "messages": [], "output_config": {"other": None}, "stop_sequences": [""]}
+    assert MESSAGES.request_to_chat(said) == {"model": "m", "max_tokens": 1, "messages": []}
+
+
+def test_allowed_tools_are_translated_and_all_of_them_are_no_choice() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b")]
+    for mode, theirs in (("auto", "auto"), ("required", "any")):
+        choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": n} for n in ("b", "a")]}
+        response = {"model": "m", "input": "x", "tools": [{"type": "function", "name": n} for n in ("a", "b")]}
+        chat = RESPONSES.request_to_chat({**response, "tool_choice": choice})
+        assert chat["tool_choice"]["allowed_tools"]["tools"] == tools[::-1]
+        assert RESPONSES.request_from_chat(chat)["tool_choice"] == choice
+        assert MESSAGES.request_from_chat(chat)["tool_choice"] == {"type": theirs}
+        some = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools[:1]}}
+        with pytest.raises(Untranslatable, match=r"^tool_choice is .*allowed_tools"):
+            MESSAGES.request_from_chat({**chat, "tool_choice": some})

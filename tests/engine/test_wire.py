@@ -29,7 +29,7 @@ REFUSED: list[tuple[Kind, str, list[Any], str]] = [
     ("chat.completion", "seed", [True, "3", 2**64 + 1, -(2**63) - 1], "must be an integer from "),
     ("chat.completion", "n", [True, "3", 0, 129], "must be an integer from 1 to 128"),
     ("chat.completion", "stream", [1, "true"], "must be true or false"),
-    ("chat.completion", "stop", [3, [""], [3]], "must be a string or a list of strings"),
+    ("chat.completion", "stop", [3, [3]], "must be a string or a list of strings"),
     ("chat.completion", "stop_token_ids", [3, [-1], [True], ["3"]], "must be a list of token ids"),
     ("chat.completion", "stream_options", [True, {"usage": True}], "must be an object with 'include_usage'"),
     ("chat.completion", "response_format", ["json"], "must be an object"),
@@ -87,8 +87,16 @@ NOTHING: dict[str, Any] = {
     "typical_p": [1.0],
     "repetition_penalty": [1, 1.0],
     "frequency_penalty": [0],
-    "logit_bias": [{}],
+    "logit_bias": [{}, {"5": 0}, {"5": 0.0, "6": 0, "7": None}],
     "best_of": [1],
+    "truncation": ["disabled"],
+    "modalities": [["text"]],
+    "parallel_tool_calls": [True],
+    "tools": [[]],
+    "tool_choice": ["auto"],
+    "top_logprobs": [0],
+    "functions": [[]],
+    "prediction": [{"type": "content", "content": "x"}],
     "min_tokens": [0],
     "bad_words": [[]],
     "use_beam_search": [False],
@@ -112,7 +120,7 @@ def test_what_changes_nothing_is_accepted_in_both_forms() -> None:
         for value in values:
             for kind in ("chat.completion", "text_completion"):
                 assert parse(kind, **{name: value}) == parse(kind), (name, value)
-    only_chat: dict[str, Any] = {"functions": [], "function_call": "none", "top_logprobs": 0, "modalities": ["text"]}
+    only_chat: dict[str, Any] = {"function_call": "none"}
     assert parse("chat.completion", **only_chat) == parse("chat.completion")
     assert parse("text_completion", suffix="") == parse("text_completion")
 
@@ -194,3 +202,48 @@ def test_a_whole_float_is_an_integer_as_in_the_gateway() -> None:
     for value in (1.5, 1e300):
         with pytest.raises(Refusal, match="'n' must be an integer from 1 to 128"):
             parse_request(json.dumps({**given, "n": value}).encode(), TextRequest)
+
+
+@pytest.mark.parametrize("kind", ["chat.completion", "text_completion"])
+def test_an_empty_stop_string_ends_nothing(kind: Kind) -> None:
+    for stop in ("", [], [""], ["", ""], None):
+        assert parse(kind, stop=stop).stops == ()
+    assert parse(kind, stop=["", "x"]).stops == ("x",)
+
+
+@pytest.mark.parametrize("kind", ["chat.completion", "text_completion"])
+def test_the_best_of_as_many_as_are_wanted_are_all_of_them(kind: Kind) -> None:
+    assert parse(kind, n=3, best_of=3) == parse(kind, n=3)
+    for best_of, n in ((3, 2), (2, None), (True, 1)):
+        with pytest.raises(Refusal, match=r"^'best_of' must be 1"):
+            parse(kind, best_of=best_of, n=n)
+
+
+@pytest.mark.parametrize("bias", [{"5": 1}, {"5": 0, "6": -100}, {"5": False}, {"5": "0"}])
+def test_a_bias_of_one_token_is_refused(bias: dict[str, Any]) -> None:
+    with pytest.raises(Refusal, match=r"^'logit_bias' must be {}"):
+        parse("chat.completion", logit_bias=bias)
+
+
+def test_allowed_tools_limit_a_required_call_and_are_no_choice_if_all_are_allowed() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b", "c")]
+
+    def chosen(mode: str, *names: str) -> tuple[Any, tuple[str, ...], bool]:
+        given = [{"type": "function", "function": {"name": name}} for name in names]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": given}}
+        request = parse("chat.completion", tools=tools, tool_choice=choice)
+        assert isinstance(request, ChatRequest)
+        return request.tool_choice, request.callable_tools, request.may_call_often
+
+    assert chosen("required", "c", "a", "a") == ("required", ("a", "c"), True)
+    assert chosen("required", "a", "b", "c") == ("required", ("a", "b", "c"), True)
+    assert chosen("auto", "c", "b", "a") == ("auto", ("a", "b", "c"), True)
+    for mode, names, says in (
+        ("auto", ("a",), "allows some of the tools"),
+        ("auto", (), "must be 'none'"),
+        ("required", ("z",), "names 'z'"),
+        ("never", ("a",), "must be 'none'"),
+    ):
+        with pytest.raises(Refusal, match=says) as refused:
+            chosen(mode, *names)
+        assert refused.value.param == "tool_choice"

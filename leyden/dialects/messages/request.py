@@ -22,12 +22,12 @@ from leyden.dialects.fields import (
     a_list,
     a_text,
     an_object,
-    neutral,
     reasoning_of,
     shown,
     single_text,
     without,
 )
+from leyden.dialects.sampling import OPTIONS, check_neutral, stop_strings
 from leyden.errors import Untranslatable
 from leyden.utils.json import is_object
 
@@ -46,9 +46,9 @@ _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
 
 def request_to_chat(request: Json) -> Json:
     """Return the request as a chat request. Raise Untranslatable if chat cannot express it."""
-    neutral(request, {"container": (), "mcp_servers": ([],)}, "chat")
+    check_neutral(request, {"container": (), "mcp_servers": ([],)}, "chat")
     if request.get("stream"):
-        neutral(request, NOT_IN_EVENTS, "a stream of this API")
+        check_neutral(request, NOT_IN_EVENTS, "a stream of this API")
     chat = without(
         request,
         {
@@ -57,8 +57,8 @@ def request_to_chat(request: Json) -> Json:
         },
     )
     chat["messages"] = _chat_messages(request)
-    if request.get("stop_sequences"):
-        chat["stop"] = request["stop_sequences"]
+    if stops := stop_strings(request.get("stop_sequences")):
+        chat["stop"] = stops
     if request.get("tools") is not None:
         tools = a_list(request["tools"], "tools")
         chat["tools"] = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
@@ -287,7 +287,9 @@ def _chat_output(config: Json) -> Json:
     """Return Anthropic's `output_config` as the chat fields `reasoning_effort` and
     `response_format`.
     """
-    if unknown := sorted(without(config, ("effort", "format"))):
+    if unknown := sorted(
+        name for name, value in config.items() if name not in ("effort", "format") and value is not None
+    ):
         raise Untranslatable(f"output_config.{unknown[0]}", "has no counterpart in chat")
     chat: Json = {}
     if config.get("effort") is not None:
@@ -304,23 +306,16 @@ def _chat_output(config: Json) -> Json:
 # ---- from chat -----------------------------------------------------------------------------------
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "return_token_ids": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
+    **{name: OPTIONS[name] for name in ("n", "logprobs", "top_logprobs", "return_token_ids", "modalities")},
+    **{name: OPTIONS[name] for name in ("verbosity", "truncation", "functions", "function_call", "seed", "audio")},
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias", "best_of"), ()),
     "store": (False,),
-    "verbosity": ("medium",),
-    "functions": ([],),
-    **dict.fromkeys(("seed", "function_call", "audio", "prediction", "web_search_options", "moderation"), ()),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"), ()),
+    **dict.fromkeys(("web_search_options", "moderation"), ()),
 }
 _TRANSLATED = {
     *("messages", "max_tokens", "max_completion_tokens", "stop", "tools", "tool_choice", "parallel_tool_calls"),
     *("response_format", "reasoning_effort", "service_tier", "user", "stream_options", *_NEUTRAL),
+    *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
 }
 
 
@@ -328,12 +323,12 @@ def request_from_chat(chat: Json) -> Json:
     """Return a chat request as a request of Anthropic's API. Raise Untranslatable if it cannot be
     expressed.
     """
-    neutral(chat, _NEUTRAL, "Anthropic's API")
+    check_neutral(chat, _NEUTRAL, "Anthropic's API")
     request = without(chat, _TRANSLATED)
     request["max_tokens"] = chat.get("max_completion_tokens") or chat.get("max_tokens") or DEFAULT_MAX_TOKENS
     request |= _conversation(a_list(chat.get("messages"), "messages"))
-    if stop := chat.get("stop"):
-        request["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    if stops := stop_strings(chat.get("stop")):
+        request["stop_sequences"] = stops
     if chat.get("tools") is not None:
         tools = a_list(chat["tools"], "tools")
         request["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
@@ -432,7 +427,7 @@ def _assistant(message: Json, field: str) -> Json:
     """Return a chat message of the assistant in Anthropic's form: thinking blocks, then content,
     then tool uses.
     """
-    neutral(message, {"refusal": (), "audio": (), "function_call": (), "annotations": ([],)}, "Anthropic's API")
+    check_neutral(message, {"refusal": (), "audio": (), "function_call": (), "annotations": ([],)}, "Anthropic's API")
     blocks = thinking_blocks(message)
     content = message.get("content")
     if isinstance(content, str):
@@ -465,7 +460,7 @@ def _block(part: Json, field: str) -> Json:
             return part
         case "image_url":
             image = an_object(part.get("image_url"), f"{field}.image_url")
-            neutral(image, {"detail": ("auto",)}, "Anthropic's API")
+            check_neutral(image, {"detail": ("auto",)}, "Anthropic's API")
             source = _source(a_text(image.get("url"), f"{field}.image_url.url"))
             return {"type": "image", "source": source, **without(part, ("type", "image_url"))}
         case "file":
@@ -534,11 +529,23 @@ def _tool(tool: Any, field: str) -> Json:
     return {**found, **without(function, known), **without(tool, ("type", "function"))}
 
 
+def _names(chat: Json) -> list[Any]:
+    """Return the names of a chat request's tools."""
+    tools = [an_object(tool, "tools") for tool in a_list(chat.get("tools"), "tools")]
+    return [an_object(tool.get("function"), "tools").get("name") for tool in tools]
+
+
 def _tool_choice(chat: Json) -> Json | None:
     """Return the chat fields `tool_choice` and `parallel_tool_calls` as Anthropic's tool choice;
     None if the API's default means the same.
     """
     choice: Any = chat.get("tool_choice")
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*allowed]}}:
+            if all({"type": "function", "function": {"name": name}} in allowed for name in _names(chat)):
+                choice = mode
+        case _:
+            pass
     parallel = chat.get("parallel_tool_calls")
     found: Json
     match choice:

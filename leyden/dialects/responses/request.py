@@ -19,12 +19,12 @@ from leyden.dialects.fields import (
     a_list,
     a_text,
     an_object,
-    neutral,
     reasoning_of,
     shown,
     single_text,
     without,
 )
+from leyden.dialects.sampling import OPTIONS, check_neutral, stop_strings
 from leyden.errors import Untranslatable
 
 _REDACTED = "redacted_thinking:"
@@ -38,7 +38,7 @@ _ENCRYPTED = "reasoning.encrypted_content"
 
 _UNKNOWN_TO_CHAT = {
     "background": (False,),
-    "truncation": ("disabled",),
+    "truncation": OPTIONS["truncation"],
     **dict.fromkeys(("previous_response_id", "conversation", "prompt", "max_tool_calls", "context_management"), ()),
     **dict.fromkeys(("moderation", "image", "access_programs"), ()),
 }
@@ -50,9 +50,9 @@ _OF_RESPONSES = {
 
 def request_to_chat(request: Json) -> Json:
     """Return the request as a chat request. Raise Untranslatable if chat cannot express it."""
-    neutral(request, _UNKNOWN_TO_CHAT, "chat")
+    check_neutral(request, _UNKNOWN_TO_CHAT, "chat")
     if request.get("stream"):
-        neutral(request, NOT_IN_EVENTS, "a stream of this API")
+        check_neutral(request, NOT_IN_EVENTS, "a stream of this API")
     chat = without(request, _OF_RESPONSES)
     chat["messages"] = [*_instructions(request.get("instructions")), *_chat_messages(input_items(request))]
     if request.get("max_output_tokens") is not None:
@@ -222,18 +222,22 @@ def _chat_output(item: Json, field: str) -> Json:
     return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output, **rest}
 
 
+def _unknown(options: Json, known: tuple[str, ...]) -> list[str]:
+    return sorted(name for name, value in options.items() if name not in known and value is not None)
+
+
 def _chat_reasoning(reasoning: Json) -> Json:
     """Return the reasoning options as chat's `reasoning_effort`. The option `summary` is dropped,
     because chat returns the whole reasoning.
     """
-    if unknown := sorted(without(reasoning, ("effort", "summary", "generate_summary"))):
+    if unknown := _unknown(reasoning, ("effort", "summary", "generate_summary")):
         raise Untranslatable(f"reasoning.{unknown[0]}", "has no counterpart in chat")
     return {"reasoning_effort": reasoning["effort"]} if reasoning.get("effort") is not None else {}
 
 
 def _chat_text_config(text: Json) -> Json:
     """Return the Responses field `text` as the chat fields `verbosity` and `response_format`."""
-    if unknown := sorted(without(text, ("format", "verbosity"))):
+    if unknown := _unknown(text, ("format", "verbosity")):
         raise Untranslatable(f"text.{unknown[0]}", "has no counterpart in chat")
     chat: Json = {"verbosity": text["verbosity"]} if text.get("verbosity") is not None else {}
     wished = an_object(text.get("format") or {"type": "text"}, "text.format")
@@ -278,6 +282,10 @@ def _chat_tool_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
     named = an_object(choice, "tool_choice")
+    if named.get("type") == "allowed_tools":
+        tools = a_list(named.get("tools"), "tool_choice.tools")
+        allowed = {"mode": named.get("mode"), "tools": list(map(_chat_tool_choice, tools))}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     if named.get("type") != "function":
         raise Untranslatable("tool_choice.type", f"is {shown(named.get('type'))}; chat has functions only")
     return {"type": "function", "function": {"name": named.get("name")}}
@@ -286,19 +294,14 @@ def _chat_tool_choice(choice: Any) -> Any:
 # ---- from chat -----------------------------------------------------------------------------------
 
 _UNKNOWN_TO_RESPONSES: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "return_token_ids": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "functions": ([],),
+    **{name: OPTIONS[name] for name in ("n", "return_token_ids", "modalities", "functions", "truncation")},
+    **{name: OPTIONS[name] for name in ("seed", "function_call", "audio", "web_search_options")},
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias", "best_of"), ()),
     "stop": ([],),
-    **dict.fromkeys(("seed", "function_call", "audio", "prediction", "web_search_options"), ()),
 }
 _OF_CHAT = {
     *("messages", "max_tokens", "max_completion_tokens", "reasoning_effort", "response_format", "verbosity", "tools"),
-    *("tool_choice", "logprobs", "stream_options", *_UNKNOWN_TO_RESPONSES),
+    *("tool_choice", "logprobs", "stream_options", "prediction", *_UNKNOWN_TO_RESPONSES),
 }
 
 
@@ -306,7 +309,7 @@ def request_from_chat(chat: Json) -> Json:
     """Return a chat request as one of the Responses API, with `store: false`, so that OpenAI keeps
     nothing. Raise Untranslatable if the Responses API cannot express it.
     """
-    neutral(chat, _UNKNOWN_TO_RESPONSES, "the Responses API")
+    check_neutral({**chat, "stop": stop_strings(chat.get("stop"))}, _UNKNOWN_TO_RESPONSES, "the Responses API")
     request: Json = {"store": False, **without(chat, _OF_CHAT)}
     request["input"] = _items(a_list(chat.get("messages"), "messages"))
     include = [_ENCRYPTED]
@@ -386,7 +389,7 @@ def _assistant_items(message: Json, number: int) -> list[Json]:
     number: the message's index in the request, for ids and error messages.
     """
     field = f"messages[{number}]"
-    neutral(message, {"audio": (), "function_call": ()}, "the Responses API")
+    check_neutral(message, {"audio": (), "function_call": ()}, "the Responses API")
     items = reasoning_items(message, prefix=f"rs_{number}")
     content: Any = message.get("content")
     parts: list[Json] = []
@@ -464,5 +467,7 @@ def _tool_choice(choice: Any) -> Any:
             return choice
         case {"type": "function", "function": {"name": name}}:
             return {"type": "function", "name": name}
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}:
+            return {"type": "allowed_tools", "mode": mode, "tools": list(map(_tool_choice, tools))}
         case _:
             raise Untranslatable("tool_choice", f"is {shown(choice)}, which the Responses API cannot express")
