@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ class Chat:
         self._ends = {token: text.piece(token)[0] for token in eos_ids}
         self._turns = Turns(list(self._ends.values()))
         self._nonce = secrets.token_hex(4)
+        self._mark = re.compile(f"leyden{self._nonce}x[0-9]+x")
         self._left_out_beside_calls = False
         if unstopped := self._unstopped_end():
             logger.warning(
@@ -69,6 +71,14 @@ class Chat:
                 model,
                 unstopped,
                 ", ".join(f"{text!r} ({token})" for token, text in self._ends.items()) or "no token",
+            )
+
+        if untold := self._untold():
+            logger.warning(
+                "the chat template of the model %r writes the names of tools, and leaves out: %s. The model does not see them; "
+                "save the tokenizer with a template that renders the whole function",
+                model,
+                ", ".join(untold),
             )
 
     def prompt(self, request: ChatRequest) -> Prompt:
@@ -198,6 +208,18 @@ class Chat:
                 f"{end!r}, which is no token" if token is None else f"{self._text.piece(token)[0]!r} ({token})"
             )
         return found
+
+    def _untold(self) -> list[str]:
+        """Return what the template leaves out of tools whose names it writes. A template without
+        tools leaves out nothing here, because requests with tools are refused.
+        """
+        try:
+            text = self._render([_QUESTION], [_TOLD_TOOL])
+        except Exception:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
+            return []
+        if _TOLD_TOOL["function"]["name"] not in text:
+            return []
+        return [what for what, word in _TOLD.items() if word not in text]
 
     @cached_property
     def parser(self) -> ToolParser | None:
@@ -335,11 +357,19 @@ class Chat:
             options,
         )
         plain = self._render(messages, tools, options)
-        lost = [each for marked_text, given, each in contents if marked_text in text and given not in plain]
-        return plain, [
-            *(each for each in marked if each.mark not in text or (whole in text and each.kind == "content")),
-            *lost,
-        ]
+        # Each search begins where the one before it ended, because a search of the whole text for
+        # each message would take time that grows with the square of their number.
+        lost: list[_Text] = []
+        place = 0
+        for marked_text, given, each in contents:
+            if (at := plain.find(given, place)) >= 0:
+                place = at + len(given)
+            elif given not in plain and marked_text in text:
+                lost.append(each)
+        written = set(self._mark.findall(text))
+        has_parts = whole in text
+        dropped = [each for each in marked if each.mark not in written or (has_parts and each.kind == "content")]
+        return plain, [*dropped, *lost]
 
     def _drops(self, text: _Text, messages: list[Json]) -> Refusal:
         """Return the refusal of a conversation of which the template drops a text."""
@@ -452,6 +482,28 @@ _PROBE_SCHEMAS: Schemas = {_PROBE.name: _PROBE_PARAMETERS}
 _PROBE_TOOL: Json = {
     "type": "function",
     "function": {"name": _PROBE.name, "description": "A probe.", "parameters": _PROBE_PARAMETERS},
+}
+_TOLD = {
+    "the descriptions of tools": "sesame-tool",
+    "the names of parameters": "sesame_parameter",
+    "the descriptions of parameters": "sesame-parameter",
+    "the names of fields within parameters": "sesame_field",
+    "the descriptions of fields within parameters": "sesame-field",
+}
+"""Words by which the parts of a tool are found in the template's text."""
+_TOLD_FIELD: Json = {"type": "string", "description": _TOLD["the descriptions of fields within parameters"]}
+_TOLD_PARAMETER: Json = {
+    "type": "object",
+    "description": _TOLD["the descriptions of parameters"],
+    "properties": {_TOLD["the names of fields within parameters"]: _TOLD_FIELD},
+}
+_TOLD_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "leyden_told",
+        "description": _TOLD["the descriptions of tools"],
+        "parameters": {"type": "object", "properties": {_TOLD["the names of parameters"]: _TOLD_PARAMETER}},
+    },
 }
 _PROBE_ID = "leyden000"
 """Nine letters and digits, which Mistral's template requires."""

@@ -6,6 +6,7 @@ The templates are in `templates`, as their makers publish them or, where the fir
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -470,4 +471,42 @@ def test_an_end_of_turn_at_which_sampling_does_not_stop_is_named_at_the_start(
 def test_templates_of_well_known_models_end_their_turns(caplog: pytest.LogCaptureFixture):
     for name in FORMS:
         chat(name)
-    assert not caplog.records
+    assert [each.message for each in caplog.records if "ends an answer" in each.message] == []
+
+
+TOLD = "{{ tool.function.name }}: {{ tool.function.description }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ tool | tojson }}", None),
+        ("{{ tool.function | string }}", None),
+        (TOLD + "{{ tool.function.parameters | tojson }}", None),
+        ("", None),  # such requests are refused
+        ("{{ tool.function.name }}{{ tool.function.parameters | tojson }}", "leaves out: the descriptions of tools. "),
+        (
+            TOLD + "{% for p in tool.function.parameters.properties %}{{ p }}{% endfor %}",
+            "leaves out: the descriptions of parameters, the names of fields within parameters, the descriptions of fields",
+        ),
+        (TOLD, "leaves out: the names of parameters, the descriptions of parameters, the names of fields within"),
+    ],
+)
+def test_a_template_that_leaves_out_parts_of_tools_is_named_at_the_start(
+    template: str, says: str | None, caplog: pytest.LogCaptureFixture
+):
+    ended_by(f"{{% for tool in tools or [] %}}{template}{{% endfor %}}" + tiny.TEMPLATE, {0, 2})
+    assert len(caplog.records) == (says is not None)
+    assert (says or "") in caplog.text
+
+
+def test_long_conversations_are_checked_in_time_that_grows_with_their_length():
+    tokenizer = tiny.tokenizer((TEMPLATES / "qwen2.5.jinja").read_text())
+    one = Chat(Text(tokenizer), model="policy", eos_ids=frozenset([2]), tool_parser=None)
+    messages = [{"role": "user", "content": f"message {index} " + "word " * 30} for index in range(3000)]
+    began = time.process_time()
+    one._render(messages, [])
+    rendered = time.process_time() - began
+    began = time.process_time()
+    one._proven(messages, [], {})
+    assert time.process_time() - began < 8 * rendered + 0.05
