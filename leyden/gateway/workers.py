@@ -359,8 +359,8 @@ class _Dispatch:
                     async for piece in arriving(response):
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
-            except aiohttp.ClientError:  # the client's reply breaks off, as when a single gateway dies
-                logger.warning("a reply of worker %d of the gateway broke off", owner)
+            except aiohttp.ClientError:  # the client's reply breaks off too; whoever broke it off logs why
+                logger.debug("a reply of worker %d of the gateway broke off", owner)
             except asyncio.CancelledError:
                 if not watcher.done():
                     raise  # the gateway stops
