@@ -224,7 +224,7 @@ BAD: list[tuple[Any, int, str]] = [
     ({"model": "policy", "messages": MESSAGES, "n": True}, 400, "'n'"),
     ({"model": "policy", "messages": MESSAGES, "seed": "x"}, 400, "'seed'"),
     ({"model": "policy", "messages": MESSAGES, "stream": 1}, 400, "'stream'"),
-    ({"model": "policy", "messages": MESSAGES, "stop": [""]}, 400, "'stop'"),
+    ({"model": "policy", "messages": MESSAGES, "stop": [3]}, 400, "'stop'"),
     (
         {"model": "policy", "messages": MESSAGES, "response_format": {"type": "xml"}},
         400,
