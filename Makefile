@@ -12,14 +12,14 @@ PY := $(VENV)/bin/python
 SUITABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 # How many tests run at a time: three for two CPUs, because many tests wait.
 WORKERS ?= $(or $(shell n=$$(nproc 2>/dev/null) && echo $$((n * 3 / 2))),logical)
-ENV_FILES := pyproject.toml constraints/install.py constraints/dev.txt
+ENV_FILES := pyproject.toml $(wildcard packages/*/pyproject.toml) constraints/install.py constraints/dev.txt
 
 # Packages are installed without bytecode, which Python then writes for what is used. Where that is forbidden, each start
 # would compile torch again (10 s instead of 4).
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm test check format bench test-all lock clean rebuild
+.PHONY: help demo demo-vllm test check format bench test-all wheels lock clean rebuild
 
 help:
 	@echo 'make demo                          train an agent on this machine; ARGS="--seed 1" for options'
@@ -29,6 +29,7 @@ help:
 	@echo 'make format                        put formatting and imports right'
 	@echo 'make bench NAME=store              measure, against a peer where it can be installed; no NAME: list them'
 	@echo 'make test-all GROUP=faults         a larger group of tests; no GROUP: every group this machine can run'
+	@echo 'make wheels                        build the wheels of both distributions into dist/'
 	@echo 'make lock ENV=dev                  resolve an environment anew, writes constraints/dev.txt'
 	@echo 'make clean                         delete the environments and the caches'
 	@echo
@@ -85,6 +86,10 @@ bench: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	@$(PY) tests/groups.py $(ARGS) $(GROUP)
+
+wheels: $(VENV)/.installed-dev
+	@LEYDEN_RELEASE=1 $(PY) -m hatchling build -t wheel -d dist
+	@cd packages/leyden-compat && ../../$(PY) -m hatchling build -t wheel -d ../../dist
 
 lock:
 	$(call with_python,constraints/lock.py $(or $(ENV),dev))

@@ -82,8 +82,10 @@ class Environment:
 
     def digest(self) -> str:
         """What decides the environment's content; equal digests need no work."""
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-        digest = hashlib.sha256(f"{ROOT}\n{project['build-system']}\n{project['project']}\n".encode())
+        digest = hashlib.sha256(f"{ROOT}\n".encode())
+        for file in (ROOT / "pyproject.toml", *sorted(ROOT.glob("packages/*/pyproject.toml"))):
+            project = tomllib.loads(file.read_text())
+            digest.update(f"{project['build-system']}\n{project['project']}\n".encode())
         for path in (self.wanted, self.pins, self.optional, self.without, Path(__file__)):
             digest.update(path.read_bytes() if path.exists() else b"-")
         return digest.hexdigest()

@@ -33,6 +33,21 @@ def how_to_install(extra: str) -> str:
     return f"install the extra '{extra}' (in a clone of Leyden: pip install -e '.[{extra}]')"
 
 
+def extension(group: str, name: str, *, needed_by: str) -> Any:
+    """Load what another distribution of Leyden's, such as leyden-compat, declares under
+    `[project.entry-points."leyden.GROUP"]`.
+
+    Raise MissingExtra, which says how to install it, if it is not installed.
+    """
+    from importlib.metadata import entry_points
+
+    for found in entry_points(group=f"leyden.{group}", name=name):
+        return found.load()
+    raise MissingExtra(
+        f"{needed_by} needs leyden-compat, which is not installed (in a clone of Leyden: pip install -e . -e packages/leyden-compat)"
+    )
+
+
 def require_packages(*packages: str, extra: str, needed_by: str) -> None:
     """Raise MissingExtra, which names the extra to install, if one of the packages is missing.
 

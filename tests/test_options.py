@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from leyden_compat.order_execution.reward import PAPenaltyReward, PPOReward
 from pydantic import ValidationError
 
 import leyden as ly
@@ -29,7 +30,6 @@ from leyden.gateway import AttemptLimits
 from leyden.host.asgi import ConnectionLimits
 from leyden.host.listening import check_token
 from leyden.options import check_flag, check_number, check_port
-from leyden.rl.order_execution.reward import PAPenaltyReward, PPOReward
 from leyden.serving.assignment import Assignment
 from leyden.store import Sweeper
 from leyden.types.rollout import EnqueueRolloutRequest
@@ -206,7 +206,7 @@ def test_a_module_or_name_whose_extra_is_not_installed_says_which_extra() -> Non
     needs = {
         "leyden.rl:PPO": "rl",
         "leyden.rl.policy:PPO": "rl",
-        "leyden.rl.order_execution:Order": "rl",
+        "leyden_compat.order_execution:Order": "rl",
         "leyden.rl.trainer": "rl",
         "leyden.algorithm.verl:AgentLightningTrainer": "verl",
         "leyden.algorithm.verl:AgentDataset": "verl",

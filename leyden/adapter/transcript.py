@@ -25,7 +25,7 @@ _STACK_LINES = 8
 """How many of the last lines of a stack trace are shown if texts are cut."""
 _FRAME = re.compile(r'\s*File "')
 _LIBRARY = re.compile(
-    rf"site-packages|dist-packages|[/\\]lib[/\\]python\d|\"<|{re.escape(str(Path(__file__).parent.parent))}[/\\]"
+    rf"site-packages|dist-packages|[/\\]leyden_compat[/\\]|[/\\]lib[/\\]python\d|\"<|{re.escape(str(Path(__file__).parent.parent))}[/\\]"
 )
 """Frames of installed packages, of Python itself and of Leyden."""
 

@@ -23,7 +23,6 @@ from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
 from leyden.cli.resources import resources_commands
-from leyden.cli.rl import rl_commands
 from leyden.cli.runs import runs
 from leyden.cli.samples import samples
 from leyden.cli.serve import serve
@@ -32,7 +31,8 @@ from leyden.cli.store import store, upgrade
 from leyden.cli.store_export import export
 from leyden.cli.store_import import import_
 from leyden.cli.workers import workers
-from leyden.errors import ConfigError, LeydenError
+from leyden.errors import ConfigError, LeydenError, MissingExtra
+from leyden.extras import extension
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -66,7 +66,14 @@ app.add_typer(
     resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
 )
 app.add_typer(learning_commands, name="learning", short_help="Show and stop learning in production.")
-app.add_typer(rl_commands, name="rl")
+try:
+    app.add_typer(extension("commands", "rl", needed_by="leyden rl"), name="rl")
+except MissingExtra as missing:
+    _why_no_rl = str(missing)
+
+    @app.command("rl", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    def rl() -> None:
+        raise MissingExtra(_why_no_rl)
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 _LEYDEN = Path(__file__).parents[1]
+_COMPAT = f"{os.sep}leyden_compat{os.sep}"
+"""The package of leyden-compat, which a clone has in another folder."""
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _AGENTS = tuple(f"{_LEYDEN}{os.sep}{name}{os.sep}" for name in ("demo", "testing"))
 """Leyden's own agents count as a user's."""
@@ -23,7 +25,7 @@ def current_frames() -> dict[int, FrameType]:
 
 def is_users_file(filename: str) -> bool:
     """Return whether a frame's file is neither Leyden's nor a library's."""
-    if filename.startswith(("<frozen", *_LIBRARIES)):
+    if filename.startswith(("<frozen", *_LIBRARIES)) or _COMPAT in filename:
         return False
     return not filename.startswith(f"{_LEYDEN}{os.sep}") or filename.startswith(_AGENTS)
 

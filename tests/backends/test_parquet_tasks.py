@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from leyden_compat.importing import read_tasks
 from pyarrow import parquet
 
-from leyden.compat.importing import read_tasks
 from leyden.errors import ConfigError
 
 

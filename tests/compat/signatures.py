@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leyden.compat.agentlightning.table import MODULES as AGENT_LIGHTNING
-from leyden.compat.finder import ForeignModule, load
-from leyden.compat.qlib.table import MODULES as QLIB
+from leyden_compat.agentlightning.table import MODULES as AGENT_LIGHTNING
+from leyden_compat.finder import ForeignModule, load
+from leyden_compat.qlib.table import MODULES as QLIB
 
 HERE = Path(__file__).parent
 CONSTANTS = {"logging.INFO": "20"}
@@ -190,7 +190,7 @@ def is_attribute(owner: type, name: str) -> bool:
     """Return whether instances have a property or an attribute of this name."""
     if isinstance(inspect.getattr_static(owner, name, None), property):
         return True
-    sources = [source_of(kind) for kind in owner.__mro__ if kind.__module__.startswith("leyden.")]
+    sources = [source_of(kind) for kind in owner.__mro__ if kind.__module__.startswith(("leyden.", "leyden_compat."))]
     return any(re.search(rf"self\.{name}\b[^=\n]*= ", source) for source in sources)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from leyden_compat.finder import ForeignNameError
 
 import leyden.compat
-from leyden.compat.finder import ForeignNameError
 from leyden.testing import FakeUpstream
 
 leyden.compat.install()

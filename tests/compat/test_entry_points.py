@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from leyden_compat.__main__ import main
+from leyden_compat.agentlightning.store import LightningStoreClient
 
-from leyden.compat.__main__ import main
-from leyden.compat.agentlightning.store import LightningStoreClient
 from leyden.store import open_store
 
 COMMAND = [sys.executable, "-m", "leyden.compat"]

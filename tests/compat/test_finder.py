@@ -8,8 +8,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-
-from leyden.compat.finder import install
+from leyden_compat.finder import install
 
 PROGRAM = """
 import multiprocessing
@@ -91,7 +90,7 @@ def test_an_installed_qlib_has_its_backtest_which_meets_leydens_classes(tmp_path
         "print(module.SAOEStrategy is SAOEStrategy, module.__file__, SAOEStrategy.reads.__module__)\n"
     )
     printed = run(tmp_path, "-m", "leyden.compat", "program.py").stdout.split()
-    assert printed == ["True", str(package / "strategy.py"), "leyden.compat.qlib.parts"]
+    assert printed == ["True", str(package / "strategy.py"), "leyden_compat.qlib.parts"]
     (package / "strategy.py").unlink()
     assert "`pip install pyqlib`" in run(tmp_path, "-m", "leyden.compat", "program.py", status=1).stderr
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from leyden_compat.importing import ImportFailed, import_store, main, read_tasks
 
-from leyden.compat.importing import ImportFailed, import_store, main, read_tasks
 from leyden.errors import ConfigError
 from leyden.store import open_store
 

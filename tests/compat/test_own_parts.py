@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 import pytest
+from leyden_compat.agentlightning.own_store import OwnStore, as_native
 
 import leyden.compat
 from leyden import types
-from leyden.compat.agentlightning.own_store import OwnStore, as_native
 from leyden.errors import ConfigError
 
 leyden.compat.install()

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from leyden_compat.agentlightning.store import InMemoryLightningStore, LightningStoreServer
 
 import leyden.compat
-from leyden.compat.agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from leyden.errors import UnknownRollout
 from leyden.store import LightningStore, LightningStoreClient, open_store
 

@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from leyden.cli.app import app
-from tests.cli.test_rl import PPO
-from tests.rl.order_execution.bars_of import write_days
+from tests.compat.order_execution.bars_of import write_days
+from tests.compat.test_rl_command import PPO
 
 USES_CUDA = os.environ.get("LEYDEN_TEST_DEVICE", "cuda") == "cuda"
 

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {"transfer_queue": "transferqueue"}
 """Of modules that may not be installed here and are named unlike their distribution."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OURS = {"leyden": "leyden", "leyden_compat": "packages/leyden-compat/leyden_compat"}
+"""The packages of this repository and their folders."""
 
 
 def normal(name: str) -> str:
@@ -48,14 +50,14 @@ def owners() -> dict[str, str]:
 def imports() -> dict[str, set[str]]:
     """The modules of other packages that Leyden imports, and the files that do."""
     found: dict[str, set[str]] = {}
-    for file in (ROOT / "leyden").rglob("*.py"):
+    for file in (file for folder in OURS.values() for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             for name in names:
                 top = name.partition(".")[0]
-                if top != "leyden" and top not in sys.stdlib_module_names:
+                if top not in OURS and top not in sys.stdlib_module_names:
                     found.setdefault(name, set()).add(str(file.relative_to(ROOT)))
     return found
 

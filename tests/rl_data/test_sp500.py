@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from leyden.rl.order_execution import OrderDir, SingleAssetOrderExecutionSimple, load_bars, load_orders
+from leyden_compat.order_execution import OrderDir, SingleAssetOrderExecutionSimple, load_bars, load_orders
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rl_order_execution" / "make_data.py"
 
@@ -69,4 +68,4 @@ def test_every_order_of_the_test_has_ten_days_and_twap_is_their_mean(data: Path)
 
 def test_torch_is_not_needed() -> None:
     assert importlib.util.find_spec("torch") is None
-    assert "leyden.rl.order_execution" in sys.modules
+    assert "leyden_compat.order_execution" in sys.modules

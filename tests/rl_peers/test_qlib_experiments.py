@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-
-from leyden.compat.qlib.orders import HandlerIntradayProcessedData
+from leyden_compat.qlib.orders import HandlerIntradayProcessedData
 
 PROGRAMS = Path(__file__).parents[1] / "compat" / "qlib_programs"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": ""}
@@ -127,7 +126,7 @@ def test_pickled_data_sets_are_read_as_qlib_reads_them(data: Path, backtest: boo
     pd.testing.assert_frame_equal(ours.today, pd.read_pickle(data / "theirs.pkl"))
 
 
-@pytest.mark.parametrize("provider", ["qlib.rl.data.native", "leyden.compat.qlib.orders"])
+@pytest.mark.parametrize("provider", ["qlib.rl.data.native", "leyden_compat.qlib.orders"])
 def test_a_configuration_of_qlib_trains_saves_and_backtests(data: Path, provider: str) -> None:
     folder = provider.replace(".", "-")
     rows = train_on_policy(data, experiment(folder, provider))

@@ -1,7 +1,0 @@
-"""Imported as `agentlightning` by child processes of a program under `leyden.compat`. It replaces
-itself by the module that Leyden serves under that name.
-"""
-
-from leyden.compat.finder import take_over
-
-take_over("agentlightning")
