@@ -16,7 +16,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from leyden_compat.order_execution.reward import PAPenaltyReward, PPOReward
 from pydantic import ValidationError
 
 import leyden as ly
@@ -33,6 +32,7 @@ from leyden.options import check_flag, check_number, check_port
 from leyden.serving.assignment import Assignment
 from leyden.store import Sweeper
 from leyden.types.rollout import EnqueueRolloutRequest
+from leyden_compat.order_execution.reward import PAPenaltyReward, PPOReward
 
 
 @pytest.mark.parametrize("value", ["2", None, True, float("nan"), float("inf"), 1.5, 0, 11, [2]])

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from leyden_compat.importing import read_tasks
 from pyarrow import parquet
 
 from leyden.errors import ConfigError
+from leyden_compat.importing import read_tasks
 
 
 def test_tasks_of_lines_and_tables_are_read(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from leyden_compat.finder import MissingName
-
 from tests.compat.signatures import INSTEAD, TABLES, differences, inventory
 
 MIGRATING = Path(__file__).resolve().parents[2] / "docs" / "migrating"

@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from leyden_compat.finder import ForeignNameError
 
 import leyden.compat
 from leyden.testing import FakeUpstream
+from leyden_compat.finder import ForeignNameError
 
 leyden.compat.install()
 agl: Any = importlib.import_module("agentlightning")

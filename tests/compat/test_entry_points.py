@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from leyden_compat.__main__ import main
-from leyden_compat.agentlightning.store import LightningStoreClient
 
 from leyden.store import open_store
+from leyden_compat.__main__ import main
+from leyden_compat.agentlightning.store import LightningStoreClient
 
 COMMAND = [sys.executable, "-m", "leyden.compat"]
 ANSWERED = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+
 from leyden_compat.finder import install
 
 PROGRAM = """

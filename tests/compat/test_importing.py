@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from leyden_compat.importing import ImportFailed, import_store, main, read_tasks
 
 from leyden.errors import ConfigError
 from leyden.store import open_store
+from leyden_compat.importing import ImportFailed, import_store, main, read_tasks
 
 
 def test_a_damaged_line_or_another_kind_of_file_is_named(tmp_path: Path) -> None:

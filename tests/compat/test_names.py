@@ -5,9 +5,9 @@ import re
 from typing import Any
 
 import pytest
-from leyden_compat.finder import ForeignNameError, MissingName, load
 
 import leyden.compat
+from leyden_compat.finder import ForeignNameError, MissingName, load
 from tests.compat.make_names_table import PAGES, page_with_tables
 from tests.compat.signatures import INSTEAD, TABLES, compare, differences, inventory
 

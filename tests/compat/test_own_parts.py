@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 import pytest
-from leyden_compat.agentlightning.own_store import OwnStore, as_native
 
 import leyden.compat
 from leyden import types
 from leyden.errors import ConfigError
+from leyden_compat.agentlightning.own_store import OwnStore, as_native
 
 leyden.compat.install()
 

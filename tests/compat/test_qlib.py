@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+
+from leyden.errors import CheckpointError, ConfigError
+from leyden.loop import Callback
 from leyden_compat.qlib import experiments, parts
 from leyden_compat.qlib import trainer as qlib
 from leyden_compat.qlib.checkpoint import convert_checkpoint, read_checkpoint
@@ -18,9 +21,6 @@ from leyden_compat.qlib.environment import EnvWrapper
 from leyden_compat.qlib.policy import PPO
 from leyden_compat.qlib.spaces import as_gymnasium, check_nan_observation, generate_nan_observation
 from leyden_compat.qlib.vector import FiniteDummyVectorEnv
-
-from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import Callback
 from tests.rl.parts import vessel_of
 
 PROGRAMS = Path(__file__).parent / "qlib_programs"

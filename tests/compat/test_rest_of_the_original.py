@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from leyden_compat.agentlightning.store import InMemoryLightningStore, LightningStoreServer
 
 import leyden.compat
 from leyden.errors import UnknownRollout
 from leyden.store import LightningStore, LightningStoreClient, open_store
+from leyden_compat.agentlightning.store import InMemoryLightningStore, LightningStoreServer
 
 leyden.compat.install()
 

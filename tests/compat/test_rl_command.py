@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from leyden_compat.order_execution.config import load_config, read_config
 from typer.testing import CliRunner
 
 from leyden.cli.app import app
 from leyden.errors import ConfigError
+from leyden_compat.order_execution.config import load_config, read_config
 from tests.compat.order_execution.bars_of import write_days
 
 PPO: dict[str, Any] = {

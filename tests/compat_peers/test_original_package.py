@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from leyden_compat.agentlightning.store import LightningStoreServer
-from leyden_compat.finder import SHADOW
-from leyden_compat.importing import ImportFailed, import_store
 
 import leyden as ly
 from leyden.runner import LitAgentRunner
 from leyden.store import open_store
 from leyden.types import find_final_reward
+from leyden_compat.agentlightning.store import LightningStoreServer
+from leyden_compat.finder import SHADOW
+from leyden_compat.importing import ImportFailed, import_store
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(180)

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
-from leyden_compat.order_execution import load_bars, load_orders
 
 from leyden.errors import ConfigError
+from leyden_compat.order_execution import load_bars, load_orders
 
 
 def test_csv_and_parquet_say_the_same(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from leyden_compat.order_execution import OrderDir, SingleAssetOrderExecutionSimple, load_bars, load_orders
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rl_order_execution" / "make_data.py"

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+
 from leyden_compat.qlib.orders import HandlerIntradayProcessedData
 
 PROGRAMS = Path(__file__).parents[1] / "compat" / "qlib_programs"

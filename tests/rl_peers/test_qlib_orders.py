@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+
+from leyden.errors import ConfigError
 from leyden_compat.order_execution import SAOEState
 from leyden_compat.qlib import orders
 from leyden_compat.qlib.tables import read_pickle
-
-from leyden.errors import ConfigError
 
 PROGRAMS = Path(__file__).parents[1] / "compat" / "qlib_programs"
 

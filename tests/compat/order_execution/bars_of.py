@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+
 from leyden_compat.order_execution import Bars, Order, OrderDir
 
 __all__ = ["day", "order", "six_ticks", "write_days"]

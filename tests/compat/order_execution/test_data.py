@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from leyden_compat.order_execution import BarsProcessedDataProvider, OrderDir, load_bars, load_orders
 
 from leyden.errors import ConfigError
+from leyden_compat.order_execution import BarsProcessedDataProvider, OrderDir, load_bars, load_orders
 from tests.compat.order_execution.bars_of import write_days
 
 DAILY = "date,other,close,$volume,name\n2020-01-02,9,10.5,100,x\n2020-01-03,9,11,,y\n"

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from leyden.errors import ConfigError
 from leyden_compat.order_execution import (
     Bars,
     BarsProcessedDataProvider,
@@ -21,8 +23,6 @@ from leyden_compat.order_execution import (
     SingleAssetOrderExecutionSimple,
     TwapRelativeActionInterpreter,
 )
-
-from leyden.errors import ConfigError
 from tests.compat.order_execution.bars_of import order, six_ticks
 
 

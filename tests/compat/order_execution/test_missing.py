@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from leyden_compat.order_execution import Bars, Order, OrderDir, SingleAssetOrderExecutionSimple, load_bars, load_orders
-from leyden_compat.order_execution.objects import as_time, as_times
 
 from leyden.errors import ConfigError, InvalidTrade
+from leyden_compat.order_execution import Bars, Order, OrderDir, SingleAssetOrderExecutionSimple, load_bars, load_orders
+from leyden_compat.order_execution.objects import as_time, as_times
 
 TIMES = np.arange("2020-01-02T09:30", "2020-01-02T09:34", dtype="datetime64[m]")
 

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+
+from leyden.errors import ConfigError
+from leyden.rl.policy import DQN, PPO
 from leyden_compat.order_execution import (
     BarsProcessedDataProvider,
     CategoricalActionInterpreter,
@@ -15,9 +18,6 @@ from leyden_compat.order_execution import (
     Recurrent,
     SingleAssetOrderExecutionSimple,
 )
-
-from leyden.errors import ConfigError
-from leyden.rl.policy import DQN, PPO
 from tests.compat.order_execution.bars_of import order, six_ticks
 
 

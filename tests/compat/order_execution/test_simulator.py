@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from leyden.errors import ConfigError, InvalidTrade, OrderDone
 from leyden_compat.order_execution import (
     Bars,
     Order,
@@ -18,8 +20,6 @@ from leyden_compat.order_execution import (
     SingleAssetOrderExecutionSimple,
     price_advantage,
 )
-
-from leyden.errors import ConfigError, InvalidTrade, OrderDone
 from tests.compat.order_execution.bars_of import day, order, six_ticks
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
+
+from leyden.rl import PPO, AllOne, StateInterpreter, Trainer, TrainingVessel, backtest
 from leyden_compat.order_execution import (
     CategoricalActionInterpreter,
     DummyStateInterpreter,
@@ -29,8 +31,6 @@ from leyden_compat.order_execution import (
     load_orders,
 )
 from leyden_compat.order_execution.run import OrdersWriter
-
-from leyden.rl import PPO, AllOne, StateInterpreter, Trainer, TrainingVessel, backtest
 
 DAYS = 10
 FEATURES = ("return_1", "return_5", "above_mean_20", "volatility_20", "volume_20")
