@@ -23,7 +23,7 @@ from typing import Any
 import leyden as ly
 from benchmarks.harness import Peer, Row, Sample, compare, cpu_seconds, summary
 from benchmarks.report import Table
-from leyden.demo.run import WEIGHTS
+from leyden.cli.demo import WEIGHTS
 
 HEADLINES = ()
 GROUPS, GROUP_SIZE = 8, 16

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 
 from benchmarks.harness import Peer, Row, Sample, summary
 from benchmarks.report import Table
-from leyden.maths.sequential import weighted_difference
 from leyden.serving.continual import (
     COST,
     FAILURE,
@@ -40,6 +39,7 @@ from leyden.serving.continual import (
     reason_to_learn,
     start,
 )
+from leyden.statistics import weighted_difference
 
 HEADLINES = ()
 RUNS = 200

@@ -17,9 +17,9 @@ from typing import Any
 import leyden as ly
 from benchmarks.harness import Peer, Row
 from benchmarks.report import RESULTS, Table
-from leyden.demo.run import WEIGHTS
-from leyden.maths.advantages import VinePPOAdvantages
-from leyden.maths.losses import ReinforceLoss
+from leyden.cli.demo import WEIGHTS
+from leyden.objectives.advantages import VinePPOAdvantages
+from leyden.objectives.losses import ReinforceLoss
 from leyden.testing import LuckGame
 from leyden.types import AttemptedRollout, read_replay_from
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import MINIMUM_RUNS, Peer, PeerFailed, Row, Sample, rate, summary
+from leyden.agent import rollout
 from leyden.algorithm import Baseline
-from leyden.litagent import rollout
 from leyden.trainer import Trainer
 from leyden.types import PromptTemplate
 

@@ -36,9 +36,9 @@ from benchmarks.harness import MINIMUM_RUNS, ROOT, Peer, PeerFailed, Row, Sample
 from benchmarks.peers.gateway_upstream import PROMPT_IDS, RESPONSE_IDS
 from benchmarks.sides import Side, alternate, cpu_seconds_of, row
 from benchmarks.store import percentile
-from leyden.semconv import MODEL_CALL
 from leyden.store import open_store
 from leyden.types import EnqueueRolloutRequest
+from leyden.types.semconv import MODEL_CALL
 
 PEER = "bench-litellm"
 PEERS = Path(__file__).parent / "peers"

@@ -48,13 +48,13 @@ from benchmarks.peers.prompts_world import (
     follow,
     measure,
 )
+from benchmarks.promptsim import FAMILIES
 from benchmarks.report import RESULTS, Table
 from benchmarks.sides import Side
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts import Candidate
 from leyden.algorithm.prompts.candidate import Branch
 from leyden.testing import FakeUpstream
-from leyden.testing.promptsim import FAMILIES
 
 PEER = "bench-prompts"
 HEADLINES = ("Leyden GEPA: rollouts to 95 % of the optimum",)

@@ -31,10 +31,10 @@ from gymnasium import spaces
 
 from benchmarks.harness import Peer, PeerFailed, Row, Sample, cpu_seconds
 from benchmarks.sides import Side, alternate, row
-from leyden.loop import Callback
 from leyden.rl import PPO, ActionInterpreter, Simulator, StateInterpreter, Trainer, TrainingVessel
 from leyden.rl.env import FiniteEnvType
 from leyden.rl.env.group import cores
+from leyden.training import Callback
 
 PEER = "bench-rl"
 SCRIPT = Path(__file__).parent / "peers" / "rl_env_side.py"

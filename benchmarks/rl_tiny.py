@@ -32,18 +32,12 @@ from typing import Any
 from benchmarks.harness import MINIMUM_RUNS, Peer, PeerFailed, Row, Sample, summary
 from benchmarks.report import Table
 from leyden.adapter import merge_triplets
-from leyden.algorithm.policy_gradient.batch import (
-    Group,
-    RolloutData,
-    build_step,
-    estimate_advantages,
-    minibatches,
-)
-from leyden.demo.game import NUMBERS, Game
-from leyden.demo.run import WEIGHTS
+from leyden.algorithm.policy_gradient.step_data import Group, RolloutData, build_step, estimate_advantages, minibatches
+from leyden.cli.demo import WEIGHTS
+from leyden.cli.demo.game import NUMBERS, Game
 from leyden.engine import EmbeddedBackend, OptimParams, SamplingParams
-from leyden.maths.advantages import GRPOAdvantages
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.advantages import GRPOAdvantages
+from leyden.objectives.losses import PPOLoss
 from leyden.types import TrainingSequence, Triplet, TripletPrompt, TripletResponse
 
 PEER = "bench-trl"

@@ -21,8 +21,8 @@ import psutil
 from benchmarks.fit import paired
 from benchmarks.harness import MINIMUM_RUNS, Peer, Row, Sample, cpu_seconds, summary
 from benchmarks.store import percentile
+from leyden.agent import LitAgent, rollout
 from leyden.algorithm import algo
-from leyden.litagent import LitAgent, rollout
 from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.trainer import Trainer
 from leyden.types import EnqueueRolloutRequest, find_final_reward

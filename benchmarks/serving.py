@@ -35,8 +35,8 @@ from benchmarks.gateway import KEY, PEERS, Gateway
 from benchmarks.harness import ROOT, Peer, PeerFailed, Row, Sample
 from benchmarks.sides import Side, alternate, cpu_seconds_of, row
 from benchmarks.store import percentile
-from leyden.semconv import MODEL_CALL
 from leyden.store import open_store
+from leyden.types.semconv import MODEL_CALL
 
 LIVE_KEY = "live-key"
 BEHAVIOUR = "0/0/16"

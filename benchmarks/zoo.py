@@ -18,9 +18,9 @@ from typing import Any
 import leyden as ly
 from benchmarks.harness import ROOT, Peer, Row
 from benchmarks.report import RESULTS, Table
-from leyden.demo.run import WEIGHTS
-from leyden.loop import LogWriter
-from leyden.maths.advantages import VinePPOAdvantages
+from leyden.cli.demo import WEIGHTS
+from leyden.objectives.advantages import VinePPOAdvantages
+from leyden.training import LogWriter
 
 HEADLINES = ()
 SEEDS = range(1)

@@ -8,8 +8,8 @@ python examples/rl_custom_simulator.py
 import numpy as np
 from gymnasium import spaces
 
-from leyden.loop import ConsoleWriter
 from leyden.rl import PPO, ActionInterpreter, Reward, Simulator, StateInterpreter, Trainer, TrainingVessel
+from leyden.training import ConsoleWriter
 
 WANTED = 20.0
 

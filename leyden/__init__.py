@@ -6,7 +6,8 @@ Public names are resolved when they are first used, so that `import leyden` load
 framework and no model library.
 """
 
-from leyden.extras import lazy_package
+from leyden._lib.extras import lazy_package
 
 __version__ = "0.1.0.dev0"
+__path__.append(f"{__path__[0]}/_lib/absent")  # modules of other distributions, and what to install for them
 __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)

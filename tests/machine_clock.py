@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from leyden.utils.clock import CLOCK
+from leyden._lib.clock import CLOCK
 
 
 class MachineClock:
-    """Stands in for the system's clocks; `leyden.utils.clock` reads them as ever."""
+    """Stands in for the system's clocks; `leyden._lib.clock` reads them as ever."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._stepped = self._passed = 0.0

@@ -126,7 +126,7 @@ BEHAVIOUR = -10.4
 
 async def leyden_gradient(model: Path, threads: int) -> dict[str, float]:
     from leyden.engine import EmbeddedBackend, OptimParams
-    from leyden.maths.losses import PPOLoss
+    from leyden.objectives.losses import PPOLoss
     from leyden.types import TrainingSequence
 
     trained = ROW - PROMPT

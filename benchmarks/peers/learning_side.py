@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", OMP_WAIT_POLICY="passive")
 
 import leyden as ly
-from leyden.demo.game import NUMBERS
-from leyden.demo.run import WEIGHTS
+from leyden.cli.demo import WEIGHTS
+from leyden.cli.demo.game import NUMBERS
 from leyden.testing import LuckGame
 from leyden.types import AttemptedRollout, read_replay_from
 
@@ -55,8 +55,8 @@ def of_run(folder: Path, *, scored: str = "reward") -> Found:
 
 def guess_the_number(seed: int, folder: Path) -> Found:
     """The demo's game and policy, 29 steps of 120 games, with a third pass over them and a bound on large ratios."""
-    from leyden.demo.agent import play
-    from leyden.maths.losses import PPOLoss
+    from leyden.cli.demo.demo_agent import play
+    from leyden.objectives.losses import PPOLoss
 
     secrets = random.Random(f"demo/{seed}")
     games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(500)]
@@ -88,7 +88,7 @@ def guess_the_number(seed: int, folder: Path) -> Found:
 
 def sft(seed: int, folder: Path) -> Found:
     """Record 2,400 games of the untrained policy in groups of four, and imitate the best of each group that won."""
-    from leyden.demo.agent import play
+    from leyden.cli.demo.demo_agent import play
 
     def backend() -> ly.EmbeddedBackend:
         return ly.EmbeddedBackend(WEIGHTS, device="cpu", max_length=128, seed=seed)
@@ -269,8 +269,8 @@ async def deal_and_play(task: int, llm: ly.LLM) -> float:
 
 
 def credit_algorithm(name: str, rate: float, seed: int, **options: Any) -> ly.PolicyGradient:
-    from leyden.maths.advantages import VinePPOAdvantages
-    from leyden.maths.losses import ReinforceLoss
+    from leyden.objectives.advantages import VinePPOAdvantages
+    from leyden.objectives.losses import ReinforceLoss
 
     by_forks = name == "credit by forks"
     options = {
@@ -336,7 +336,7 @@ async def _credit_truth(seed: int) -> Found:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from leyden.algorithm import call_advantages
-    from leyden.maths.advantages import VinePPOAdvantages
+    from leyden.objectives.advantages import VinePPOAdvantages
     from leyden.testing.luck import DIGITS
 
     tokenizer: Any = AutoTokenizer.from_pretrained(WEIGHTS)

@@ -25,7 +25,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from leyden.engine import EmbeddedBackend, OptimParams, heads
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from leyden.types import TrainingSequence
 
 ROWS, LENGTH = 8, 256

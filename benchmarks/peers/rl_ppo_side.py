@@ -83,9 +83,9 @@ class Leyden:
 
 class LeydenStack(Leyden):
     def environments(self):
-        from leyden.loop import LogBuffer
         from leyden.rl import ActionInterpreter, EnvWrapper, FiniteDummyVectorEnv, Reward, SeedPlan, StateInterpreter
         from leyden.rl import Simulator as BaseSimulator
+        from leyden.training import LogBuffer
 
         spaces = Simulator()
 

@@ -23,7 +23,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_TH
 
 import psutil
 
-from leyden.utils.garbage import look_for_cycles_rarely
+from leyden._lib.garbage import look_for_cycles_rarely
 
 AGENTS = 64
 QUESTION = {"messages": [{"role": "user", "content": "guess 0..9"}], "temperature": 1.0, "max_tokens": 4}
@@ -45,7 +45,7 @@ class Side:
         self._store: Any = None
 
     async def serve(self, *, engine: str) -> dict[str, Any]:
-        from leyden.demo.run import WEIGHTS
+        from leyden.cli.demo import WEIGHTS
         from leyden.engine import EmbeddedBackend, IsolatedBackend
         from leyden.engine.isolated import Visitor
         from leyden.gateway import LLMProxy, UpstreamModel, hosted

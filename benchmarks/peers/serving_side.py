@@ -120,8 +120,8 @@ class Application:
         return {"rollouts": rollouts, "feedback": last[0].sequence_id if last else 0}
 
     async def fill(self, *, rollouts):
+        from leyden._lib import ids
         from leyden.types import Feedback, LiveRollout
-        from leyden.utils import ids
 
         store = self._store
         for at in range(0, rollouts, BATCH):

@@ -439,8 +439,7 @@ class ScoredProgram(Program):
         self.random = random.Random(0)
 
     def span(self, ids, i, size):
-        from leyden import semconv
-        from leyden.types import reward_attributes
+        from leyden.types import reward_attributes, semconv
 
         span = super().span(ids, i, size)
         if i == 1:

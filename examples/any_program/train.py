@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import leyden as ly
-from leyden.demo.run import WEIGHTS
+from leyden.cli.demo import WEIGHTS
 
 HERE = Path(__file__).parent
 TASKS = [{"secret": secret} for secret in range(10)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import leyden as ly
-from leyden.demo.game import NUMBERS, Game
+from leyden.cli.demo.game import NUMBERS, Game
 
 __all__ = ["TASKS", "play"]
 

@@ -15,7 +15,7 @@ from agent import TASKS, play
 from train import options, train
 
 import leyden as ly
-from leyden.demo.run import WEIGHTS
+from leyden.cli.demo import WEIGHTS
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "development": {"n_runners": 1, "dev": True},

@@ -19,9 +19,10 @@ from typing import Any
 from agent import TASKS, play
 
 import leyden as ly
-from leyden.demo.run import WEIGHTS, read_metrics
+from leyden.cli.demo import WEIGHTS
+from leyden.cli.demo.demo_run import read_metrics
 from leyden.errors import RunInterrupted
-from leyden.trainer.registry import ExecutionStrategyRegistry
+from leyden.trainer.component_registry import ExecutionStrategyRegistry
 
 
 def main() -> None:

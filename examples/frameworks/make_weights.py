@@ -28,8 +28,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from train import CITIES, WEIGHTS
 from transformers import AddedToken, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from benchmarks.make_weights import END, END_ID, PAD, PAD_ID, START, imitate, record_rollout, sample_replies
 from leyden import open_store
-from leyden.demo.make_weights import END, END_ID, PAD, PAD_ID, START, imitate, record_rollout, sample_replies
 from leyden.types import TokenRecord
 
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"

@@ -24,7 +24,7 @@ from typing import Any
 
 import leyden as ly
 from leyden.adapter import model_calls
-from leyden.runs.folder import store_path
+from leyden.training.runs.folder import store_path
 
 HERE = Path(__file__).parent
 WEIGHTS = HERE / "weights"

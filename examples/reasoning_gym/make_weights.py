@@ -24,9 +24,9 @@ import torch
 from tasks import KINDS, Kind, Task, held_out_tasks, score, train_tasks
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from benchmarks.make_weights import END, build_tokenizer, imitate, prompt_ids, record_rollout, sample_replies
+from benchmarks.make_weights import build_model as demo_model
 from leyden import open_store
-from leyden.demo.make_weights import END, build_tokenizer, imitate, prompt_ids, record_rollout, sample_replies
-from leyden.demo.make_weights import build_model as demo_model
 from leyden.types import TokenRecord
 
 INATTENTION, MISUNDERSTOOD = 0.6, 0.65

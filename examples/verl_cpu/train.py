@@ -8,10 +8,10 @@ from pathlib import Path
 import aiohttp
 
 import leyden as ly
-from leyden.demo.game import NUMBERS, Game
+from leyden.cli.demo.game import NUMBERS, Game
 
 KEYS = Path(__file__).with_name("keys.yaml")
-WEIGHTS = Path(ly.__file__).parent / "demo" / "weights"
+WEIGHTS = Path(ly.__file__).parent / "cli" / "demo" / "weights"
 
 
 @ly.llm_rollout

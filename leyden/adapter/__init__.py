@@ -9,8 +9,6 @@ joins several records of one call, `tree` finds which step was part of which, an
 assigns calls to agents and rewards to calls.
 """
 
-from leyden.adapter.base import Adapter as Adapter
-from leyden.adapter.base import TraceAdapter as TraceAdapter
 from leyden.adapter.calls import model_calls as model_calls
 from leyden.adapter.merging import SplitTurn as SplitTurn
 from leyden.adapter.merging import TurnMerges as TurnMerges
@@ -29,6 +27,8 @@ from leyden.adapter.replayed import replayed_calls as replayed_calls
 from leyden.adapter.selection import RewardMatchPolicy as RewardMatchPolicy
 from leyden.adapter.token_graph import TokenGraph as TokenGraph
 from leyden.adapter.token_graph import TokenNode as TokenNode
+from leyden.adapter.trace_adapter import Adapter as Adapter
+from leyden.adapter.trace_adapter import TraceAdapter as TraceAdapter
 from leyden.adapter.trajectory import TraceToTrajectory as TraceToTrajectory
 from leyden.adapter.trajectory import merge_triplets as merge_triplets
 from leyden.adapter.tree import TraceTree as TraceTree

@@ -26,12 +26,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from leyden import semconv
 from leyden.adapter.attributes import Json
-from leyden.adapter.chat import comparable
+from leyden.adapter.chat_messages import comparable
 from leyden.adapter.normalise import GATEWAY, ModelCallView, read_model_call
 from leyden.adapter.order import in_order, moment
-from leyden.types import Span
+from leyden.types import Span, semconv
 
 
 def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from leyden import semconv
 from leyden.adapter.attributes import Json, as_dict
 from leyden.adapter.calls import model_calls
-from leyden.adapter.chat import comparable, message_text
+from leyden.adapter.chat_messages import comparable, message_text
 from leyden.adapter.normalise import ModelCallView
-from leyden.types import Span, TokenRecord
+from leyden.types import Span, TokenRecord, semconv
 from leyden.types.tokens import common_prefix
 
 SplitReason = Literal["re-tokenised", "history rewritten", "reasoning dropped", "other tools"]

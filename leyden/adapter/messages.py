@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import Any, TypedDict, cast
 
 from leyden.adapter.attributes import Json, as_list
-from leyden.adapter.base import TraceAdapter, log_result
 from leyden.adapter.calls import nearest
-from leyden.adapter.chat import message_text
+from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView, ToolCallView, read_tool_call
 from leyden.adapter.order import in_order
 from leyden.adapter.selection import select_calls
+from leyden.adapter.trace_adapter import TraceAdapter, log_result
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span
 

@@ -21,12 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from leyden import semconv
 from leyden.adapter.attributes import Json, as_dict, as_list, parsed, unflatten
-from leyden.adapter.chat import chat_messages, chat_tool
-from leyden.dialects.checks import NUMBER
+from leyden.adapter.chat_messages import chat_messages, chat_tool
+from leyden.dialects.request_checks import NUMBER
 from leyden.dialects.sampling import SAMPLING_PARAMETERS
-from leyden.types import Attributes, Span, TokenRecord, is_reward_span
+from leyden.types import Attributes, Span, TokenRecord, is_reward_span, semconv
 
 GATEWAY: Final = "leyden"
 """The convention of the gateway's own record."""

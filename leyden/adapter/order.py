@@ -20,8 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from leyden import semconv
-from leyden.types import Span
+from leyden.types import Span, semconv
 
 _DELIVERY_SECONDS = 0.5
 """A span reaches the store within this time after its end. Runners deliver after 0.2 s, the gateway

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from leyden import semconv
 from leyden.adapter.normalise import ModelCallView, is_reward, read_agent, read_model_call, read_tool_call
-from leyden.types import Span, get_rewards_from_span
+from leyden.types import Span, get_rewards_from_span, semconv
 
 
 @dataclass(frozen=True, slots=True)

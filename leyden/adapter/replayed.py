@@ -2,7 +2,7 @@
 attempt left the record, and which calls a model answered.
 
 The module knows spans. The gateway compares requests and records why they differ
-(`leyden.gateway.replay`).
+(`leyden.gateway.call_replay`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leyden import semconv
-from leyden.types import Span
+from leyden.types import Span, semconv
 
 
 @dataclass(frozen=True, slots=True)

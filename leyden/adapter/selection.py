@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from leyden import semconv
 from leyden.adapter.calls import model_calls
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
 from leyden.adapter.tree import TraceTree
-from leyden.types import Span, get_reward_value, is_reward_span
+from leyden.types import Span, get_reward_value, is_reward_span, semconv
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leyden.adapter.base import Adapter, TraceAdapter, log_result
 from leyden.adapter.token_graph import TokenGraph
+from leyden.adapter.trace_adapter import Adapter, TraceAdapter, log_result
 from leyden.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from leyden.errors import ConfigError
 from leyden.types import Span, Trajectory, Triplet, find_final_reward

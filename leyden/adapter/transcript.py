@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from leyden import semconv
 from leyden.adapter.attributes import Json, as_dict, as_list
 from leyden.adapter.calls import model_calls
-from leyden.adapter.chat import message_text
+from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.trajectory import TraceToTrajectory
 from leyden.adapter.tree import TraceTree
-from leyden.types import Span, get_rewards_from_span
+from leyden.types import Span, get_rewards_from_span, semconv
 
 _INDENT = "  "
 _STACK_LINES = 8

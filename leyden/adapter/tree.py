@@ -25,12 +25,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from leyden import semconv
 from leyden.adapter.normalise import AgentView, is_model_call, is_reward, read_agent
 from leyden.adapter.order import in_order
 from leyden.adapter.picture import TreeLine, draw
 from leyden.errors import ConfigError
-from leyden.types import Span
+from leyden.types import Span, semconv
 
 T = TypeVar("T")
 

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leyden import semconv
-from leyden.adapter.base import TraceAdapter, log_result
 from leyden.adapter.calls import model_calls
-from leyden.adapter.chat import image_urls
+from leyden.adapter.chat_messages import image_urls
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
 from leyden.adapter.selection import RewardMatchPolicy, SelectedCall, match_rewards, select_calls
+from leyden.adapter.trace_adapter import TraceAdapter, log_result
 from leyden.adapter.tree import TraceTree
 from leyden.dialects.sampling import changes
-from leyden.types import Span, Triplet, TripletPrompt, TripletResponse, get_known_prefix
+from leyden.types import Span, Triplet, TripletPrompt, TripletResponse, get_known_prefix, semconv
 
 _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
 """The names of a gateway's spans: Leyden's, and those of Agent Lightning's proxy (litellm)."""

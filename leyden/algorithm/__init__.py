@@ -7,6 +7,6 @@ algorithm knows the store and an adapter, and possibly a policy backend and the 
 knows who runs its rollouts. To add one, add a module here and a name to `trainer/registry.py`.
 """
 
-from leyden.extras import lazy_package
+from leyden._lib.extras import lazy_package
 
 __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)

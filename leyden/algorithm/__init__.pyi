@@ -1,7 +1,7 @@
+from .algorithm import Algorithm as Algorithm
+from .algorithm import Dataset as Dataset
+from .algorithm import Run as Run
 from .apo import APO as APO
-from .base import Algorithm as Algorithm
-from .base import Dataset as Dataset
-from .base import Run as Run
 from .budget import Budget as Budget
 from .collector import CollectedRollout as CollectedRollout
 from .collector import RolloutCollector as RolloutCollector
@@ -33,4 +33,4 @@ from .policy_gradient import PolicyGradient as PolicyGradient
 from .policy_gradient import REINFORCEpp as REINFORCEpp
 from .policy_gradient import ReMax as ReMax
 from .policy_gradient import VinePPO as VinePPO
-from .verl.algorithm import VERL as VERL
+from .verl.verl_algorithm import VERL as VERL

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from leyden._lib.formatting import figure
+from leyden._lib.options import check_number
 from leyden.errors import BudgetExceeded, ConfigError
-from leyden.options import check_number
 from leyden.types import Attempt
-from leyden.utils.figures import figure
 
 _BILLIONTHS = 10**9
 

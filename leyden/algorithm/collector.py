@@ -30,9 +30,13 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
+from leyden._lib import ids
+from leyden._lib.clock import unix_time
+from leyden._lib.numbers import exact_number
+from leyden._lib.options import check_number
+from leyden._lib.racing import first_done
 from leyden.algorithm.budget import Budget, busy_seconds
 from leyden.errors import ConfigError, IllegalTransition, LeydenError, UnknownRollout
-from leyden.options import check_number
 from leyden.store.base import LightningStore
 from leyden.types import (
     Attempt,
@@ -45,11 +49,7 @@ from leyden.types import (
     failure_reason,
     find_final_reward,
 )
-from leyden.types.run import algorithm_group
-from leyden.utils import ids
-from leyden.utils.clock import unix_time
-from leyden.utils.numbers import exact_number
-from leyden.utils.racing import first_done
+from leyden.types.run_record import algorithm_group
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from leyden.algorithm.base import Algorithm, Dataset
+from leyden.algorithm.algorithm import Algorithm, Dataset
 from leyden.errors import ConfigError, InvalidArgument
 
 _SOURCES: dict[str, Callable[[FunctionalAlgorithm], Any]] = {

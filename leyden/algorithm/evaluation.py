@@ -16,26 +16,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from leyden import semconv
+from leyden._lib import ids
+from leyden._lib.arguments import arguments_of
+from leyden._lib.formatting import figure
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_number
 from leyden.adapter import model_calls
-from leyden.algorithm.base import Algorithm, Dataset
+from leyden.algorithm.algorithm import Algorithm, Dataset
 from leyden.algorithm.collector import CollectedRollout, rollout_id_at
 from leyden.algorithm.own_metrics import means_of, own_metrics
-from leyden.engine.base import PolicyBackend
+from leyden.engine.policy_backend import PolicyBackend
 from leyden.errors import ConfigError
 from leyden.gateway import UpstreamModel
-from leyden.options import check_number
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
     ProxyLLM,
     RolloutConfig,
     failure_reason,
+    semconv,
 )
-from leyden.utils import ids
-from leyden.utils.arguments import arguments_of
-from leyden.utils.figures import figure
-from leyden.utils.numbers import mean_of
 
 _PROGRESS_SECONDS = 1.0
 _RESAMPLES = 2000

@@ -17,13 +17,14 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leyden import semconv
+from leyden._lib import ids
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_number
 from leyden.algorithm.collector import CollectedRollout, RolloutCollector, rollout_id_of
 from leyden.algorithm.own_metrics import own_metrics
 from leyden.algorithm.reported import ReportedVersion
 from leyden.algorithm.usage import PromptUsage
 from leyden.errors import BudgetExceeded, ConfigError, UnknownResources
-from leyden.options import check_number
 from leyden.types import (
     GATEWAY_SCHEME,
     LLM,
@@ -33,11 +34,10 @@ from leyden.types import (
     RolloutConfig,
     RolloutMode,
     failure_reason,
+    semconv,
 )
 from leyden.types.resources import digest_of
-from leyden.types.run import current_run_id
-from leyden.utils import ids
-from leyden.utils.numbers import mean_of
+from leyden.types.run_record import current_run_id
 
 logger = logging.getLogger(__name__)
 

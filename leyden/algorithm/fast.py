@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from leyden.algorithm.base import Algorithm, Dataset, Run
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_choice, check_number
+from leyden._lib.text import as_json
+from leyden.algorithm.algorithm import Algorithm, Dataset, Run
 from leyden.algorithm.collector import rollout_id_at
 from leyden.algorithm.own_metrics import means_of, own_metrics
 from leyden.errors import ConfigError
-from leyden.loop import Metrics, Stage
-from leyden.options import check_choice, check_number
+from leyden.training import Metrics, Stage
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -27,8 +29,6 @@ from leyden.types import (
     failure_reason,
     find_final_reward,
 )
-from leyden.utils.numbers import mean_of
-from leyden.utils.text import as_json
 
 logger = logging.getLogger(__name__)
 details = logging.getLogger(f"{__name__}.details")

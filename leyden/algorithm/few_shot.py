@@ -6,8 +6,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_number
 from leyden.adapter.calls import model_calls
-from leyden.adapter.chat import message_text
+from leyden.adapter.chat_messages import message_text
 from leyden.algorithm.decorator import FunctionalAlgorithm, algo
 from leyden.algorithm.evaluator import Evaluator, Score
 from leyden.algorithm.prompts.candidate import names_to_improve
@@ -16,9 +18,7 @@ from leyden.algorithm.prompts.records import best_label
 from leyden.algorithm.prompts.result import PromptResult
 from leyden.algorithm.prompts.texts import problem_with
 from leyden.errors import ConfigError, NoTrainingData
-from leyden.options import check_number
 from leyden.types import LLM, PromptTemplate
-from leyden.utils.numbers import mean_of
 
 
 def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes

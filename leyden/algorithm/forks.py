@@ -16,15 +16,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from leyden import semconv
+from leyden._lib import ids
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_number
 from leyden.adapter import divergence, replayed_calls
 from leyden.algorithm.collector import CollectedRollout, rollout_id_of
 from leyden.algorithm.evaluation import wilson_interval
 from leyden.errors import ConfigError
-from leyden.options import check_number
-from leyden.types import AttemptedRollout, EnqueueRolloutRequest, ReplayFrom, Rollout, read_replay_from
-from leyden.utils import ids
-from leyden.utils.numbers import mean_of
+from leyden.types import AttemptedRollout, EnqueueRolloutRequest, ReplayFrom, Rollout, read_replay_from, semconv
 
 _Z = statistics.NormalDist().inv_cdf(0.975)
 """The 0.975 quantile of the normal distribution, for 95 % intervals."""

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
-from leyden.algorithm.base import Algorithm, Dataset
-from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
-from leyden.loop.callbacks import HookResult
-from leyden.loop.progress_bar import showing_setup
-from leyden.options import check_several
+from leyden._lib.options import check_several
+from leyden.algorithm.algorithm import Algorithm, Dataset
+from leyden.training import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
+from leyden.training.callbacks import HookResult
+from leyden.training.progress_bar import showing_setup
 
 logger = logging.getLogger(__name__)
 

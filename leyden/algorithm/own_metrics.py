@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from leyden import semconv
-from leyden.types import Span, get_rewards_from_span
-from leyden.utils.numbers import mean_of
+from leyden._lib.numbers import mean_of
+from leyden.types import Span, get_rewards_from_span, semconv
 
 _RESERVED = ("agentlightning.", "leyden.")
 """Attributes that recorders add to a span themselves."""

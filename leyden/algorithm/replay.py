@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leyden import semconv
+from leyden._lib.attempt_key import NO_TOKEN
 from leyden.adapter import ReplayedCall, replayed_calls
-from leyden.algorithm.base import Algorithm, Dataset
+from leyden.algorithm.algorithm import Algorithm, Dataset
 from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.forks import fork_requests
-from leyden.engine.base import PolicyBackend
+from leyden.engine.policy_backend import PolicyBackend
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy, UpstreamModel
-from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Span, find_final_reward
-from leyden.utils.attempt_key import NO_TOKEN
+from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Span, find_final_reward, semconv
 
 
 @dataclass(frozen=True, slots=True)

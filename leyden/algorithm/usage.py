@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leyden.adapter.calls import model_calls
-from leyden.adapter.chat import message_text
+from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView
 from leyden.types import NamedResources, PromptTemplate, Span
 

@@ -6,6 +6,9 @@ name it in `app.py`. Import anything but typer inside the function, so that `ley
 quick.
 """
 
-from leyden.cli.app import main
 
-__all__ = ["main"]
+def main() -> None:
+    """Run the command line, and exit."""
+    from leyden.cli.app import main
+
+    main()

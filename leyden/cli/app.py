@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from leyden import __version__
-from leyden.cli.demo import demo
+from leyden._lib.extras import extension
+from leyden.cli.demo.command import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.learning import learning_commands
@@ -32,7 +33,6 @@ from leyden.cli.store_export import export
 from leyden.cli.store_import import import_
 from leyden.cli.workers import workers
 from leyden.errors import ConfigError, LeydenError, MissingExtra
-from leyden.extras import extension
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 

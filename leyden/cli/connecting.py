@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
+from leyden._lib.host.listening import socket_path_of
 from leyden.cli.output import echo
-from leyden.errors import StoreError
-from leyden.host.listening import socket_path_of
-from leyden.redaction import redact
+from leyden.errors import StoreError, redact
 
 if TYPE_CHECKING:
     from leyden.store import LightningStore

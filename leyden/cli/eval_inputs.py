@@ -13,15 +13,15 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from leyden._lib.json import unique_object
+from leyden._lib.text import fault_reason
+from leyden.agent import LitAgent
 from leyden.cli.model_option import ModelOption
 from leyden.errors import ConfigError
-from leyden.litagent import LitAgent
-from leyden.runs import RecordedRun, list_runs, open_run
-from leyden.runs.rollouts import latest_resources
-from leyden.trainer.checks import imported_by
+from leyden.trainer.fit_checks import imported_by
+from leyden.training.runs import RecordedRun, list_runs, open_run
+from leyden.training.runs.rollouts import latest_resources
 from leyden.types import LLM, NamedResources, PromptTemplate
-from leyden.utils.json import unique_object
-from leyden.utils.text import fault_reason
 
 _OFFERED = 8
 _TEMPERATURE = 1.0

@@ -85,10 +85,10 @@ def evaluate(
     """
     import asyncio
 
+    from leyden._lib.logs import setup_logging
     from leyden.cli.eval_inputs import load_agent, load_tasks, read_given
     from leyden.errors import ConfigError, RunInterrupted
     from leyden.trainer import Trainer
-    from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
     if output is not None and not output.absolute().parent.is_dir():
@@ -216,7 +216,7 @@ def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path)
 
 def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> None:
     """Print the result as a table, with the commands that show an example of each failure."""
-    from leyden.utils.figures import duration, one_line
+    from leyden._lib.formatting import duration, one_line
 
     times = f" x {result.repeats}" if result.repeats > 1 else ""
     echo(f"agent       {agent}")

@@ -14,7 +14,7 @@ import typer
 
 from leyden.cli.model_option import ModelOption
 from leyden.cli.output import echo
-from leyden.redaction import redact
+from leyden.errors import redact
 
 DEFAULT_PORT = 4748
 
@@ -89,8 +89,8 @@ def gateway(
     """
     import asyncio
 
-    from leyden.utils.garbage import look_for_cycles_rarely
-    from leyden.utils.logs import setup_logging
+    from leyden._lib.garbage import look_for_cycles_rarely
+    from leyden._lib.logs import setup_logging
 
     setup_logging("WARNING")
     given = [ModelOption.of(text) for text in model]
@@ -194,7 +194,7 @@ async def _in_worker_processes(
     store_url: str, port: int, num_workers: int, options: dict[str, Any]
 ) -> AsyncGenerator[tuple[str, str]]:
     """Run the gateway in several processes. Yield its address and the URL of its store."""
-    from leyden.gateway.workers import GatewayWorkers
+    from leyden.gateway.gateway_workers import GatewayWorkers
 
     secret = os.environ.get("LEYDEN_STORE_TOKEN")
     async with GatewayWorkers(num_workers, store_url=store_url, control_secret=secret, port=port, **options) as gateway:

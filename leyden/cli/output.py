@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from leyden._lib.atomic import open_aside
+from leyden._lib.formatting import is_on_terminal, one_line, printable_on
 from leyden.errors import ConfigError
-from leyden.utils.atomic import open_aside
-from leyden.utils.figures import is_on_terminal, one_line, printable_on
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,8 +10,8 @@ import typer
 from leyden.cli.output import echo, echo_json, echo_text
 
 if TYPE_CHECKING:
-    from leyden.runs import RecordedRun
-    from leyden.runs.chart import Series
+    from leyden.training.runs import RecordedRun
+    from leyden.training.runs.chart import Series
 
 
 def plot(
@@ -43,11 +43,11 @@ def plot(
     import shutil
     import sys
 
+    from leyden._lib.formatting import is_on_terminal
     from leyden.cli.run_views import await_server
     from leyden.errors import ConfigError
-    from leyden.runs import open_run
-    from leyden.runs.chart import draw_file, draw_text
-    from leyden.utils.figures import is_on_terminal
+    from leyden.training.runs import open_run
+    from leyden.training.runs.chart import draw_file, draw_text
 
     if as_json and output is not None:
         raise ConfigError("--json prints the points, and --output writes a picture; give one of them")
@@ -85,7 +85,7 @@ def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:
 
     named: put the run's name before the stage's, because several runs are drawn.
     """
-    from leyden.runs.chart import Series
+    from leyden.training.runs.chart import Series
 
     prefix = f"{run.record.name} " if named else ""
     rows = run.metrics()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from leyden.algorithm.prompts import CandidateRecord
     from leyden.cli.prompts_extract import Recorded
-    from leyden.runs import RecordedRun
+    from leyden.training.runs import RecordedRun
     from leyden.types import PromptTemplate, ResourcesUpdate
 
 prompts_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -89,7 +89,7 @@ def history(
     from rich.markup import escape
     from rich.table import Table
 
-    from leyden.utils.figures import figure
+    from leyden._lib.formatting import figure
 
     table = Table(box=None, pad_edge=False)
     table.add_column("round", justify="right", no_wrap=True)
@@ -257,7 +257,7 @@ def _recorded(run: RecordedRun, limit: int) -> Recorded:
 
 def _opened(run: str, run_id: str | None) -> RecordedRun:
     from leyden.cli.run_views import await_server
-    from leyden.runs import open_run
+    from leyden.training.runs import open_run
 
     await_server(run)
     return open_run(run, run_id=run_id)

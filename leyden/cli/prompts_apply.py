@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from leyden._lib.formatting import harmless
 from leyden.errors import ConfigError
-from leyden.utils.figures import harmless
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)', re.DOTALL)
 _SCRIPT = (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".mts", ".cts")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leyden._lib.formatting import figure, one_line
+from leyden._lib.numbers import mean_of
 from leyden.adapter.calls import model_calls
 from leyden.algorithm.prompts.extraction import (
     Conversation,
@@ -22,8 +24,6 @@ from leyden.algorithm.usage import fixed_pieces
 from leyden.cli.output import write_output
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, PromptTemplate
-from leyden.utils.figures import figure, one_line
-from leyden.utils.numbers import mean_of
 
 _EXAMPLE_CHARACTERS = 60
 _PAGE = 200

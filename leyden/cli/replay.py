@@ -13,7 +13,7 @@ from leyden.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from leyden.algorithm.replay import Replay, ReplayResult
-    from leyden.runs import RecordedRun
+    from leyden.training.runs import RecordedRun
     from leyden.types import NamedResources
 
 _NO_MODEL = "calls after the record need a model: give --model NAME=URL or NAME=FOLDER"
@@ -71,11 +71,11 @@ def replay(
     """
     import asyncio
 
+    from leyden._lib.logs import setup_logging
     from leyden.cli.eval_inputs import load_agent
     from leyden.cli.run_views import await_server
     from leyden.errors import RunInterrupted
     from leyden.trainer import Trainer
-    from leyden.utils.logs import setup_logging
 
     setup_logging("ERROR")
     loaded = load_agent(agent)
@@ -100,7 +100,7 @@ def replay(
 
 def _opened(source: str, run_id: str | None) -> RecordedRun:
     """Return the run that holds the rollout. "latest" is the newest run that is not a replay."""
-    from leyden.runs import list_runs, open_run
+    from leyden.training.runs import list_runs, open_run
 
     if source == "latest":
         for run in list_runs():
@@ -122,7 +122,7 @@ async def _algorithm(
     from leyden.engine import IsolatedBackend
     from leyden.errors import ConfigError
     from leyden.gateway import UpstreamModel
-    from leyden.runs.rollouts import find_rollout, latest_resources
+    from leyden.training.runs.rollouts import find_rollout, latest_resources
     from leyden.types import AttemptedRollout
 
     async with run.open_store() as store:
@@ -201,7 +201,7 @@ def _as_data(result: ReplayResult, directory: Path) -> dict[str, Any]:
 
 def _print(result: ReplayResult, directory: Path, *, has_model: bool) -> None:
     """Print the state of each call, both rewards, and the command that shows the new rollout."""
-    from leyden.utils.figures import one_line
+    from leyden._lib.formatting import one_line
 
     for call in result.calls:
         detail = "" if call.detail is None else f": {one_line(call.detail)[:300]}"

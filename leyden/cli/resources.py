@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden._lib.text import fault_reason
 from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 from leyden.cli.output import echo, echo_json, echo_text
 from leyden.errors import ConfigError, LabelMoved
-from leyden.utils.text import fault_reason
 
 if TYPE_CHECKING:
     from leyden.store import LightningStore

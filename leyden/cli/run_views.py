@@ -9,14 +9,14 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from leyden._lib.formatting import figure
 from leyden.cli.store_options import WAIT_SECONDS
-from leyden.runs import RecordedRun, RewardMetrics, open_run
-from leyden.runs.beginning import PAUSED_SECONDS
-from leyden.utils.figures import figure
+from leyden.training.runs import RecordedRun, RewardMetrics, open_run
+from leyden.training.runs.opening import PAUSED_SECONDS
 
 if TYPE_CHECKING:
-    from leyden.loop import MetricValue
-    from leyden.types.run import RunRecord
+    from leyden.training import MetricValue
+    from leyden.types.run_record import RunRecord
 
 COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
 

@@ -10,7 +10,7 @@ import typer
 from leyden.cli.output import cell, echo, echo_json, terminal
 
 if TYPE_CHECKING:
-    from leyden.runs import RecordedRun
+    from leyden.training.runs import RecordedRun
 
 
 def runs(
@@ -40,7 +40,7 @@ def runs(
 
     from leyden.cli.run_views import as_data, open_runs
     from leyden.errors import ConfigError, LeydenError
-    from leyden.runs.reading import find_runs
+    from leyden.training.runs.recorded_runs import find_runs
 
     damaged: list[str] = []
     if source is None and not directory.exists():
@@ -74,9 +74,9 @@ def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
     """Print the runs as a table, with the course of the reward as a sparkline."""
     from rich.table import Table
 
+    from leyden._lib.formatting import duration
     from leyden.cli.run_views import COLOURS, age, reward_text
-    from leyden.runs.chart import sparkline
-    from leyden.utils.figures import duration
+    from leyden.training.runs.chart import sparkline
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "kind", "algorithm", "model", "state"):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leyden._lib.numbers import mean_of
 from leyden.cli.output import cell, echo, echo_json, terminal
 from leyden.cli.store_options import WAIT_SECONDS, ServerToken, ServerWait, StoreAddress
-from leyden.utils.numbers import mean_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -84,8 +84,8 @@ def _table(samples: Sequence[Sample], begin: float, end: float) -> Table:
     """Return a table with a row for each series. begin, end: Unix seconds of its lines."""
     from rich.table import Table
 
-    from leyden.runs.chart import sparkline
-    from leyden.utils.figures import figure
+    from leyden._lib.formatting import figure
+    from leyden.training.runs.chart import sparkline
 
     series: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:

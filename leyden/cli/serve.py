@@ -70,10 +70,10 @@ def serve(
     """
     import asyncio
 
-    from leyden.host.listening import check_token
+    from leyden._lib.host.listening import check_token
+    from leyden._lib.logs import setup_logging
     from leyden.serving import Assignment
     from leyden.types import LLM
-    from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
     check_token("--token", token, host=host)
@@ -101,11 +101,11 @@ async def _serve(store: str, host: str, port: int, token: str | None, options: d
     """Serve sessions until SIGINT or SIGTERM. Print the address and the labels when it listens."""
     import asyncio
 
-    from leyden.host.asgi import AsgiServer
-    from leyden.host.http import SiteGuard
-    from leyden.host.listening import is_loopback, listen, netloc, reachable
+    from leyden._lib.host.asgi import AsgiServer
+    from leyden._lib.host.http import SiteGuard
+    from leyden._lib.host.listening import is_loopback, listen, netloc, reachable
     from leyden.serving import OnlineSession
-    from leyden.serving.app import ServingApp
+    from leyden.serving.serving_app import ServingApp
     from leyden.store import open_store
 
     ended = asyncio.Event()

@@ -12,10 +12,10 @@ import typer
 from leyden.cli.output import Coloured, echo, echo_json
 
 if TYPE_CHECKING:
-    from leyden.runs import RecordedRun
-    from leyden.runs.reading import FailedRollout
-    from leyden.runs.rollouts import ScoredRollout
     from leyden.store import LightningStore
+    from leyden.training.runs import RecordedRun
+    from leyden.training.runs.recorded_runs import FailedRollout
+    from leyden.training.runs.rollouts import ScoredRollout
 
 _SHOWN_REASONS = 5
 
@@ -57,7 +57,7 @@ def show(
 
     from leyden.cli.run_views import await_server
     from leyden.errors import ConfigError
-    from leyden.runs import open_run
+    from leyden.training.runs import open_run
 
     chosen = [name for name, wanted in (("--failed", failed), ("--best", best), ("--worst", worst)) if wanted]
     if rollout is not None:
@@ -93,8 +93,8 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     """
     from leyden.cli.run_views import as_data, newest_metrics
     from leyden.errors import LeydenError
-    from leyden.runs.display import rollout_counts
-    from leyden.runs.rollouts import count_by_status, failures_of, group_failures
+    from leyden.training.runs.display import rollout_counts
+    from leyden.training.runs.rollouts import count_by_status, failures_of, group_failures
 
     counts, trouble = dict[str, int](), None
     try:
@@ -160,6 +160,7 @@ def _how_to_continue(run: RecordedRun) -> str | None:
 
 def _print_head(run: RecordedRun) -> None:
     """Print the run's name, state, time, algorithm, tasks and rewards, as far as it has them."""
+    from leyden._lib.formatting import duration, figure
     from leyden.cli.run_views import (
         COLOURS,
         age,
@@ -170,8 +171,7 @@ def _print_head(run: RecordedRun) -> None:
         reward_text,
         seconds_of,
     )
-    from leyden.runs.chart import sparkline
-    from leyden.utils.figures import duration, figure
+    from leyden.training.runs.chart import sparkline
 
     record, data, metrics = run.record, as_data(run), run.summary_metrics()
     echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
@@ -213,7 +213,7 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
     folder has none.
     """
     from leyden.cli.run_views import age
-    from leyden.runs.rollouts import failures_of
+    from leyden.training.runs.rollouts import failures_of
 
     failures: list[FailedRollout] = await failures_of(run, None)
     if not failures:
@@ -236,10 +236,10 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
 
 async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
     """Print the rollouts with the best or worst rewards, with their steps, tasks and answers."""
+    from leyden._lib.logs import Preview
     from leyden.adapter.transcript import answer_of
-    from leyden.runs.reading import iteration_of
-    from leyden.runs.rollouts import scored_rollouts
-    from leyden.utils.logs import Preview
+    from leyden.training.runs.recorded_runs import iteration_of
+    from leyden.training.runs.rollouts import scored_rollouts
 
     async with run.open_store() as store:
         found: list[ScoredRollout] = await scored_rollouts(run, store, order="best" if best else "worst", limit=limit)
@@ -273,7 +273,7 @@ def _step(iteration: int | None) -> str:
 
 async def _show_rollout(run: RecordedRun, part_of_id: str, *, full: bool, as_json: bool) -> None:
     """Print the rollout with this id, or with this part of its id."""
-    from leyden.runs.rollouts import find_rollout
+    from leyden.training.runs.rollouts import find_rollout
 
     async with run.open_store() as store:
         rollout = await find_rollout(run, store, part_of_id)

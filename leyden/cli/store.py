@@ -75,9 +75,9 @@ def store(
         return
     import asyncio
 
-    from leyden.host.listening import check_token
+    from leyden._lib.host.listening import check_token
+    from leyden._lib.logs import setup_logging
     from leyden.types import Retention
-    from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
     retention = Retention(

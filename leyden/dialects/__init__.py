@@ -19,17 +19,14 @@ To add a dialect, write a package with its `Dialect`, and add it to the table in
 module lists the dialects.
 """
 
-from leyden.dialects.base import DIALECTS as DIALECTS
-from leyden.dialects.base import dialect_of_client as dialect_of_client
-from leyden.dialects.chat import Hidden as Hidden
-from leyden.dialects.chat import StreamAssembler as StreamAssembler
-from leyden.dialects.chat import echoes as echoes
-from leyden.dialects.chat import prepare as prepare
-from leyden.dialects.chat import usage as usage
-from leyden.dialects.chat import visible as visible
-from leyden.dialects.checks import WrongType as WrongType
-from leyden.dialects.checks import check_types as check_types
-from leyden.dialects.checks import parse_request as parse_request
+from leyden.dialects.all_dialects import DIALECTS as DIALECTS
+from leyden.dialects.all_dialects import dialect_of_client as dialect_of_client
+from leyden.dialects.chat_dialect import Hidden as Hidden
+from leyden.dialects.chat_dialect import StreamAssembler as StreamAssembler
+from leyden.dialects.chat_dialect import echoes as echoes
+from leyden.dialects.chat_dialect import prepare as prepare
+from leyden.dialects.chat_dialect import usage as usage
+from leyden.dialects.chat_dialect import visible as visible
 from leyden.dialects.dialect import Dialect as Dialect
 from leyden.dialects.encoding import DONE as DONE
 from leyden.dialects.encoding import Json as Json
@@ -43,3 +40,6 @@ from leyden.dialects.openai import CHAT as CHAT
 from leyden.dialects.openai import openai_error as openai_error
 from leyden.dialects.passage import Passage as Passage
 from leyden.dialects.passage import PassageStream as PassageStream
+from leyden.dialects.request_checks import WrongType as WrongType
+from leyden.dialects.request_checks import check_types as check_types
+from leyden.dialects.request_checks import parse_request as parse_request

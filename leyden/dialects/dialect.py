@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from leyden.dialects.checks import FieldTypes, Types
-from leyden.utils.json import Json
+from leyden._lib.json import Json
+from leyden.dialects.request_checks import FieldTypes, Types
 
 
 class ErrorBody(Protocol):

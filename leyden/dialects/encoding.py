@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from leyden.utils.json import PIECE_BYTES, Json, check_json_work
+from leyden._lib.json import PIECE_BYTES, Json, check_json_work
 
 DONE = b"[DONE]"
 """The data of the event that ends a stream of chunks."""

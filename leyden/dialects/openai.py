@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from leyden.dialects.checks import (
+from leyden._lib.json import Json
+from leyden.dialects.dialect import Dialect
+from leyden.dialects.encoding import DONE, dump, sse_event
+from leyden.dialects.request_checks import (
     BOOLEAN,
     INTEGER,
     LIST,
@@ -19,10 +22,7 @@ from leyden.dialects.checks import (
     TEXT_OR_OBJECT,
     FieldTypes,
 )
-from leyden.dialects.dialect import Dialect
-from leyden.dialects.encoding import DONE, dump, sse_event
 from leyden.dialects.sampling import FIELD_TYPES as SAMPLING_TYPES
-from leyden.utils.json import Json
 
 _OPENAI: FieldTypes = {
     **SAMPLING_TYPES,

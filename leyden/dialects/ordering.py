@@ -9,9 +9,9 @@ waits, at the longest until the end of the stream.
 
 from __future__ import annotations
 
+from leyden.dialects.chat_reader import ChatReader, StreamedCall
 from leyden.dialects.encoding import Json
 from leyden.dialects.fields import made_call_id, without
-from leyden.dialects.reading import ChatReader, StreamedCall
 from leyden.errors import Untranslatable
 
 

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from leyden.dialects.checks import (
+from leyden._lib.json import Json
+from leyden.dialects.fields import shown
+from leyden.dialects.request_checks import (
     BOOLEAN,
     INTEGER,
     LIST,
@@ -26,9 +28,7 @@ from leyden.dialects.checks import (
     FieldTypes,
     Types,
 )
-from leyden.dialects.fields import shown
 from leyden.errors import Untranslatable
-from leyden.utils.json import Json
 
 
 @dataclass(frozen=True, slots=True)

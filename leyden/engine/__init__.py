@@ -13,8 +13,10 @@ pass `tests/contracts/engine.py`, and add it to `EngineRegistry`.
 
 from typing import Final
 
-from leyden.components import Component
-from leyden.engine.base import (
+from leyden._lib.components import Component
+from leyden.engine.embedded import EmbeddedBackend
+from leyden.engine.isolated import IsolatedBackend
+from leyden.engine.policy_backend import (
     EngineCapabilities,
     EngineStatistics,
     ForwardBackwardResult,
@@ -29,8 +31,6 @@ from leyden.engine.base import (
     SamplingParams,
     SharedWeights,
 )
-from leyden.engine.embedded import EmbeddedBackend
-from leyden.engine.isolated import IsolatedBackend
 from leyden.engine.schedules import learning_rate_at
 from leyden.engine.vllm import VLLMBackend, untie_embeddings
 

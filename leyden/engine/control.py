@@ -20,11 +20,11 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic_core import to_json
 
 from leyden import errors
-from leyden.engine.base import PolicyBackend
+from leyden._lib.host.http import JSON, Handler, HttpReply, RequestHeaders
+from leyden._lib.text import fault_reason, shown
+from leyden.engine.policy_backend import PolicyBackend
 from leyden.errors import ConfigError, EngineError, LeydenError
-from leyden.host.http import JSON, Handler, HttpReply, RequestHeaders
-from leyden.maths.losses import LOSSES, Loss, find_loss, make_loss
-from leyden.utils.text import fault_reason, shown
+from leyden.objectives.losses import LOSSES, Loss, find_loss, make_loss
 
 logger = logging.getLogger("leyden.engine")
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])

@@ -11,9 +11,9 @@ import json
 import re
 from typing import Any, Literal, cast
 
+from leyden._lib.host.http import Refusal
 from leyden.dialects import Json
 from leyden.engine.refusal import bad_request, shown
-from leyden.host.http import Refusal
 
 _OF_FUNCTIONS = ("name", "description", "parameters")
 """The fields of a function, in the order in which templates get them."""

@@ -25,9 +25,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from leyden.engine.base import EngineStatistics
-from leyden.engine.forward.base import ModelForward
+from leyden.engine.forward.model_forward import ModelForward
 from leyden.engine.memory import free_cached_memory, is_out_of_memory
+from leyden.engine.policy_backend import EngineStatistics
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import EngineError

@@ -23,7 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leyden.engine.base import (
+from leyden._lib.extras import import_optional
+from leyden._lib.host.listening import check_token, is_loopback, listen, netloc
+from leyden._lib.options import check_choice, check_flag, check_number
+from leyden.engine.policy_backend import (
     EngineCapabilities,
     EngineStatistics,
     ForwardBackwardResult,
@@ -40,15 +43,12 @@ from leyden.engine.base import (
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
-from leyden.extras import import_optional
-from leyden.host.listening import check_token, is_loopback, listen, netloc
-from leyden.maths.losses import LOSSES, Loss
-from leyden.options import check_choice, check_flag, check_number
+from leyden.objectives.losses import LOSSES, Loss
 from leyden.types import LLM, TrainingSequence
 
 if TYPE_CHECKING:
     from leyden.engine.loading import LoadedPolicy
-    from leyden.engine.running import RunningPolicy
+    from leyden.engine.running_policy import RunningPolicy
 
 Companion = Callable[[Any, str], AbstractAsyncContextManager[object]]
 """Returns the context of a server, given the endpoint as an ASGI application and its base URL."""
@@ -317,15 +317,15 @@ class EmbeddedBackend(PolicyBackend):
         """
         import torch
 
+        from leyden._lib.host.asgi import AsgiThread
+        from leyden._lib.host.http import SiteGuard
         from leyden.engine.control import control_handlers
         from leyden.engine.decoder import Decoder
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
         from leyden.engine.forward.products import use_faster_products
         from leyden.engine.learner import TorchLearner
-        from leyden.engine.running import RunningPolicy
-        from leyden.host.asgi import AsgiThread
-        from leyden.host.http import SiteGuard
+        from leyden.engine.running_policy import RunningPolicy
 
         if self._deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for deterministic products on CUDA

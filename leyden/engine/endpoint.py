@@ -15,18 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leyden.dialects import dialect_of_client, dump, openai_error, sse_event, usage
-from leyden.engine.answers import Choice, chunk, response
-from leyden.engine.chat import Chat, PartialReply, Prompt
-from leyden.engine.decoder import Decoder, Generation, PendingGenerations
-from leyden.engine.grammar import GrammarConstraint, Grammars
-from leyden.engine.loading import LoadedPolicy
-from leyden.engine.refusal import bad_request, unknown_token
-from leyden.engine.text import Offsets
-from leyden.engine.translation import TRANSLATED, TranslatedSend, read_passage
-from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
-from leyden.errors import LeydenError
-from leyden.host.http import (
+from leyden._lib.host.http import (
     JSON,
     MAX_BODY_BYTES,
     ClientGone,
@@ -45,6 +34,17 @@ from leyden.host.http import (
     read_body,
     send_reply,
 )
+from leyden.dialects import dialect_of_client, dump, openai_error, sse_event, usage
+from leyden.engine.chat_prompts import Chat, PartialReply, Prompt
+from leyden.engine.decoder import Decoder, Generation, PendingGenerations
+from leyden.engine.grammar import GrammarConstraint, Grammars
+from leyden.engine.loading import LoadedPolicy
+from leyden.engine.refusal import bad_request, unknown_token
+from leyden.engine.response_objects import Choice, chunk, response
+from leyden.engine.text import Offsets
+from leyden.engine.translation import TRANSLATED, TranslatedSend, read_passage
+from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
+from leyden.errors import LeydenError
 
 logger = logging.getLogger("leyden.engine")
 

@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from leyden._lib.extras import how_to_install
+from leyden._lib.host.http import Refusal
 from leyden.engine.refusal import bad_request
 from leyden.engine.schema import cannot_be_held, faulty_keyword, held_schema
 from leyden.engine.tools import ToolParser
 from leyden.engine.wire import ChatRequest
-from leyden.extras import how_to_install
-from leyden.host.http import Refusal
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from leyden.engine import untyped
 from leyden.engine.batches import TrainedPart
-from leyden.engine.forward.base import ModelForward
+from leyden.engine.forward.model_forward import ModelForward
 from leyden.engine.forward.products import linear
 from leyden.engine.forward.recompute import recomputed
 from leyden.errors import ConfigError

@@ -26,7 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import leyden
-from leyden.engine.base import (
+from leyden._lib.host.child import Command
+from leyden._lib.host.listening import netloc
+from leyden._lib.logs import relay_line
+from leyden._lib.options import check_names
+from leyden.engine.control import PREFIX, importable_loss, read_answer, remote
+from leyden.engine.embedded import EmbeddedBackend
+from leyden.engine.policy_backend import (
     EngineCapabilities,
     ForwardBackwardResult,
     LoRA,
@@ -35,16 +41,10 @@ from leyden.engine.base import (
     PolicyBackend,
     started,
 )
-from leyden.engine.control import PREFIX, importable_loss, read_answer, remote
-from leyden.engine.embedded import EmbeddedBackend
 from leyden.engine.threads import Threads
 from leyden.errors import ChildDied, ConfigError, EngineError
-from leyden.host.child import Command
-from leyden.host.listening import netloc
-from leyden.maths.losses import Loss
-from leyden.options import check_names
+from leyden.objectives.losses import Loss
 from leyden.types import LLM, TrainingSequence
-from leyden.utils.logs import relay_line
 
 logger = logging.getLogger("leyden.engine")
 

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from leyden.engine import untyped
-from leyden.engine.base import ForwardBackwardResult, ForwardResult, OptimParams
 from leyden.engine.batches import Targets, TrainedPart, check_sequences, held_tokens, micro_batches
-from leyden.engine.forward.base import ModelForward
+from leyden.engine.forward.model_forward import ModelForward
 from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
 from leyden.engine.memory import free_cached_memory, is_out_of_memory, move_optimizer
+from leyden.engine.policy_backend import ForwardBackwardResult, ForwardResult, OptimParams
 from leyden.engine.untyped import listed
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import Loss, LossTerms, RegisteredLoss, TokenBatch, find_loss
+from leyden.objectives.losses import Loss, LossTerms, RegisteredLoss, TokenBatch, find_loss
 from leyden.types import TrainingSequence
 
 logger = logging.getLogger("leyden.engine")

@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from leyden.engine.base import SharedWeights
 from leyden.engine.context import context_of
 from leyden.engine.lora import merged
+from leyden.engine.policy_backend import SharedWeights
 from leyden.engine.source import why_not_loadable
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from leyden.engine.base import LoRA
+from leyden._lib.extras import import_optional
+from leyden.engine.policy_backend import LoRA
 from leyden.engine.state import first_difference
 from leyden.engine.untyped import load_tensors
 from leyden.errors import ConfigError
-from leyden.extras import import_optional
 
 _WEIGHTS = "adapter_model.safetensors"
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from leyden._lib.host.http import Refusal
 from leyden.errors import ConfigError
-from leyden.host.http import Refusal
 
 
 def bad_request(message: str, *, status: int = 400, param: str | None = None, code: str = "") -> Refusal:

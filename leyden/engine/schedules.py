@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from leyden._lib.options import check_choice, check_number
 from leyden.errors import ConfigError
-from leyden.options import check_choice, check_number
 
 _DECAYS: Final[Mapping[str, Callable[[float], float]]] = {
     "constant": lambda done: 1.0,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 from urllib.parse import quote, unquote, urljoin
 
+from leyden._lib.host.http import Refusal
 from leyden.engine.refusal import bad_request, shown
-from leyden.host.http import Refusal
 
 Json = dict[str, Any]
 

@@ -23,10 +23,10 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from leyden._lib.host.child import end_with_parent
+from leyden._lib.logs import setup_relayed_logging
 from leyden.engine.control import describe_error, import_loss
 from leyden.engine.embedded import Companion, EmbeddedBackend
-from leyden.host.child import end_with_parent
-from leyden.utils.logs import setup_relayed_logging
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final, Literal
 
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.options import check_number
 
 Threads = int | Literal["auto"] | None
 """The option `threads`: a number, "auto", or None for torch's default."""

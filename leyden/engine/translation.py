@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from leyden._lib.host.http import Message, Send, send_reply
 from leyden.dialects import CHAT, DIALECTS, Dialect, Passage, WrongType, check_types, parse_request, split_events
 from leyden.engine.refusal import bad_request
 from leyden.errors import Untranslatable
-from leyden.host.http import Message, Send, send_reply
 
 TRANSLATED: Final[Mapping[str, Dialect]] = {
     f"/v1/{dialect.path}": dialect for dialect in DIALECTS.values() if dialect.translates and dialect is not CHAT

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from leyden.engine.tools.base import ToolCall
+from leyden.engine.tools.tool_parser import ToolCall
 
 MAX_TOKENS = 2**23
 """The most token ids that are kept, four bytes each. The last turn of each conversation is dropped

@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from leyden.utils.own_loop import new_own_loop
+from leyden._lib.own_loop import new_own_loop
 
 logger = logging.getLogger(__name__)
 

@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
+from leyden._lib.frames import current_frames
+from leyden._lib.host.child import ChildFailure, Parent
+from leyden._lib.host.orphans import RUNNER_MARK, carry_mark, kill_marked
+from leyden._lib.latch import Latch
+from leyden._lib.logs import setup_child_logging
+from leyden._lib.own_loop import run_on_own_loop
 from leyden.errors import StoreError
 from leyden.execution.liveness import Alive, make_responder
 from leyden.execution.payload import unpack
-from leyden.host.child import ChildFailure, Parent
-from leyden.host.orphans import RUNNER_MARK, carry_mark, kill_marked
-from leyden.runner.base import torn_down
-from leyden.runner.calls import overdue_seconds
-from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
-from leyden.utils.frames import current_frames
-from leyden.utils.latch import Latch
-from leyden.utils.logs import setup_child_logging
-from leyden.utils.own_loop import run_on_own_loop
+from leyden.execution.runner.calls import overdue_seconds
+from leyden.execution.runner.runner import torn_down
+from leyden.execution.runner.watchdog import LagWatchdog, attempt_in_flight
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,20 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, cast, get_args
 
+from leyden._lib.host.listening import check_token, netloc, reachable
+from leyden._lib.latch import Latch
+from leyden._lib.logs import notice
+from leyden._lib.options import check_flag, check_number, check_port
+from leyden._lib.racing import first_done
 from leyden.errors import ConfigError, StoreError
-from leyden.execution.base import AlgorithmBundle, Elsewhere, RunnerBundle, RunsAgain
-from leyden.execution.environment import managed_store as managed_by_environment
-from leyden.execution.environment import named_variable, variable
+from leyden.execution.env_variables import managed_store as managed_by_environment
+from leyden.execution.env_variables import named_variable, variable
+from leyden.execution.execution_strategy import AlgorithmBundle, Elsewhere, RunnerBundle, RunsAgain
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.execution.supervised import serve
-from leyden.host.listening import check_token, netloc, reachable
-from leyden.options import check_flag, check_number, check_port
 from leyden.store.base import LightningStore
 from leyden.store.client import TOKEN_VARIABLE, LightningStoreClient
 from leyden.store.server import LightningStoreServer
-from leyden.utils.latch import Latch
-from leyden.utils.logs import notice
-from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
 

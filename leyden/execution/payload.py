@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
 from typing import Any, cast
 
+from leyden._lib.pickling import CloudPickler
+from leyden.agent import FunctionalLitAgent
 from leyden.errors import ConfigError
-from leyden.execution.base import PortableRunnerBundle
-from leyden.litagent import FunctionalLitAgent
-from leyden.utils.pickling import CloudPickler
+from leyden.execution.execution_strategy import PortableRunnerBundle
 
 
 @dataclass(frozen=True, slots=True)

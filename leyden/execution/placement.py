@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.options import check_number
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 """The environment variable with the GPUs that a process sees."""

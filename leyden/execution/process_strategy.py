@@ -16,18 +16,18 @@ from multiprocessing.process import current_process
 from pathlib import Path
 from typing import Any
 
+from leyden._lib.host.child import StartMethod, exit_if_starting, known_start_method, preload, require_importable_main
+from leyden._lib.host.orphans import RUNNER_MARK, kill_marked
+from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
 from leyden.execution.child import ChildEnvironment, log_levels
 from leyden.execution.placement import CUDA_DEVICES, check_cpus, share_out_gpus
 from leyden.execution.processes import RunnerProcess
 from leyden.execution.supervised import Place, SupervisedExecutionStrategy
-from leyden.host.child import StartMethod, exit_if_starting, known_start_method, preload, require_importable_main
-from leyden.host.orphans import RUNNER_MARK, kill_marked
-from leyden.options import check_flag, check_number
 from leyden.store.base import LightningStore
 
 _NAME = "leyden-runner-{}"
-_PRELOADED = ["leyden.execution.child", "leyden.runner", "leyden.store.client"]
+_PRELOADED = ["leyden.execution.child", "leyden.execution.runner", "leyden.store.client"]
 """Modules that every child needs, loaded once in the forkserver."""
 
 

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from leyden._lib.host.child import GUARD_MISSING, Backoff, Child, StartMethod, describe_exit, missing_guard
+from leyden._lib.latch import Latch
 from leyden.errors import RunnerDied, StoreError
 from leyden.execution.child import (
     Alive,
@@ -30,8 +32,6 @@ from leyden.execution.child import (
     run_child,
 )
 from leyden.execution.liveness import LivenessProbe
-from leyden.host.child import GUARD_MISSING, Backoff, Child, StartMethod, describe_exit, missing_guard
-from leyden.utils.latch import Latch
 
 logger = logging.getLogger(__name__)
 

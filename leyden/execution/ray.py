@@ -16,13 +16,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from leyden._lib.options import check_number, check_port
 from leyden.errors import ConfigError
 from leyden.execution.actor import THREADS, Actor
 from leyden.execution.child import RunnerCommand, RunnerFailure, RunnerMessage, log_levels
 from leyden.execution.processes import Ending
 from leyden.execution.ray_cluster import Cluster, connected, import_ray, in_words, room_for
 from leyden.execution.supervised import Place, SupervisedExecutionStrategy, serve
-from leyden.options import check_number, check_port
 from leyden.store.base import LightningStore
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from leyden._lib.extras import import_optional
 from leyden.errors import ConfigError
-from leyden.extras import import_optional
 
 logger = logging.getLogger(__name__)
 

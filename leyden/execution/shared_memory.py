@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 from typing import Literal, get_args
 
+from leyden._lib.latch import Latch
+from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
 from leyden.execution.agent_loop import Residence
-from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
-from leyden.execution.environment import managed_store as managed_by_environment
+from leyden.execution.env_variables import managed_store as managed_by_environment
 from leyden.execution.events import StopSignal
+from leyden.execution.execution_strategy import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from leyden.execution.loops import on_this_loop, run_in_thread
+from leyden.execution.runner.calls import AGENTS_ARE_DAEMONS
 from leyden.execution.together import run_together
-from leyden.options import check_flag, check_number
-from leyden.runner.calls import AGENTS_ARE_DAEMONS
 from leyden.store.base import LightningStore
-from leyden.utils.latch import Latch
 
 MainThread = Literal["algorithm", "runner"]
 

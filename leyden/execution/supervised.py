@@ -13,18 +13,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from leyden._lib.latch import Latch
+from leyden._lib.options import check_number
 from leyden.errors import StoreError
-from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, PortableRunnerBundle, RunnerBundle
 from leyden.execution.events import StopSignal
+from leyden.execution.execution_strategy import AlgorithmBundle, ExecutionStrategy, PortableRunnerBundle, RunnerBundle
 from leyden.execution.payload import Payload, pack
 from leyden.execution.processes import Ending, WorkerProcess, WorkerSupervisor
 from leyden.execution.together import run_together
 from leyden.execution.worker_deaths import end_attempts
 from leyden.monitor.prometheus import metrics
-from leyden.options import check_number
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
-from leyden.utils.latch import Latch
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from leyden._lib.latch import Latch
 from leyden.execution.events import StopSignal
-from leyden.utils.latch import Latch
 
 _CANCEL_SECONDS = 1.5
 """The seconds that cancelled runners may take to end. They must be more than the second that a

@@ -35,6 +35,6 @@ models. The wire formats are in `leyden.dialects`; add a dialect there. To recor
 extend `record.span_of`.
 """
 
-from leyden.extras import lazy_package
+from leyden._lib.extras import lazy_package
 
 __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import cast
 from urllib.parse import unquote
 
-from leyden import semconv
+from leyden._lib.host.http import JSON, Receive, Refusal, Scope, Send, header, read_body, send_reply
 from leyden.dialects import DIALECTS, Dialect, dialect_of_client
-from leyden.host.http import JSON, Receive, Refusal, Scope, Send, header, read_body, send_reply
+from leyden.types import semconv
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -18,14 +18,13 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from leyden import semconv
+from leyden._lib.clock import unix_time
+from leyden._lib.host.http import Refusal
 from leyden.errors import ConfigError, LeydenError, UnknownAttempt, UnknownRollout
+from leyden.gateway.call_replay import CallReplay, load
 from leyden.gateway.limits import Spent
-from leyden.gateway.replay import CallReplay, load
-from leyden.host.http import Refusal
 from leyden.store.base import LightningStore
-from leyden.types import Attempt, AttemptedRollout, LiveClaim, Rollout, Span, read_replay_from
-from leyden.utils.clock import unix_time
+from leyden.types import Attempt, AttemptedRollout, LiveClaim, Rollout, Span, read_replay_from, semconv
 
 logger = logging.getLogger(__name__)
 

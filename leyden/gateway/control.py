@@ -25,13 +25,13 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
+from leyden._lib.host.http import Refusal
+from leyden._lib.per_loop import PerLoop
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.gate import Gate
 from leyden.gateway.remote import client_session, control_key_of, found_secret
 from leyden.gateway.upstream import UpstreamModel
 from leyden.gateway.upstream_metrics import UpstreamStatus
-from leyden.host.http import Refusal
-from leyden.utils.per_loop import PerLoop
 
 PREFIX = "control/"
 _SECONDS = 600.0

@@ -12,9 +12,9 @@ from typing import Any
 from leyden.dialects import Dialect
 from leyden.gateway.asgi import Headers, Scope, Send
 from leyden.gateway.attempts import AttemptKey
+from leyden.gateway.call_replay import CallReplay
 from leyden.gateway.limits import Spent
 from leyden.gateway.record import ModelCall
-from leyden.gateway.replay import CallReplay
 from leyden.gateway.retries import Try
 from leyden.gateway.upstream_metrics import UpstreamFailure
 

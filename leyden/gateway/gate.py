@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from leyden.host.http import Refusal
+from leyden._lib.host.http import Refusal
 
 _RETRY_AFTER_SECONDS = 1
 

@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
+from leyden._lib.garbage import look_for_cycles_rarely
 from leyden.errors import GatewayError
 from leyden.gateway.control import PREFIX
 from leyden.gateway.gate import Gate
@@ -37,7 +38,6 @@ from leyden.store.base import LightningStore
 from leyden.store.client import LightningStoreClient
 from leyden.store.postgres import PostgresLightningStore
 from leyden.store.server import LightningStoreServer
-from leyden.utils.garbage import look_for_cycles_rarely
 
 FUNCTION = f"{__name__}:serve"
 """The import path of the function that the engine's process calls."""

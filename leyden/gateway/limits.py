@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from leyden.host.http import Refusal
-from leyden.options import check_number
+from leyden._lib.host.http import Refusal
+from leyden._lib.options import check_number
 
 
 @dataclass(frozen=True, slots=True)

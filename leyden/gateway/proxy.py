@@ -24,13 +24,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import aiohttp
 
+from leyden._lib.arguments import KeepsArguments, arguments_of
+from leyden._lib.attempt_key import NO_TOKEN, PREFIX, attempt_key
+from leyden._lib.host.asgi import AsgiServer, ConnectionLimits
+from leyden._lib.host.http import MAX_BODY_BYTES, SiteGuard
+from leyden._lib.host.listening import check_token, is_loopback, listen, loop_factory, netloc, reachable
+from leyden._lib.options import NamedOptions, check_choice, check_number, check_port
 from leyden.dialects import WrongType, check_types
 from leyden.dialects.sampling import FIELD_TYPES as SAMPLING_TYPES
 from leyden.errors import ConfigError, GatewayError
-from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.control import Control
 from leyden.gateway.gate import Gate
+from leyden.gateway.gateway_app import GatewayApp
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
 from leyden.gateway.recorder import Failures, Recorder
@@ -40,15 +46,9 @@ from leyden.gateway.spool import SPANS, Spool
 from leyden.gateway.transport import HttpTransport, Transport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.gateway.upstream_metrics import UpstreamMetrics, UpstreamStatus
-from leyden.host.asgi import AsgiServer, ConnectionLimits
-from leyden.host.http import MAX_BODY_BYTES, SiteGuard
-from leyden.host.listening import check_token, is_loopback, listen, loop_factory, netloc, reachable
-from leyden.options import NamedOptions, check_choice, check_number, check_port
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM, RolloutMode
-from leyden.utils.arguments import KeepsArguments, arguments_of
-from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
 
 if TYPE_CHECKING:
     from leyden.gateway.hosted import Reservation, Settings

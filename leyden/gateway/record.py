@@ -11,11 +11,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from leyden import semconv
+from leyden._lib import ids
 from leyden.dialects import dump, echoes
 from leyden.dialects.sampling import SAMPLING_PARAMETERS
-from leyden.types import Attributes, Span, SpanStatus, TokenRecord
-from leyden.utils import ids
+from leyden.types import Attributes, Span, SpanStatus, TokenRecord, semconv
 
 Json = dict[str, Any]
 

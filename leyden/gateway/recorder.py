@@ -18,16 +18,15 @@ import logging
 import time
 from collections import deque
 
-from leyden import semconv
+from leyden._lib.logs import Preview
 from leyden.errors import ConfigError, GatewayError, StoreError, StoreFull
-from leyden.gateway.aside import SetAside, is_refusal, replies, takes_nothing
 from leyden.gateway.attempts import AttemptKey
+from leyden.gateway.dead_letters import SetAside, is_refusal, replies, takes_nothing
 from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
 from leyden.gateway.spool import Spool
 from leyden.store.base import LightningStore
-from leyden.types import Span, parse_claim
-from leyden.utils.logs import Preview
+from leyden.types import Span, parse_claim, semconv
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, cast
 
+from leyden._lib.host.http import Refusal, parsed, send_reply
 from leyden.dialects import (
     Passage,
     WrongType,
@@ -30,17 +31,16 @@ from leyden.gateway.asgi import Headers, send_refusal
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.balance import Balancer
 from leyden.gateway.buffering import Buffering
+from leyden.gateway.call_replay import Diverged, RecordedAnswer, compared_fields, compared_request, replay_passage
 from leyden.gateway.exchange import BrokenOff, Exchange
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits, cost_of
 from leyden.gateway.recorder import Recorder
-from leyden.gateway.replay import Diverged, RecordedAnswer, compared_fields, compared_request, replay_passage
 from leyden.gateway.responses import KeptResponses
 from leyden.gateway.retries import Retries
 from leyden.gateway.transport import ServerGone, Transport, UpstreamResponse
 from leyden.gateway.upstream import UpstreamModel
 from leyden.gateway.upstream_metrics import UpstreamFailure, UpstreamMetrics
-from leyden.host.http import Refusal, parsed, send_reply
 
 logger = logging.getLogger(__name__)
 

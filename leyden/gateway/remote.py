@@ -19,11 +19,11 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
+from leyden._lib.attempt_key import NO_TOKEN
+from leyden._lib.host.listening import is_loopback
+from leyden._lib.per_loop import PerLoop
 from leyden.errors import GatewayError, StoreError
-from leyden.host.listening import is_loopback
 from leyden.types import NamedResources, ProxyLLM
-from leyden.utils.attempt_key import NO_TOKEN
-from leyden.utils.per_loop import PerLoop
 
 _SECONDS = 60.0
 """Seconds that the gateway may take to write an attempt's calls."""

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from leyden._lib.host.http import Refusal
+from leyden._lib.json import Json
 from leyden.dialects.dialect import Conversations
 from leyden.gateway.attempts import AttemptKey
-from leyden.host.http import Refusal
-from leyden.utils.json import Json
 
 LIMIT_BYTES = 256 * 2**20
 """The most bytes of conversations that one gateway process keeps."""

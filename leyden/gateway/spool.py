@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from leyden._lib.atomic import private_directory
 from leyden.errors import ConfigError, GatewayError
 from leyden.store.wire import dump, load
 from leyden.types import Span
-from leyden.utils.atomic import private_directory
 
 T = TypeVar("T")
 

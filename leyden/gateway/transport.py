@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast
 
 import aiohttp
 
+from leyden._lib.host.http import Message, Refusal, Scope
 from leyden.dialects import Passage
 from leyden.gateway.asgi import Headers, downstream, upstream_headers
 from leyden.gateway.upstream import UpstreamModel
-from leyden.host.http import Message, Refusal, Scope
 
 MAX_ANSWER_BYTES = 256 * 2**20
 """The most bytes of one response of a server, unpacked.

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from leyden._lib.extras import require_packages
+from leyden._lib.options import named_options
 from leyden.dialects import CHAT, DIALECTS, Dialect
-from leyden.errors import ConfigError
-from leyden.extras import require_packages
-from leyden.options import named_options
-from leyden.redaction import HIDDEN
+from leyden.errors import HIDDEN, ConfigError
 from leyden.types import LLM, ProxyLLM
 
 _OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")

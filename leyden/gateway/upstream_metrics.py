@@ -15,13 +15,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from leyden.errors import LeydenError
+from leyden._lib.clock import unix_time
+from leyden.errors import LeydenError, redact
 from leyden.gateway.upstream import UpstreamModel
-from leyden.monitor.metrics import REPORT_SECONDS, upstream_subject
-from leyden.redaction import redact
+from leyden.monitor.metric_names import REPORT_SECONDS, upstream_subject
 from leyden.store.base import LightningStore
 from leyden.types import Sample
-from leyden.utils.clock import unix_time
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ It knows stores, agents and runners, and neither algorithms nor trainers: `Train
 store and its own protocol.
 """
 
-from leyden.legacy.client import AgentLightningClient, DevTaskLoader
 from leyden.legacy.reports import LegacyAgent, report_of
 from leyden.legacy.runner import LegacyAgentRunner
 from leyden.legacy.server import AgentLightningServer
+from leyden.legacy.task_client import AgentLightningClient, DevTaskLoader
 from leyden.legacy.types import GenericResponse, RolloutLegacy, Task, TaskIfAny, TripletLegacy
 
 __all__ = [

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from leyden.adapter import TraceAdapter
+from leyden.agent import LitAgent
 from leyden.errors import ConfigError
 from leyden.legacy.types import RolloutLegacy, TripletLegacy
-from leyden.litagent import LitAgent
-from leyden.tracer import active_trace
+from leyden.tracing import active_trace
 from leyden.types import AttemptedRollout, NamedResources, Span, Triplet, find_final_reward
 
 REPORT: Final = "leyden.legacy.report"

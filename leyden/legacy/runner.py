@@ -10,15 +10,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from leyden._lib.options import NamedOptions, check_number
 from leyden.adapter import TraceAdapter, TraceToTriplet
-from leyden.legacy.client import AgentLightningClient
+from leyden.agent import LitAgent
+from leyden.execution.runner import LitAgentRunner, ParallelWorkerBase
 from leyden.legacy.reports import LegacyAgent, report_of
+from leyden.legacy.task_client import AgentLightningClient
 from leyden.legacy.types import RolloutLegacy, Task, warn_deprecated
-from leyden.litagent import LitAgent
-from leyden.options import NamedOptions, check_number
-from leyden.runner import LitAgentRunner, ParallelWorkerBase
 from leyden.store import InMemoryLightningStore
-from leyden.tracer import OtelTracer, Tracer
+from leyden.tracing import OtelTracer, Tracer
 from leyden.types import ResourcesUpdate, Rollout, Span, Triplet, failure_reason
 
 logger = logging.getLogger(__name__)

@@ -9,19 +9,19 @@ import asyncio
 import threading
 from typing import Any, Self
 
+from leyden._lib.host.asgi import AsgiThread
+from leyden._lib.host.http import SiteGuard
+from leyden._lib.host.listening import is_loopback, listen, netloc, reachable
+from leyden._lib.latch import Latch
+from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, StoreError
-from leyden.host.asgi import AsgiThread
-from leyden.host.http import SiteGuard
-from leyden.host.listening import is_loopback, listen, netloc, reachable
-from leyden.legacy.app import LegacyApp
+from leyden.execution.runner import AttemptRecorder
+from leyden.legacy.legacy_app import LegacyApp
 from leyden.legacy.tasks import TaskQueue
 from leyden.legacy.types import RolloutLegacy, warn_deprecated
-from leyden.options import NamedOptions, check_number
-from leyden.runner import AttemptRecorder
 from leyden.store import InMemoryLightningStore, Sweeper
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources, RolloutMode
-from leyden.utils.latch import Latch
 
 
 class AgentLightningServer(NamedOptions):

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, cast, get_args
 
-from leyden import semconv
+from leyden._lib import ids
 from leyden.adapter import TraceToTriplet
 from leyden.errors import IllegalTransition, StoreError, UnknownResources, UnknownRollout
+from leyden.execution.runner import AttemptRecorder
 from leyden.legacy.reports import REPORT, REPORT_JSON, report_of
 from leyden.legacy.types import RolloutLegacy, Task
-from leyden.runner import AttemptRecorder
 from leyden.store.base import LightningStore
 from leyden.types import (
     LLM,
@@ -39,8 +39,8 @@ from leyden.types import (
     RolloutMode,
     Span,
     reward_attributes,
+    semconv,
 )
-from leyden.utils import ids
 
 logger = logging.getLogger(__name__)
 

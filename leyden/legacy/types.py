@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from leyden._lib.frames import users_stacklevel
+from leyden._lib.numbers import as_number
 from leyden.types import ResourcesUpdate
-from leyden.utils.frames import users_stacklevel
-from leyden.utils.numbers import as_number
 
 
 def _number(value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final, Literal
 
-from leyden.monitor.metrics import base_name
+from leyden.monitor.metric_names import base_name
 from leyden.types import Worker
 
 WorkerHealth = Literal["healthy", "unhealthy", "ended"]

@@ -20,10 +20,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+from leyden._lib.clock import unix_time
+from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, LeydenError, StoreClosed
 from leyden.monitor.alert import ALERT_PREFIX, Action, Alert, Sink, log_alert, notify
 from leyden.monitor.health import MISSED_HEARTBEATS, has_ended, heartbeat_metrics, heartbeat_seconds
-from leyden.monitor.metrics import (
+from leyden.monitor.metric_names import (
     MACHINE_METRICS,
     REPORT_SECONDS,
     STORE_METRICS,
@@ -34,10 +36,8 @@ from leyden.monitor.metrics import (
 )
 from leyden.monitor.rules import DEFAULT_RULES, Judgement, Point, Rule
 from leyden.monitor.system import SystemProbe, host_name
-from leyden.options import NamedOptions, check_number
 from leyden.store.base import LightningStore
 from leyden.types import Sample, Worker
-from leyden.utils.clock import unix_time
 
 logger = logging.getLogger(__name__)
 

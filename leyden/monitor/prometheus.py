@@ -16,14 +16,14 @@ from typing import get_args
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from leyden.host import pages
-from leyden.host.http import HttpReply
+from leyden._lib.host import pages
+from leyden._lib.host.http import HttpReply
 from leyden.monitor.alert import ALERT_PREFIX
 from leyden.monitor.health import WorkerHealth, health_of, heartbeat_metrics
-from leyden.monitor.metrics import STORE_METRICS, SYSTEM_METRICS, UPSTREAM_METRICS, WORKER_METRICS
-from leyden.store.app import View
+from leyden.monitor.metric_names import STORE_METRICS, SYSTEM_METRICS, UPSTREAM_METRICS, WORKER_METRICS
 from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.request_metrics import BUCKET_SECONDS, RequestMetrics
+from leyden.store.store_app import View
 from leyden.types import Sample, Worker
 
 _STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")

@@ -13,10 +13,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Literal, Protocol, get_args
 
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
 from leyden.monitor.health import MISSED_HEARTBEATS
-from leyden.options import check_number
-from leyden.utils.numbers import mean_of
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", "<"]

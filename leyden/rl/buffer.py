@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden._lib.json import is_object
+from leyden._lib.options import check_number
 from leyden.errors import CheckpointError, ConfigError
-from leyden.options import check_number
 from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, select, stacked, write
-from leyden.utils.json import is_object
 
 Ids = NDArray[np.int64]
 _FIRST_SIZE = 1024

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError, SimulatorError
-from leyden.options import check_number
 from leyden.rl.batch import Array, Batch, copied, select, write
 from leyden.rl.buffer import Buffer
 from leyden.rl.episode import EpisodeLost
-from leyden.rl.policy.base import Policy
+from leyden.rl.policy.policies import Policy
 
 OnProgress = Callable[[int, int], None]
 

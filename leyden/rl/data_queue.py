@@ -31,11 +31,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
+from leyden._lib.options import check_number
+from leyden._lib.pickling import pack
 from leyden.errors import ConfigError, DataQueueClosed
-from leyden.options import check_number
 from leyden.rl.producers import Producers, portable
 from leyden.rl.seed import Items, Seed, SeedPlan
-from leyden.utils.pickling import pack
 
 T = TypeVar("T")
 _PUT_FROM: Final = 1 << 32

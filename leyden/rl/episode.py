@@ -1,6 +1,6 @@
 """`EpisodeLost`, an episode that a vectorised environment could not finish, and `EnvWriter`.
 
-A finished episode is described by `leyden.loop.EpisodeStats`.
+A finished episode is described by `leyden.training.EpisodeStats`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from leyden.loop import EpisodeStats
+from leyden.training import EpisodeStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class EpisodeLost:
 
 
 class EnvWriter(Protocol):
-    """The methods of `leyden.loop.LogWriter` that a vectorised environment calls.
+    """The methods of `leyden.training.LogWriter` that a vectorised environment calls.
 
     They are called in the process that made the vectorised environment, never in a worker.
     """

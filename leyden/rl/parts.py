@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 import gymnasium
 
+from leyden._lib.json import is_object
+from leyden._lib.text import shown
 from leyden.errors import ConfigError
 from leyden.rl.spaces import Conformer, checker, conformer
-from leyden.utils.json import is_object
-from leyden.utils.text import shown
 
 if TYPE_CHECKING:
     from leyden.rl.env.wrapper import EnvWrapper

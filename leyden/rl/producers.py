@@ -11,10 +11,17 @@ import pickle
 from collections import deque
 from typing import Any, Final
 
+from leyden._lib.host.child import (
+    Child,
+    Parent,
+    StartMethod,
+    end_with_parent,
+    known_start_method,
+    require_importable_main,
+)
+from leyden._lib.pickling import pack, pack_by_value
+from leyden._lib.text import error_line
 from leyden.errors import ConfigError, DataQueueClosed, SimulatorError
-from leyden.host.child import Child, Parent, StartMethod, end_with_parent, known_start_method, require_importable_main
-from leyden.utils.pickling import pack, pack_by_value
-from leyden.utils.text import error_line
 
 _DEATHS: Final = 3
 """An item over which this many producers have died is given up."""

@@ -18,8 +18,8 @@ from typing import Any, Final, Generic, Literal, Protocol, SupportsIndex, TypeAl
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden._lib.options import check_number
 from leyden.errors import CheckpointError, ConfigError
-from leyden.options import check_number
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -17,11 +17,11 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from leyden._lib.clock import unix_time
+from leyden._lib.options import check_number
+from leyden._lib.text import shown
 from leyden.errors import ConfigError
-from leyden.options import check_number
 from leyden.types import VersionKey
-from leyden.utils.clock import unix_time
-from leyden.utils.text import shown
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import inspect
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Any, Self, cast
 
+from leyden.agent import LitAgent
 from leyden.algorithm.decorator import FunctionalAlgorithm
 from leyden.errors import ConfigError, IllegalTransition, UnknownAttempt, UnknownResources
-from leyden.litagent import LitAgent
 from leyden.serving.assignment import CONTROL
 from leyden.serving.loop_thread import LoopThread
 from leyden.store import InMemoryLightningStore

@@ -23,7 +23,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError, UnknownRollout
-from leyden.gateway.aside import SetAside, is_refusal, takes_nothing
+from leyden.gateway.dead_letters import SetAside, is_refusal, takes_nothing
 from leyden.gateway.spool import Spool
 from leyden.serving.unknown import UnknownRollouts
 from leyden.store.base import LightningStore

@@ -17,11 +17,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from leyden._lib.atomic import write_file
 from leyden.errors import StoreError
 from leyden.serving.assignment import CanaryShare
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources, Release, VersionKey
-from leyden.utils.atomic import write_file
 
 logger = logging.getLogger(__name__)
 

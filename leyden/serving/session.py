@@ -20,8 +20,11 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from leyden._lib import ids
+from leyden._lib.clock import unix_time
+from leyden._lib.options import check_number
+from leyden._lib.text import error_line, fault_reason, shown, storable
 from leyden.errors import ConfigError, GatewayError, StoreError
-from leyden.options import check_number
 from leyden.serving.addresses import ModelAddresses
 from leyden.serving.assignment import NO_USER, Assignment, Users, user_hash
 from leyden.serving.loop_thread import LoopThread
@@ -42,9 +45,6 @@ from leyden.types import (
 )
 from leyden.types.checks import check_id
 from leyden.types.live import LIVE_TIMEOUT_SECONDS
-from leyden.utils import ids
-from leyden.utils.clock import unix_time
-from leyden.utils.text import error_line, fault_reason, shown, storable
 
 logger = logging.getLogger(__name__)
 

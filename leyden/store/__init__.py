@@ -10,6 +10,6 @@ To add a method: extend the protocol, write a function in `sql/body/`, add a lin
 database: write a `Driver`, a `Transaction` and its migrations, and pass that contract suite.
 """
 
-from leyden.extras import lazy_package
+from leyden._lib.extras import lazy_package
 
 __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)

@@ -26,7 +26,7 @@ from typing import Any, Literal, Self
 
 from typing_extensions import TypedDict
 
-from leyden.options import NamedOptions
+from leyden._lib.options import NamedOptions
 from leyden.types import (
     UNSET,
     Attempt,

@@ -17,8 +17,10 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, Self, TypeVar, cast
 
+from leyden._lib import ids
+from leyden._lib.options import check_number
+from leyden._lib.per_loop import PerLoop
 from leyden.errors import LeydenError, StoreError
-from leyden.options import check_number
 from leyden.store.base import LightningStore, StoreCapabilities
 from leyden.store.connection import Connection, ServerReply
 from leyden.store.ending import END, EndReply, WaitForEnd
@@ -26,8 +28,6 @@ from leyden.store.notify import Signals, check_wait
 from leyden.store.waiting import WaitingStore
 from leyden.store.wire import BY_METHOD, Route, error_from
 from leyden.types import AttemptedRollout, EnqueueRolloutRequest, News, Rollout, SpanPage, current_run_id
-from leyden.utils import ids
-from leyden.utils.per_loop import PerLoop
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
+from leyden._lib.host.listening import UNIX_SCHEME, is_loopback, socket_path_of, unix_url
+from leyden._lib.per_loop import PerLoop
 from leyden.errors import ConfigError, StoreAway, StoreClosed, StoreError
-from leyden.host.listening import UNIX_SCHEME, is_loopback, socket_path_of, unix_url
 from leyden.store.wire import LEYDEN_JSON
-from leyden.utils.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leyden._lib.latch import Latch
+from leyden._lib.text import fault_reason
 from leyden.errors import ConfigError
 from leyden.store.wire import PREFIX
-from leyden.utils.latch import Latch
-from leyden.utils.text import fault_reason
 
 END: Final = f"{PREFIX}/waits/end"
 

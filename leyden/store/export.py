@@ -34,9 +34,9 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from leyden.errors import ConfigError, UnknownRollout
-from leyden.extras import import_optional
-from leyden.redaction import redact
+from leyden._lib.atomic import ASIDE, append_privately, commit_directory
+from leyden._lib.extras import import_optional
+from leyden.errors import ConfigError, UnknownRollout, redact
 from leyden.store.base import LightningStore
 from leyden.types import (
     LLM,
@@ -54,7 +54,6 @@ from leyden.types import (
     Span,
 )
 from leyden.types.checks import json_text, typed_json_text
-from leyden.utils.atomic import ASIDE, append_privately, commit_directory
 
 T = TypeVar("T", bound=BaseModel)
 

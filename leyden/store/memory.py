@@ -12,12 +12,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from leyden.errors import StoreClosed, StoreError
-from leyden.store import worker
+from leyden.store import session_thread as worker
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
+from leyden.store.sql.sql_store import SqlLightningStore
 from leyden.store.sql.sqlite import connect, fill_empty
-from leyden.store.sql.store import SqlLightningStore
 
 T = TypeVar("T")
 

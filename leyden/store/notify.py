@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Literal, TypeAlias
 
+from leyden._lib import ids
 from leyden.errors import ConfigError
 from leyden.types import News
-from leyden.utils import ids
 
 
 def check_wait(seconds: float | None) -> None:

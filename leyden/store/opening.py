@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from leyden._lib.host.listening import UNIX_SCHEME
+from leyden._lib.options import check_path, named_arguments
 from leyden.errors import ConfigError
-from leyden.host.listening import UNIX_SCHEME
-from leyden.options import check_path, named_arguments
 from leyden.store.base import LightningStore
 from leyden.store.memory import InMemoryLightningStore
 from leyden.store.postgres import PostgresLightningStore

@@ -32,13 +32,12 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 from pydantic import ValidationError
 
-from leyden import semconv
+from leyden._lib.host.http import LARGE_BYTES, parsed
+from leyden._lib.otel import attribute_value, links_text, seconds
+from leyden._lib.text import fault_reason, storable
 from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
-from leyden.host.http import LARGE_BYTES, parsed
-from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus
+from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus, semconv
 from leyden.types.span import enum_name
-from leyden.utils.otel import attribute_value, links_text, seconds
-from leyden.utils.text import fault_reason, storable
 
 TRACES = "/v1/traces"
 """The path that exporters send to, under the endpoint that they are given."""

@@ -18,20 +18,20 @@ from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from leyden._lib import ids
+from leyden._lib.options import check_number
 from leyden.errors import StoreClosed
-from leyden.options import check_number
 from leyden.store.base import StoreCapabilities
 from leyden.store.listener import Listener
 from leyden.store.notify import Signals
+from leyden.store.session_thread import Loops, QueuedOperation, check_process, deliver, result_of, settle
 from leyden.store.sql.driver import Durability, Operation
 from leyden.store.sql.postgres import Target, answers, connect, migrate, psycopg, store_error
 from leyden.store.sql.postgres_session import Patience, PostgresSession
 from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
-from leyden.store.sql.store import SqlLightningStore
+from leyden.store.sql.sql_store import SqlLightningStore
 from leyden.store.sql.transaction import Transaction
-from leyden.store.worker import Loops, QueuedOperation, check_process, deliver, result_of, settle
 from leyden.types import AttemptedRollout
-from leyden.utils import ids
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from urllib.parse import quote
 from leyden.errors import StoreClosed, StoreError
 from leyden.store.lockfile import check_one_name, owner_of
 from leyden.store.notify import Signals
+from leyden.store.session_thread import SessionThread
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
 from leyden.store.sql.sqlite import check_schema, connect, store_error
-from leyden.store.worker import SessionThread
 
 T = TypeVar("T")
 

@@ -15,17 +15,17 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from leyden._lib.extras import import_optional
+from leyden._lib.host.http import MAX_BODY_BYTES
+from leyden._lib.json import check_json_work
+from leyden._lib.text import fault_reason, shown
 from leyden.errors import ConfigError
-from leyden.extras import import_optional
-from leyden.host.http import MAX_BODY_BYTES
 from leyden.store.base import LightningStore
 from leyden.store.export import arrow_modules
 from leyden.store.sql.body.restoring import Restored
-from leyden.store.sql.store import SqlLightningStore
+from leyden.store.sql.sql_store import SqlLightningStore
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
 from leyden.types.checks import check_audit, check_feedback, check_id, check_label, check_release, check_version
-from leyden.utils.json import check_json_work
-from leyden.utils.text import fault_reason, shown
 
 M = TypeVar("M", bound=BaseModel)
 

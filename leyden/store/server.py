@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from leyden._lib.host.asgi import AsgiThread, ConnectionLimits
+from leyden._lib.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
+from leyden._lib.host.listening import check_token, is_loopback, listen, listen_unix, netloc, reachable, unix_url
+from leyden._lib.latch import Latch
+from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, StoreError
-from leyden.host.asgi import AsgiThread, ConnectionLimits
-from leyden.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
-from leyden.host.listening import check_token, is_loopback, listen, listen_unix, netloc, reachable, unix_url
-from leyden.options import NamedOptions, check_number
-from leyden.store.app import StoreApp, StoreApplication, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
 from leyden.store.otlp import TRACES, receive
 from leyden.store.request_metrics import RequestMetrics
 from leyden.store.sqlite import SqliteLightningStore
+from leyden.store.store_app import StoreApp, StoreApplication, View
 from leyden.store.sweeper import Sweeper
 from leyden.types import Retention
-from leyden.utils.latch import Latch
 
 if TYPE_CHECKING:
     from leyden.store.client import LightningStoreClient

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from leyden._lib.atomic import private_directory
 from leyden.errors import ConfigError, StoreError, StoreFull
 from leyden.store.base import StoreCapabilities
 from leyden.store.lockfile import LockFile
 from leyden.store.notify import Signals
 from leyden.store.read_only import ReadOnlyDriver
+from leyden.store.session_thread import SessionThread
 from leyden.store.sql.driver import Durability, Operation
 from leyden.store.sql.session import Session
+from leyden.store.sql.sql_store import SqlLightningStore
 from leyden.store.sql.sqlite import connect, migrate, store_error
-from leyden.store.sql.store import SqlLightningStore
 from leyden.store.sql.transaction import Long
 from leyden.store.sql.wal import LOG_BYTES, Checkpointer
-from leyden.store.worker import SessionThread
-from leyden.utils.atomic import private_directory
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Self
 
+from leyden._lib.clock import unix_time
+from leyden._lib.options import check_number
 from leyden.errors import StoreClosed, StoreError
-from leyden.options import check_number
 from leyden.store.base import LightningStore
 from leyden.types import Retention
-from leyden.utils.clock import unix_time
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,8 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from typing_extensions import TypedDict
 
 import leyden.errors
+from leyden._lib.numbers import exact_number
+from leyden._lib.text import fault_reason
 from leyden.errors import (
     ConfigError,
     IllegalTransition,
@@ -47,8 +49,6 @@ from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.checks import MAX_JSON_DEPTH, json_value
 from leyden.types.tokens import PACKED
-from leyden.utils.numbers import exact_number
-from leyden.utils.text import fault_reason
 
 PREFIX = "/v1/agl"
 LEYDEN_JSON = "application/json;dialect=leyden"

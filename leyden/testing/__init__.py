@@ -13,14 +13,14 @@
 They are part of the package so that the tests of your own agents can use them.
 """
 
+from benchmarks.promptsim import PromptSim as PromptSim
 from leyden.testing.audit import audit_store as audit_store
+from leyden.testing.fake_tokens import ToolCall as ToolCall
+from leyden.testing.fake_tokens import decode as decode
+from leyden.testing.fake_tokens import encode as encode
 from leyden.testing.luck import LuckGame as LuckGame
-from leyden.testing.promptsim import PromptSim as PromptSim
 from leyden.testing.requests import prompt_ids as prompt_ids
 from leyden.testing.requests import request_prompt_ids as request_prompt_ids
-from leyden.testing.tokens import ToolCall as ToolCall
-from leyden.testing.tokens import decode as decode
-from leyden.testing.tokens import encode as encode
 from leyden.testing.upstream import FakeUpstream as FakeUpstream
 from leyden.testing.upstream import Misbehaviour as Misbehaviour
 from leyden.testing.upstream import Reply as Reply

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from leyden.options import check_number
+from leyden._lib.options import check_number
 
 DIGITS = "0123456789"
 

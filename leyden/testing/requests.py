@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leyden.testing.tokens import ChatTurn, ToolCall, encode, prompt_ids_of
-from leyden.utils.json import is_list
+from leyden._lib.json import is_list
+from leyden.testing.fake_tokens import ChatTurn, ToolCall, encode, prompt_ids_of
 
 Json = dict[str, Any]
 

@@ -22,9 +22,9 @@ from aiohttp import web
 
 from leyden.dialects import anthropic_error, openai_error
 from leyden.errors import ConfigError
-from leyden.testing.answers import ANSWERS, ApiAnswer, Misbehaviour, ServedCall
+from leyden.testing.api_answers import ANSWERS, ApiAnswer, Misbehaviour, ServedCall
+from leyden.testing.fake_tokens import ChatTurn, Piece, ToolCall, pieces_of, response_ids_of
 from leyden.testing.requests import request_prompt_ids
-from leyden.testing.tokens import ChatTurn, Piece, ToolCall, pieces_of, response_ids_of
 from leyden.types import LLM
 
 Json = dict[str, Any]

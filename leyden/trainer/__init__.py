@@ -5,13 +5,13 @@ its protocol only. A new component needs one line in `registry.py`, or a call of
 `register_component`.
 """
 
-from leyden.components import build_component as build_component
-from leyden.components import instantiate_component as instantiate_component
-from leyden.components import instantiate_from_spec as instantiate_from_spec
-from leyden.components import load_class as load_class
-from leyden.runs import RewardMetrics as RewardMetrics
-from leyden.runs import RunSummary as RunSummary
-from leyden.trainer.legacy import TrainerLegacy as TrainerLegacy
-from leyden.trainer.registry import register_component as register_component
-from leyden.trainer.registry import registered_components as registered_components
+from leyden._lib.components import build_component as build_component
+from leyden._lib.components import instantiate_component as instantiate_component
+from leyden._lib.components import instantiate_from_spec as instantiate_from_spec
+from leyden._lib.components import load_class as load_class
+from leyden.legacy.trainer_legacy import TrainerLegacy as TrainerLegacy
+from leyden.trainer.component_registry import register_component as register_component
+from leyden.trainer.component_registry import registered_components as registered_components
 from leyden.trainer.trainer import Trainer as Trainer
+from leyden.training.runs import RewardMetrics as RewardMetrics
+from leyden.training.runs import RunSummary as RunSummary

@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
-from leyden.runner import Runner
-from leyden.runner.calls import CallingThread, QuitDebugging, call_here
+from leyden.execution.runner import Runner
+from leyden.execution.runner.calls import CallingThread, QuitDebugging, call_here
 
 T = TypeVar("T")
 

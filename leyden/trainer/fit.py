@@ -19,42 +19,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from leyden._lib.exhaustion import warn_if_exhausted
+from leyden._lib.formatting import printable_on
+from leyden._lib.host.listening import is_loopback
+from leyden._lib.latch import Latch
+from leyden._lib.logs import log_for_files, notice
+from leyden._lib.text import describe_error, error_line
 from leyden.adapter import TraceAdapter
+from leyden.agent import LitAgent, agent_version
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
-from leyden.errors import ConfigError, StoreError, UnknownRun
+from leyden.errors import ConfigError, StoreError, UnknownRun, redact
 from leyden.execution import Elsewhere, ExecutionStrategy
-from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
+from leyden.execution.execution_strategy import RunsAgain
+from leyden.execution.runner import AttemptRecorder, Hook, Runner, WorkerBundle
+from leyden.execution.runner.calls import call_sync
+from leyden.execution.runner.runner import torn_down
 from leyden.gateway import FoundGateways, LLMProxy
-from leyden.host.listening import is_loopback
-from leyden.litagent import LitAgent, agent_version
-from leyden.loop import Callback, LogWriter, ProgressBar
-from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
-from leyden.redaction import redact
-from leyden.runner import AttemptRecorder, Hook, Runner, WorkerBundle
-from leyden.runner.base import torn_down
-from leyden.runner.calls import call_sync
-from leyden.runs import RunSummary
-from leyden.runs.beginning import begin_run, new_manifest
-from leyden.runs.display import closing_summary, first_line
-from leyden.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
-from leyden.runs.metrics import metrics_of
-from leyden.runs.recorder import RunRecorder
-from leyden.runs.recording import FolderRecorder
-from leyden.runs.summary import count_rollouts
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper
-from leyden.trainer.deserted import until_done_or_deserted, until_stopped_or_deserted
+from leyden.trainer.abandoned import until_done_or_deserted, until_stopped_or_deserted
 from leyden.trainer.restarts import Restarts
 from leyden.trainer.run_config import algorithm_config, run_config
 from leyden.trainer.run_store import RunStore
+from leyden.training import Callback, LogWriter, ProgressBar
+from leyden.training.rng import capture_rng, restore_rng
+from leyden.training.runs import RunSummary
+from leyden.training.runs.display import closing_summary, first_line
+from leyden.training.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
+from leyden.training.runs.opening import begin_run, new_manifest
+from leyden.training.runs.recorder import RunRecorder
+from leyden.training.runs.recording import FolderRecorder
+from leyden.training.runs.run_metrics import metrics_of
+from leyden.training.runs.summary import count_rollouts
 from leyden.types import Retention
-from leyden.types.run import algorithm_group, current_run_id
-from leyden.utils.exhaustion import warn_if_exhausted
-from leyden.utils.figures import printable_on
-from leyden.utils.latch import Latch
-from leyden.utils.logs import log_for_files, notice
-from leyden.utils.text import describe_error, error_line
+from leyden.types.run_record import algorithm_group, current_run_id
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from leyden._lib.arguments import arguments_of
 from leyden.algorithm import Algorithm, Dataset
 from leyden.algorithm.decorator import FunctionalAlgorithm
-from leyden.runs.config import describe, describe_dataset, describe_model, describe_program, import_path
-from leyden.utils.arguments import arguments_of
+from leyden.training.runs.run_description import (
+    describe,
+    describe_dataset,
+    describe_model,
+    describe_program,
+    import_path,
+)
 
 
 def run_config(

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from leyden.components import build_component
+from leyden._lib.components import build_component
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
-from leyden.trainer.registry import StoreRegistry
+from leyden.trainer.component_registry import StoreRegistry
 
 
 class RunStore:

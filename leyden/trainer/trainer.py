@@ -11,23 +11,33 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from leyden._lib.components import build_component, load_class
+from leyden._lib.logs import setup_logging_if_asked
+from leyden._lib.options import check_flag, check_number, check_several, named_arguments
+from leyden._lib.tracebacks import short_errors
 from leyden.adapter import TraceAdapter, TraceToTriplet
+from leyden.agent import LitAgent, check_resources
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, IterativeAlgorithm
-from leyden.components import build_component, load_class
+from leyden.algorithm.served_tasks import ServedTasks
 from leyden.errors import ConfigError, InvalidArgument, RunInterrupted
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
+from leyden.execution.runner import Hook, LitAgentRunner, Runner
 from leyden.gateway import LLMProxy
-from leyden.litagent import LitAgent, check_resources
-from leyden.loop import Callback, LogWriter
+from leyden.legacy import AgentLightningClient
+from leyden.legacy.trainer_legacy import TrainerLegacy, is_url, renamed
 from leyden.monitor import Monitor
-from leyden.options import check_flag, check_number, check_several, named_arguments
-from leyden.runner import Hook, LitAgentRunner, Runner
-from leyden.runs import RunSummary
 from leyden.store import LightningStore
-from leyden.tracer import OtelTracer, Tracer
+from leyden.tracing import OtelTracer, Tracer
 from leyden.trainer.blocking import Debugged, run_blocking
-from leyden.trainer.boundary import short_errors
-from leyden.trainer.checks import (
+from leyden.trainer.component_registry import (
+    AdapterRegistry,
+    AlgorithmRegistry,
+    ExecutionStrategyRegistry,
+    RunnerRegistry,
+    TracerRegistry,
+)
+from leyden.trainer.fit import Fit, FitConfig, FitInput, how_to_resume
+from leyden.trainer.fit_checks import (
     as_tuple,
     check_not_imported,
     checked_dataset,
@@ -39,19 +49,11 @@ from leyden.trainer.checks import (
     require_followed,
     require_used,
 )
-from leyden.trainer.fit import Fit, FitConfig, FitInput, how_to_resume
-from leyden.trainer.legacy import TrainerLegacy, is_url, renamed
-from leyden.trainer.registry import (
-    AdapterRegistry,
-    AlgorithmRegistry,
-    ExecutionStrategyRegistry,
-    RunnerRegistry,
-    TracerRegistry,
-)
 from leyden.trainer.restarts import check_restarts
 from leyden.trainer.run_store import RunStore
+from leyden.training import Callback, LogWriter
+from leyden.training.runs import RunSummary
 from leyden.types import NamedResources, Retention
-from leyden.utils.logs import setup_logging_if_asked
 
 T = TypeVar("T")
 
@@ -190,7 +192,7 @@ class Trainer(TrainerLegacy):
         check_number("max_algorithm_restarts", max_algorithm_restarts, at_least=0, whole=True)
         self.max_algorithm_restarts = max_algorithm_restarts
         self.callbacks: tuple[Callback, ...] = as_tuple(callbacks)
-        check_several("callbacks", self.callbacks, Callback, wanted="instances of leyden.loop.Callback")
+        check_several("callbacks", self.callbacks, Callback, wanted="instances of leyden.training.Callback")
         self.loggers: tuple[LogWriter, ...] = as_tuple(loggers)
         check_several("loggers", self.loggers, LogWriter, wanted="a LogWriter such as CsvWriter('metrics.csv')")
         check_flag("progress", progress)
@@ -278,8 +280,10 @@ class Trainer(TrainerLegacy):
         """
         return self._debug(self._checked(agent, train_dataset, val_dataset, dev=True))
 
-    def _fit_with(self, algorithm: Algorithm, agent: LitAgent[Any]) -> RunSummary:
-        given = self._checked(agent, None, None, dev=self._dev, algorithm=algorithm)
+    def _fit_served(self, client: AgentLightningClient, agent: LitAgent[Any]) -> RunSummary:
+        limit = None if self.max_rollouts is None else self.max_rollouts * self.n_runners
+        tasks = ServedTasks(client, self.adapter, in_flight=self.n_runners, max_tasks=limit)
+        given = self._checked(agent, None, None, dev=self._dev, algorithm=tasks)
         return self._debug(given) if self._dev else self._fit(given, resume=False)
 
     def _fit(self, given: FitInput, *, resume: bool) -> RunSummary:

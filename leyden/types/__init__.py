@@ -39,8 +39,8 @@ from leyden.types.release import AuditRecord as AuditRecord
 from leyden.types.release import LabelMove as LabelMove
 from leyden.types.release import Release as Release
 from leyden.types.release import VersionKey as VersionKey
-from leyden.types.replay import ReplayFrom as ReplayFrom
-from leyden.types.replay import read_replay_from as read_replay_from
+from leyden.types.replay_from import ReplayFrom as ReplayFrom
+from leyden.types.replay_from import read_replay_from as read_replay_from
 from leyden.types.resources import GATEWAY_SCHEME as GATEWAY_SCHEME
 from leyden.types.resources import LLM as LLM
 from leyden.types.resources import Label as Label
@@ -68,11 +68,11 @@ from leyden.types.rollout import RolloutStatus as RolloutStatus
 from leyden.types.rollout import TaskInput as TaskInput
 from leyden.types.rollout import UpdateAttemptRequest as UpdateAttemptRequest
 from leyden.types.rollout import failure_reason as failure_reason
-from leyden.types.run import FINAL_RUN_STATUSES as FINAL_RUN_STATUSES
-from leyden.types.run import MetricPoint as MetricPoint
-from leyden.types.run import RunRecord as RunRecord
-from leyden.types.run import RunStatus as RunStatus
-from leyden.types.run import current_run_id as current_run_id
+from leyden.types.run_record import FINAL_RUN_STATUSES as FINAL_RUN_STATUSES
+from leyden.types.run_record import MetricPoint as MetricPoint
+from leyden.types.run_record import RunRecord as RunRecord
+from leyden.types.run_record import RunStatus as RunStatus
+from leyden.types.run_record import current_run_id as current_run_id
 from leyden.types.sample import Sample as Sample
 from leyden.types.span import Attributes as Attributes
 from leyden.types.span import AttributeValue as AttributeValue

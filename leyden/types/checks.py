@@ -19,15 +19,15 @@ from typing import Any, Final, NoReturn, cast
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from leyden import semconv
+from leyden._lib.numbers import exact_number
+from leyden._lib.text import shown
 from leyden.errors import ConfigError
+from leyden.types import semconv
 from leyden.types.feedback import Feedback, feedback_fault
 from leyden.types.live import LiveRollout
 from leyden.types.release import AuditRecord, Release
 from leyden.types.resources import Label, ResourcesUpdate
 from leyden.types.span import Span
-from leyden.utils.numbers import exact_number
-from leyden.utils.text import shown
 
 MAX_ID_LENGTH: Final = 200
 """The most characters of an id or a name."""

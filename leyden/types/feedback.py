@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leyden.utils import ids
-from leyden.utils.numbers import finite_number
+from leyden._lib import ids
+from leyden._lib.numbers import finite_number
 
 FeedbackKind: TypeAlias = Literal["reward", "label", "correction"]
 """`reward`: a finite number. `label`: a short text, such as `thumbs_up`. `correction`: the right

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from leyden._lib.options import check_names
+from leyden._lib.text import fault_reason, shown
 from leyden.errors import InvalidArgument
-from leyden.options import check_names
-from leyden.utils.text import fault_reason, shown
 
 
 class NamedFields(BaseModel):

@@ -17,9 +17,9 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from leyden._lib.extras import import_optional
+from leyden._lib.per_loop import PerLoop
 from leyden.errors import ConfigError
-from leyden.extras import import_optional
-from leyden.utils.per_loop import PerLoop
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

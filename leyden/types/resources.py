@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leyden._lib.attempt_key import attempt_key
 from leyden.errors import ConfigError
 from leyden.types.named_fields import NamedFields
 from leyden.types.openai_clients import async_client, sync_client
-from leyden.utils.attempt_key import attempt_key
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leyden.types.named_fields import NamedFields
-from leyden.types.run import current_run_id
+from leyden.types.run_record import current_run_id
 
 TaskInput = Any
 """The input of one piece of work: any JSON value."""

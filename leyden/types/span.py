@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from leyden import semconv
+from leyden._lib.numbers import finite_number
+from leyden.types import semconv
 from leyden.types.tokens import TokenRecord
-from leyden.utils.numbers import finite_number
 
 
 class _TextFirst:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from leyden import semconv
 from leyden.adapter import TurnMerges, turn_merges
-from leyden.types import Span, TokenRecord
+from leyden.types import Span, TokenRecord, semconv
 from tests.adapter.traces import span
 
 USER, AGAIN = {"role": "user", "content": "Where?"}, {"role": "user", "content": "Sure?"}

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
 import leyden as ly
-from leyden import semconv
 from leyden.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages, TraceToTrajectory, TraceTree
 from leyden.gateway import LLMProxy
-from leyden.instrumentation import current_route
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
-from leyden.tracer import OtelTracer
-from leyden.types import Span
+from leyden.tracing import OtelTracer
+from leyden.tracing.instrumentation import current_route
+from leyden.types import Span, semconv
 from tests.adapter.traces import agent, gateway_call, reward, sdk_call
 
 NOW = 1_790_000_000.0

@@ -5,10 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden import semconv
 from leyden.adapter import LlmProxyTraceToTriplet, TraceToTrajectory, merge_triplets
 from leyden.adapter.trajectory import refusal
-from leyden.types import Span, SpanStatus, TokenRecord, Triplet, TripletPrompt, TripletResponse, reward_attributes
+from leyden.types import (
+    Span,
+    SpanStatus,
+    TokenRecord,
+    Triplet,
+    TripletPrompt,
+    TripletResponse,
+    reward_attributes,
+    semconv,
+)
 
 
 def call(prompt: list[int], response: list[int], **metadata: object) -> Triplet:

@@ -10,11 +10,10 @@ from typing import Any
 import openai
 
 import leyden as ly
-from leyden import semconv
 from leyden.adapter import transcript
 from leyden.adapter.transcript import step_lines, transcript_lines
 from leyden.testing import FakeUpstream, Reply, ToolCall
-from leyden.types import SpanStatus
+from leyden.types import SpanStatus, semconv
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 LONG = "It is sunny. " * 50

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden import semconv
 from leyden.adapter import TracerTraceToTriplet, TraceTree
 from leyden.errors import ConfigError
-from leyden.types import Span, SpanStatus
+from leyden.types import Span, SpanStatus, semconv
 from tests.adapter.traces import agent, gateway_call, recorded, reward, sdk_call, span
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leyden import semconv
-from leyden.types import Span, SpanStatus, TokenRecord, reward_attributes
+from leyden.types import Span, SpanStatus, TokenRecord, reward_attributes, semconv
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -8,8 +8,8 @@ from typing import Any
 import openai
 
 import leyden as ly
-from leyden.demo.run import WEIGHTS
-from leyden.loop import LogWriter
+from leyden.cli.demo import WEIGHTS
+from leyden.training import LogWriter
 
 
 class Rows(LogWriter):

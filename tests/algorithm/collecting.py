@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import leyden as ly
+from leyden._lib.latch import Latch
 from leyden.store import SqliteLightningStore
-from leyden.utils.latch import Latch
 
 
 async def main(directory: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden._lib.latch import Latch
 from leyden.errors import ConfigError
 from leyden.store import InMemoryLightningStore
 from leyden.types import Retention
-from leyden.utils.latch import Latch
 
 
 @ly.rollout

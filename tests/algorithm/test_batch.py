@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.adapter import merge_triplets
-from leyden.algorithm.policy_gradient.batch import (
+from leyden.algorithm.policy_gradient.step_data import (
     Group,
     RolloutData,
     StepData,
@@ -23,8 +23,8 @@ from leyden.algorithm.policy_gradient.batch import (
     number_calls,
     weighted,
 )
-from leyden.maths import Advantages
-from leyden.maths.advantages import (
+from leyden.objectives import Advantages
+from leyden.objectives.advantages import (
     DrGRPOAdvantages,
     GAEAdvantages,
     GRPOAdvantages,

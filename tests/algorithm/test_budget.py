@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import leyden as ly
-from leyden import semconv
 from leyden.algorithm import Budget, RolloutCollector
 from leyden.algorithm.budget import busy_seconds
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.store import InMemoryLightningStore
-from leyden.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RunRecord
+from leyden.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RunRecord, semconv
 
 LIMIT = 10
 """The most tokens of an attempt."""

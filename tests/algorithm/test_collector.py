@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import leyden as ly
+from leyden._lib.latch import Latch
 from leyden.algorithm import Budget, CollectedRollout, RolloutCollector, rollout_id_at, rollout_id_of
 from leyden.errors import BudgetExceeded, ConfigError, UnknownResources
 from leyden.store import InMemoryLightningStore, SqliteLightningStore, Sweeper
 from leyden.types import EnqueueRolloutRequest, Retention, RunRecord
-from leyden.utils.latch import Latch
 
 PROGRAM = Path(__file__).with_name("collecting.py")
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden._lib.latch import Latch
 from leyden.algorithm import Budget, Evaluator, RolloutCollector, Scores
 from leyden.algorithm.reported import AGENT_VERSION, ReportedVersion
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.store import InMemoryLightningStore
 from leyden.types import RunRecord, current_run_id
-from leyden.utils.latch import Latch
 from tests.machine_clock import MachineClock
 
 TASKS = [{"bonus": 0.0}, {"bonus": 1.0}]

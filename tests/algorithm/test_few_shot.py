@@ -13,8 +13,8 @@ import pytest
 import leyden as ly
 from leyden.algorithm.prompts.records import read_best
 from leyden.errors import ConfigError, NoTrainingData
-from leyden.runs import open_run
 from leyden.testing import FakeUpstream
+from leyden.training.runs import open_run
 
 pytest.importorskip("openai")
 

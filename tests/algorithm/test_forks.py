@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden import semconv
 from leyden.adapter import TraceToTrajectory, replayed_calls
 from leyden.algorithm import Algorithm, CollectedRollout, call_advantages, fork_requests, fork_returns
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy
 from leyden.testing import FakeUpstream
-from leyden.types import AttemptedRollout, EnqueueRolloutRequest, read_replay_from
+from leyden.types import AttemptedRollout, EnqueueRolloutRequest, read_replay_from, semconv
 
 N_CALLS = 3
 P_HEADS = 0.6

@@ -18,16 +18,19 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("openai")
 
 import leyden as ly  # noqa: E402
-from leyden import semconv  # noqa: E402
 from leyden.algorithm.collector import CollectedRollout, RolloutCollector  # noqa: E402
-from leyden.algorithm.policy_gradient.batch import RolloutData, StepData, StepRollout  # noqa: E402
+from leyden.algorithm.policy_gradient.group_stream import GroupStream  # noqa: E402
 from leyden.algorithm.policy_gradient.preparation import Preparation  # noqa: E402
-from leyden.algorithm.policy_gradient.stream import GroupStream  # noqa: E402
-from leyden.demo.run import WEIGHTS  # noqa: E402
+from leyden.algorithm.policy_gradient.step_data import RolloutData, StepData, StepRollout  # noqa: E402
+from leyden.cli.demo import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError  # noqa: E402
-from leyden.maths.losses import PPOLoss  # noqa: E402
+from leyden.objectives.losses import PPOLoss  # noqa: E402
 from leyden.store import InMemoryLightningStore  # noqa: E402
-from leyden.types import EnqueueRolloutRequest, TrainingSequence  # noqa: E402
+from leyden.types import (  # noqa: E402
+    EnqueueRolloutRequest,
+    TrainingSequence,
+    semconv,
+)
 from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
 
 SIZE = 2

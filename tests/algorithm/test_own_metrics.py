@@ -11,8 +11,8 @@ import pytest
 import leyden as ly
 from leyden.algorithm.evaluation import Evaluation
 from leyden.algorithm.own_metrics import means_of, own_metrics
-from leyden.runs import open_run
 from leyden.testing import FakeUpstream
+from leyden.training.runs import open_run
 from leyden.types import Span, SpanEvent
 from tests.algorithm.apo import rules
 from tests.algorithm.gepa import evolving

@@ -26,14 +26,14 @@ torch = pytest.importorskip("torch")
 openai = pytest.importorskip("openai")
 
 import leyden as ly  # noqa: E402
-from leyden.demo.run import WEIGHTS  # noqa: E402
+from leyden.cli.demo import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
-from leyden.loop import Callback, CsvWriter, EarlyStopping, TrainLoop  # noqa: E402
-from leyden.maths import Advantages, register_estimator  # noqa: E402
-from leyden.maths.advantages import AdvantageEstimate, RolloutRewards  # noqa: E402
-from leyden.runs import open_run  # noqa: E402
+from leyden.objectives import Advantages, register_estimator  # noqa: E402
+from leyden.objectives.advantages import AdvantageEstimate, RolloutRewards  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
 from leyden.testing import FakeUpstream  # noqa: E402
+from leyden.training import Callback, CsvWriter, EarlyStopping, TrainLoop  # noqa: E402
+from leyden.training.runs import open_run  # noqa: E402
 from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
 from tests.algorithm.asking import Rows, client  # noqa: E402
 

@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 import leyden as ly
 from leyden.algorithm.apo.requests import shipped_requests
 from leyden.algorithm.collector import RolloutCollector
-from leyden.algorithm.prompts.answers import (
-    Request,
-    proposed_prompt,
-    with_own_placeholders,
-    without_reasoning,
-)
 from leyden.algorithm.prompts.journal import Journal
+from leyden.algorithm.prompts.proposed_prompts import Request, proposed_prompt, with_own_placeholders, without_reasoning
 from leyden.algorithm.prompts.reflector import Reflector
 from leyden.types import PromptTemplate
 

@@ -20,8 +20,8 @@ from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
     pairs_of_groups,
 )
 from leyden.errors import ConfigError, NoTrainingData  # noqa: E402
-from leyden.maths.losses import PPOLoss  # noqa: E402
-from leyden.runs import open_run  # noqa: E402
+from leyden.objectives.losses import PPOLoss  # noqa: E402
+from leyden.training.runs import open_run  # noqa: E402
 from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
 
 RECORDED = [

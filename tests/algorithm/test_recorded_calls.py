@@ -10,9 +10,9 @@ import leyden as ly
 from leyden.algorithm import Algorithm
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy, UpstreamModel
-from leyden.runs import Run
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
+from leyden.training.runs import Run
 from leyden.types import current_run_id
 
 

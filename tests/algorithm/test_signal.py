@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import leyden as ly
 from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch, learning_rate_hint
-from leyden.demo.run import WEIGHTS
+from leyden.cli.demo import WEIGHTS
 
 
 def answers(*token_ids: list[int], cut: int = 0, reward: float = 0.0) -> Answers:

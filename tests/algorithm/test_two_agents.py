@@ -12,8 +12,8 @@ pytest.importorskip("openai")
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import leyden as ly  # noqa: E402
-from leyden.demo.game import Game  # noqa: E402
-from leyden.demo.run import WEIGHTS  # noqa: E402
+from leyden.cli.demo import WEIGHTS  # noqa: E402
+from leyden.cli.demo.game import Game  # noqa: E402
 from tests.algorithm.asking import Rows  # noqa: E402
 
 

@@ -16,9 +16,9 @@ from leyden.algorithm.verl.daemon import AgentModeDaemon, DaemonOptions, Rollout
 from leyden.errors import ConfigError, NoTrainingData
 from leyden.gateway import UpstreamModel
 from leyden.legacy import AgentLightningClient, LegacyAgentRunner
-from leyden.runs import open_run
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
+from leyden.training.runs import open_run
 from tests.algorithm.asking import ask
 
 OPTIONS = DaemonOptions(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leyden.adapter import merge_triplets
-from leyden.algorithm.policy_gradient.batch import Group, RolloutData, build_step
+from leyden.algorithm.policy_gradient.step_data import Group, RolloutData, build_step
 from leyden.algorithm.verl.rows import (
     Aggregation,
     SequenceRow,
@@ -23,7 +23,7 @@ from leyden.algorithm.verl.rows import (
     truncate_rows,
 )
 from leyden.errors import ConfigError, NoTrainingData
-from leyden.maths.advantages import GRPOAdvantages
+from leyden.objectives.advantages import GRPOAdvantages
 from leyden.types import TrainingSequence, Triplet, TripletPrompt, TripletResponse
 
 TOKENS = st.lists(st.integers(1, 50), min_size=1, max_size=4)

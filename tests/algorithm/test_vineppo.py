@@ -18,21 +18,14 @@ transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("openai")
 
 import leyden as ly  # noqa: E402
-from leyden import semconv  # noqa: E402
 from leyden.algorithm import call_advantages  # noqa: E402
-from leyden.algorithm.policy_gradient.batch import StepRollout  # noqa: E402
-from leyden.demo.run import WEIGHTS  # noqa: E402
+from leyden.algorithm.policy_gradient.step_data import StepRollout  # noqa: E402
+from leyden.cli.demo import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError  # noqa: E402
-from leyden.maths.advantages import (  # noqa: E402
-    Advantages,
-    RLOOAdvantages,
-    RolloutRewards,
-    VinePPOAdvantages,
-    find_estimator,
-)
+from leyden.objectives.advantages import Advantages, RLOOAdvantages, RolloutRewards, VinePPOAdvantages, find_estimator  # noqa: E402
 from leyden.testing import LuckGame  # noqa: E402
 from leyden.testing.luck import DIGITS, points_of  # noqa: E402
-from leyden.types import read_replay_from  # noqa: E402
+from leyden.types import read_replay_from, semconv  # noqa: E402
 from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
 
 # ---- a table as the policy ---------------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from leyden import semconv
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, ServedCall, audit_store
-from leyden.types import Span
+from leyden.types import Span, semconv
 from tests.gateway.caller import new_caller
 from tests.gateway.conversations import (
     AGENTS,

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from leyden._lib.host.asgi import ConnectionLimits
 from leyden.gateway import LLMProxy
-from leyden.host.asgi import ConnectionLimits
 from leyden.store import LightningStoreServer, SqliteLightningStore
 from leyden.types import LLM
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from leyden import semconv
 from leyden.store import LightningStoreServer, SqliteLightningStore
 from leyden.testing import FakeUpstream, ServedCall, audit_store
+from leyden.types import semconv
 from tests.attack.conversing import Persistent, assert_numbered_once, is_failed
 from tests.attack.harness import Attack, sizes
 from tests.gateway.conversations import (

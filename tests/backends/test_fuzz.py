@@ -31,10 +31,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from leyden._lib.json import MAX_JSON_PARTS
 from leyden.store import LightningStore, LightningStoreServer, PostgresLightningStore, SqliteLightningStore
 from leyden.store.openapi import openapi
 from leyden.types import LLM, Span
-from leyden.utils.json import MAX_JSON_PARTS
 from tests.store.postgres_server import fresh_url, given_or_own_server
 
 TOKEN = "a-token-of-the-test"

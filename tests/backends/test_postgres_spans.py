@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from leyden import semconv
 from leyden.store import PostgresLightningStore
 from leyden.store.sql.postgres import placeholders
 from leyden.store.sql.postgres_transaction import PostgresTransaction
 from leyden.store.sql.transaction import Row
-from leyden.types import Span, TokenRecord
+from leyden.types import Span, TokenRecord, semconv
 from tests.backends.test_postgres import raw
 
 pytestmark = pytest.mark.backends

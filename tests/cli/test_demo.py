@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.demo.run import DemoOptions, start_run
+from leyden.cli.demo.demo_run import DemoOptions, start_run
 from leyden.errors import ConfigError
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import leyden as ly
 from leyden.cli import main
-from leyden.demo.agent import play
-from leyden.demo.run import WEIGHTS
+from leyden.cli.demo import WEIGHTS
+from leyden.cli.demo.demo_agent import play
 from leyden.testing import FakeUpstream, Reply
 
 AGENT = """
@@ -120,18 +120,27 @@ def test_what_a_run_has_trained_is_measured_under_its_own_settings(said: Said, t
     run = tmp_path / ".leyden" / "trained"
     ly.Trainer(algorithm=algorithm, run_dir=run).fit(play, [{"secret": secret} for secret in range(4)])
     (tmp_path / "games.jsonl").write_text("".join(f'{{"secret": {secret}}}\n' for secret in range(10)))
-    code, out, err = said("eval", "leyden.demo.agent:play", "--tasks", "games.jsonl", "-r", "trained", "--json")
+    code, out, err = said(
+        "eval", "leyden.cli.demo.demo_agent:play", "--tasks", "games.jsonl", "-r", "trained", "--json"
+    )
     assert code == 0, err
     after = json.loads(out)
     assert after["failed"] == 0
     assert after["response_tokens"] <= 4 * after["model_calls"]
     options = ["--resources", "trained", "--model", f"policy={WEIGHTS}", "--json"]
-    code, out, err = said("eval", "leyden.demo.agent:play", "--tasks", "games.jsonl", *options)
+    code, out, err = said("eval", "leyden.cli.demo.demo_agent:play", "--tasks", "games.jsonl", *options)
     assert code == 0, err
     assert json.loads(out)["failed"] == 0
     assert (
         "names other"
-        in said("eval", "leyden.demo.agent:play", "--tasks", "games.jsonl", "-r", "trained", "-m", "other=http://x/v1")[
-            2
-        ]
+        in said(
+            "eval",
+            "leyden.cli.demo.demo_agent:play",
+            "--tasks",
+            "games.jsonl",
+            "-r",
+            "trained",
+            "-m",
+            "other=http://x/v1",
+        )[2]
     )

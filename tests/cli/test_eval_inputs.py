@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from leyden.agent import LitAgent
+from leyden.cli.demo import WEIGHTS
 from leyden.cli.eval_inputs import load_agent, load_tasks, read_given
-from leyden.demo.run import WEIGHTS
 from leyden.errors import ConfigError
-from leyden.litagent import LitAgent
-from leyden.runs import open_run
-from leyden.runs.rollouts import latest_resources
 from leyden.store import open_store
+from leyden.training.runs import open_run
+from leyden.training.runs.rollouts import latest_resources
 from leyden.types import PromptTemplate
-from leyden.types.run import RunRecord
+from leyden.types.run_record import RunRecord
 
 AGENTS = """
 import leyden as ly

@@ -15,12 +15,12 @@ import anthropic
 import openai
 import pytest
 
-from leyden import semconv
+from leyden._lib.attempt_key import attempt_key
 from leyden.cli import main
 from leyden.cli.gateway import _report_targets  # pyright: ignore[reportPrivateUsage] -- the command never ends by itself
 from leyden.store import SqliteLightningStore
 from leyden.testing import FakeUpstream
-from leyden.utils.attempt_key import attempt_key
+from leyden.types import semconv
 from tests.engine import tiny
 
 LEYDEN = [sys.executable, "-c", "from leyden.cli import main; main()"]

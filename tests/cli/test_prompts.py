@@ -15,8 +15,8 @@ import leyden as ly
 from leyden.algorithm.evaluation import Evaluation
 from leyden.cli import main
 from leyden.gateway import UpstreamModel
-from leyden.runs.reading import open_run
 from leyden.testing import FakeUpstream
+from leyden.training.runs.recorded_runs import open_run
 from tests.algorithm.apo import rules
 
 pytest.importorskip("openai")

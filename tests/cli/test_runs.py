@@ -19,8 +19,8 @@ import pytest
 import leyden as ly
 from leyden.cli import main
 from leyden.errors import ConfigError
-from leyden.runs import open_run
-from leyden.runs.beginning import begin_run
+from leyden.training.runs import open_run
+from leyden.training.runs.opening import begin_run
 
 REWARDS = (0.1, 0.2, 0.4, 0.8)
 TOO_LONG = "the prompt has 1000 tokens; the context has 64"

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import Callback
+from leyden.training import Callback
 from leyden_compat.qlib import experiments, parts
 from leyden_compat.qlib import trainer as qlib
 from leyden_compat.qlib.checkpoint import convert_checkpoint, read_checkpoint

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import leyden as ly
-from leyden.runner import LitAgentRunner
+from leyden.execution.runner import LitAgentRunner
 from leyden.store import open_store
 from leyden.types import find_final_reward
 from leyden_compat.agentlightning.store import LightningStoreServer

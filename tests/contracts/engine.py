@@ -24,7 +24,7 @@ import pytest
 
 from leyden.engine import OptimParams, OptimStepResult, PolicyBackend, SamplingParams
 from leyden.errors import CheckpointError, ConfigError, EngineError
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from leyden.types import TrainingSequence
 
 

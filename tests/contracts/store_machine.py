@@ -28,7 +28,6 @@ from hypothesis import HealthCheck, currently_in_test_context, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from leyden import semconv
 from leyden.errors import (
     ConfigError,
     LeydenError,
@@ -53,6 +52,7 @@ from leyden.types import (
     Span,
     TokenRecord,
     UpdateAttemptRequest,
+    semconv,
 )
 from tests.contracts.store_model import Model, Promise, Try
 

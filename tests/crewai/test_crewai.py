@@ -45,7 +45,7 @@ LATE = """
 import os, time
 from crewai.events.base_events import BaseEvent
 from crewai.events.event_bus import crewai_event_bus
-from leyden.instrumentation import instrument
+from leyden.tracing.instrumentation import instrument
 
 class Happened(BaseEvent):
     type: str = "happened"

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from leyden.adapter import TracerTraceToTriplet
-from leyden.trainer.registry import AdapterRegistry
+from leyden.trainer.component_registry import AdapterRegistry
 from tests.docs.snippets import ROOT, run_document
 
 PAGE = ROOT / "docs" / "adapters.md"

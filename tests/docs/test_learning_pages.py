@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.runs import open_run
+from leyden.training.runs import open_run
 from tests.docs.snippets import ROOT
 
 

@@ -3,7 +3,7 @@
 import re
 
 from leyden.monitor import DEFAULT_RULES, AlertRule
-from leyden.monitor.metrics import STORE_METRICS, SYSTEM_METRICS, UPSTREAM_METRICS, WORKER_METRICS
+from leyden.monitor.metric_names import STORE_METRICS, SYSTEM_METRICS, UPSTREAM_METRICS, WORKER_METRICS
 from tests.docs.snippets import ROOT
 
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.trainer.registry import AlgorithmRegistry
+from leyden.trainer.component_registry import AlgorithmRegistry
 
 ZOO = Path(__file__).parents[2] / "docs" / "algorithm-zoo"
 SETTINGS = [

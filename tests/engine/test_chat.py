@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.engine.chat import Chat
+from leyden._lib.host.http import Refusal
+from leyden.engine.chat_prompts import Chat
 from leyden.engine.text import Text
 from leyden.engine.tools import PARSERS, ToolCall, parse
 from leyden.engine.turns import Turns
 from leyden.engine.wire import ChatRequest, parse_request
-from leyden.host.http import Refusal
 from tests.engine import tiny
 
 TEMPLATES = Path(__file__).parent / "templates"

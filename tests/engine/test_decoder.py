@@ -21,7 +21,7 @@ from leyden.engine.forward.products import has_faster_products, packed_bytes
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from tests.contracts.engine import sequence_of
 from tests.engine import tiny
 from tests.engine.waiting import until_sampling

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.engine.forward.base import ModelForward
 from leyden.engine.forward.cached import CachedForward, UncachedForward
 from leyden.engine.forward.choose import Mismatch, choose_forward, probe
 from leyden.engine.forward.layout import LayoutForward
+from leyden.engine.forward.model_forward import ModelForward
 from leyden.errors import ConfigError, EngineError
 from tests.engine import tiny
 

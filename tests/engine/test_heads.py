@@ -16,7 +16,7 @@ from leyden.engine.forward.cached import CachedForward, UncachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.heads import SMALLEST_CHUNKED_VOCABULARY, TokenReader, chunked_logprobs
 from leyden.engine.learner import TorchLearner
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from tests.engine import tiny
 from tests.engine.test_learner import a_batch, gradient
 

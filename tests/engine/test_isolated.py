@@ -21,7 +21,7 @@ import pytest
 import leyden as ly
 from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, SamplingParams
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import LOSSES
+from leyden.objectives.losses import LOSSES
 from leyden.types import TrainingSequence
 from tests.contracts.engine import sequence_of
 from tests.engine import tiny
@@ -185,7 +185,7 @@ def test_importing_the_package_loads_no_model_library_and_no_server():
 
 _OWN_LOSS = """
 from dataclasses import dataclass
-from leyden.maths.losses import Loss, LossTerms, register_loss
+from leyden.objectives.losses import Loss, LossTerms, register_loss
 
 @dataclass(frozen=True, slots=True)
 class {kind}(Loss):

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.engine import EmbeddedBackend, OptimParams
-from leyden.engine.base import ForwardResult
 from leyden.engine.batches import TrainedPart, held_tokens, micro_batches
 from leyden.engine.control import control_handlers, read_answer, write_arguments
 from leyden.engine.forward.cached import CachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.learner import TorchLearner
+from leyden.engine.policy_backend import ForwardResult
 from leyden.errors import ConfigError
-from leyden.maths.losses import Loss, LossTerms, PPOLoss, TokenBatch, make_loss, register_loss
+from leyden.objectives.losses import Loss, LossTerms, PPOLoss, TokenBatch, make_loss, register_loss
 from leyden.types import TrainingSequence
 from tests.contracts.engine import sequence_of
 from tests.engine import tiny

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, OptimParams, SampledResponse, SamplingParams
 from leyden.errors import ConfigError
-from leyden.maths.losses import CrossEntropyLoss
+from leyden.objectives.losses import CrossEntropyLoss
 from leyden.types import TrainingSequence
 from tests.engine import tiny
 from tests.engine.test_state import iterate

@@ -23,7 +23,7 @@ from leyden.engine.memory import is_out_of_memory
 from leyden.engine.sampling import draw
 from leyden.engine.threads import threads_for
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from tests.engine import tiny
 from tests.engine.test_learner import a_batch, gradient
 from tests.engine.waiting import until_sampling

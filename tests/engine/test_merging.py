@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import leyden as ly
-from leyden import semconv
 from leyden.adapter import TraceToTrajectory, turn_merges
 from leyden.algorithm import Algorithm, CollectedRollout, fork_requests
 from leyden.engine import EmbeddedBackend
 from leyden.gateway import LLMProxy, UpstreamModel
-from leyden.types import EnqueueRolloutRequest
+from leyden.types import EnqueueRolloutRequest, semconv
 from tests.engine import tiny
 from tests.engine.test_turns import trained_tokenizer
 

@@ -14,7 +14,7 @@ from leyden.engine.forward.cached import UncachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.forward.prefix_tree import PrefixTree
 from leyden.engine.learner import TorchLearner
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from leyden.types import TrainingSequence
 from tests.contracts.engine import sequence_of
 from tests.engine import tiny

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from leyden._lib.host.http import Refusal
 from leyden.engine.grammar import GrammarConstraint, Grammars
 from leyden.engine.schema import held_schema
 from leyden.engine.tools import PARSERS
 from leyden.engine.wire import ChatRequest, parse_request
-from leyden.host.http import Refusal
 from tests.engine import tiny
 
 pytest.importorskip("llguidance")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, SampledResponse, SamplingParams
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from tests.contracts.engine import sequence_of
 from tests.engine import tiny
 

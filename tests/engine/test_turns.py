@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from leyden.adapter import merge_triplets
-from leyden.engine.chat import Chat, Prompt
+from leyden.engine.chat_prompts import Chat, Prompt
 from leyden.engine.text import Text
 from leyden.engine.wire import ChatRequest, parse_request
 from leyden.types import Triplet, TripletPrompt, TripletResponse

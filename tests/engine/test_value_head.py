@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, PolicyBackend
 from leyden.errors import CheckpointError, ConfigError
-from leyden.maths.losses import Loss, LossTerms, TokenBatch, register_loss
+from leyden.objectives.losses import Loss, LossTerms, TokenBatch, register_loss
 from leyden.types import TrainingSequence
 from tests.engine import tiny
 

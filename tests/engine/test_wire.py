@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from leyden._lib.host.http import Refusal
 from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
-from leyden.host.http import Refusal
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "policy", "prompt": "hi"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leyden.maths.losses import Loss, LossTerms, TokenBatch, register_loss
+from leyden.objectives.losses import Loss, LossTerms, TokenBatch, register_loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden import semconv
-from leyden.runs.folder import store_path
 from leyden.testing import FakeUpstream
+from leyden.training.runs.folder import store_path
+from leyden.types import semconv
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
 

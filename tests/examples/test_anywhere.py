@@ -19,10 +19,9 @@ from pathlib import Path
 import pytest
 
 import leyden as ly
-from leyden import semconv
-from leyden.runs import open_run
-from leyden.trainer.registry import ExecutionStrategyRegistry
-from leyden.types import Worker
+from leyden.trainer.component_registry import ExecutionStrategyRegistry
+from leyden.training.runs import open_run
+from leyden.types import Worker, semconv
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "several-machines.md").read_text()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from leyden import SqliteLightningStore, find_final_reward, semconv
-from leyden.runs.folder import store_path
+from leyden import SqliteLightningStore, find_final_reward
+from leyden.training.runs.folder import store_path
+from leyden.types import semconv
 
 # reasoning_gym imports cellpylib, whose invalid escape sequences are a warning whenever Python compiles it; importorskip ignores warnings
 reasoning_gym = pytest.importorskip("reasoning_gym")

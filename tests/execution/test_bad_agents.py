@@ -25,7 +25,7 @@ from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.client_server import ClientServerExecutionStrategy
 from leyden.execution.inter_process import InterProcessExecutionStrategy
 from leyden.execution.process_strategy import ProcessExecutionStrategy
-from leyden.runner.calls import call_async, overdue_seconds
+from leyden.execution.runner.calls import call_async, overdue_seconds
 from leyden.testing import audit_store
 from tests.execution import agents
 from tests.execution.family import gone, runners

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden.runs.folder import store_path
 from leyden.store import SqliteLightningStore
+from leyden.training.runs.folder import store_path
 from leyden.types import find_final_reward
 
 RAY = pytest.param({"type": "ray", "num_cpus": 0.1}, marks=[pytest.mark.ray, pytest.mark.timeout(180)], id="ray")

@@ -17,12 +17,12 @@ import aiohttp
 import pytest
 
 import leyden as ly
-from leyden import semconv
+from leyden._lib.latch import Latch
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.client_server import ClientServerExecutionStrategy, Role
 from leyden.gateway import LLMProxy
 from leyden.testing import FakeUpstream
-from leyden.utils.latch import Latch
+from leyden.types import semconv
 
 MACHINE_A = "127.0.0.2"
 

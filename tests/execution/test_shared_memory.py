@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden._lib.latch import Latch
 from leyden.errors import ConfigError
 from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
 from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.store.base import StoreCapabilities
-from leyden.utils.latch import Latch
 
 
 @pytest.fixture
@@ -137,12 +137,12 @@ async def test_an_agent_that_blocks_the_loop_of_all_runners_is_named_and_the_oth
         return 1.0
 
     listener = Listener()
-    logging.getLogger("leyden.runner.watchdog").addHandler(listener)
+    logging.getLogger("leyden.execution.runner.watchdog").addHandler(listener)
     try:
         trainer = ly.Trainer(algorithm="baseline", strategy=SharedMemoryExecutionStrategy(2), store=store)
         summary = await asyncio.wait_for(trainer.afit(careless, list(range(8))), 40)
     finally:
-        logging.getLogger("leyden.runner.watchdog").removeHandler(listener)
+        logging.getLogger("leyden.execution.runner.watchdog").removeHandler(listener)
     assert summary.rollouts["succeeded"] == 8
     (culprit,) = [rollout for rollout in await store.query_rollouts() if rollout.input == 0]
     assert f"careless' (rollout {culprit.rollout_id}" in caplog.text

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import leyden as ly
-from leyden import semconv
 from leyden.adapter import ModelCallView, ToolCallView, model_calls, read_agent, read_tool_call
-from leyden.instrumentation import instrumentation_class, names
 from leyden.testing import FakeUpstream
+from leyden.tracing.instrumentation import instrumentation_class, names
+from leyden.types import semconv
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frameworks"))
 

@@ -49,7 +49,7 @@ def test_the_agent_of_each_page_learns_to_call_its_tool(name: str, tmp_path: Pat
 
 PATCHED = """
 import importlib, sys
-from leyden.instrumentation import in_use, instrument, instrumentation_class, names
+from leyden.tracing.instrumentation import in_use, instrument, instrumentation_class, names
 LIBRARIES = {"openai": "openai", "anthropic": "anthropic", "langchain": "langgraph.prebuilt", "openai-agents": "agents",
              "autogen": "autogen_agentchat.agents", "agent-framework": "agent_framework"}
 assert not set(in_use()) & set(LIBRARIES), in_use()
@@ -104,7 +104,7 @@ KEEPS_OTHERS = """
 import agents
 from agents.tracing import TracingProcessor, get_trace_provider
 from agents.tracing.processors import default_processor
-from leyden.instrumentation import instrument
+from leyden.tracing.instrumentation import instrument
 
 class Mine(TracingProcessor):
     def on_trace_start(self, trace): pass

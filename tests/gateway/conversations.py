@@ -16,10 +16,9 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from leyden import semconv
 from leyden.adapter import TraceToTrajectory
 from leyden.testing import Reply, ServedCall, ToolCall, request_prompt_ids
-from leyden.types import Span
+from leyden.types import Span, semconv
 
 TOOL_NAMES = ("weather", "größe")
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}

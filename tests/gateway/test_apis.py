@@ -12,15 +12,15 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from leyden import semconv
+from leyden._lib.host.http import Refusal
 from leyden.adapter import LlmProxyTraceToTriplet
 from leyden.dialects import DIALECTS
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.responses import KeptResponses
-from leyden.host.http import Refusal
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, Reply, ToolCall
+from leyden.types import semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 
 ANTHROPIC = {"anthropic-version": "2023-06-01", "x-api-key": "EMPTY"}

@@ -19,17 +19,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from leyden import semconv
+from leyden._lib.attempt_key import attempt_key
+from leyden._lib.host.http import read_body
 from leyden.adapter import TraceToMessages, TraceToTrajectory, TraceToTriplet
 from leyden.gateway import LLMProxy, UpstreamModel
-from leyden.gateway.workers import GatewayWorkers
-from leyden.host.http import read_body
+from leyden.gateway.gateway_workers import GatewayWorkers
 from leyden.store import InMemoryLightningStore, LightningStoreServer
 from leyden.testing import Misbehaviour, ServedCall
-from leyden.testing.answers import ANSWERS
-from leyden.testing.tokens import ChatTurn, response_ids_of
-from leyden.types import Span
-from leyden.utils.attempt_key import attempt_key
+from leyden.testing.api_answers import ANSWERS
+from leyden.testing.fake_tokens import ChatTurn, response_ids_of
+from leyden.types import Span, semconv
 from tests.gateway.caller import Caller, new_caller, say
 from tests.gateway.conversations import HAS_ANTHROPIC
 from tests.gateway.test_hosted import run_by

@@ -9,12 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from leyden import semconv
 from leyden.errors import ConfigError, GatewayError, StoreError
 from leyden.gateway import AttemptLimits, LLMProxy, RemoteGateway, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
-from leyden.types import Span
+from leyden.types import Span, semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 
 

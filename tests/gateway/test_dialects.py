@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from leyden import semconv
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
-from leyden.types import LLM
+from leyden.types import LLM, semconv
 from tests.gateway.caller import new_caller
 from tests.gateway.conversations import (
     AGENTS,

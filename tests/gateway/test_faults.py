@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from leyden import semconv
 from leyden.errors import StoreError
-from leyden.gateway import LLMProxy, UpstreamModel, app, recorder, transport
+from leyden.gateway import LLMProxy, UpstreamModel, recorder, transport
+from leyden.gateway import gateway_app as app
 from leyden.gateway.transport import arriving
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
-from leyden.types import LLM, Span
+from leyden.types import LLM, Span, semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import openai
 import pytest
 
+from leyden._lib.host.http import read_body, send_reply
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway import LLMProxy, UpstreamModel, hosted
 from leyden.gateway.remote import RemoteRecorder
-from leyden.host.http import read_body, send_reply
 from leyden.store import InMemoryLightningStore
 from leyden.types import ProxyLLM
 from tests.gateway.caller import Caller, new_caller, say, until

@@ -8,10 +8,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from leyden._lib.attempt_key import attempt_key, read_attempt_key
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
-from leyden.utils.attempt_key import attempt_key, read_attempt_key
 from tests.gateway.caller import Caller, new_caller, say
 
 

@@ -13,16 +13,15 @@ from typing import Any, cast
 import openai
 import pytest
 
-from leyden import semconv
+from leyden._lib.clock import unix_time
+from leyden._lib.host.asgi import ConnectionLimits
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway import LLMProxy, UpstreamModel, attempts
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.record import ModelCall, span_of
-from leyden.host.asgi import ConnectionLimits
 from leyden.store import InMemoryLightningStore, LightningStoreServer
 from leyden.testing import FakeUpstream, Misbehaviour
-from leyden.types import LLM, ProxyLLM
-from leyden.utils.clock import unix_time
+from leyden.types import LLM, ProxyLLM, semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from leyden import semconv
 from leyden.dialects import CHAT, DIALECTS, Dialect
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
+from leyden.types import semconv
 from tests.gateway.caller import new_caller
 
 

@@ -12,10 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from openai import OpenAI
 
-from leyden import semconv
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
+from leyden.types import semconv
 from tests.gateway.caller import Caller, new_caller, say
 
 OURS = ("prompt_token_ids", "token_ids", "policy_versions")

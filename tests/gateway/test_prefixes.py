@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from leyden import semconv
 from leyden.adapter import TokenGraph
 from leyden.gateway.prefixes import Prefixes
-from leyden.types import Triplet, TripletPrompt, TripletResponse
+from leyden.types import Triplet, TripletPrompt, TripletResponse, semconv
 from tests.gateway.caller import Caller, say, until
 
 KEY = ("ro", "at")

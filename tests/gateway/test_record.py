@@ -11,12 +11,11 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from leyden import semconv
 from leyden.adapter import TraceToTriplet
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, ServedCall
-from leyden.types import AttemptedRollout, RolloutConfig, Span
+from leyden.types import AttemptedRollout, RolloutConfig, Span, semconv
 from tests.gateway.caller import Caller, new_caller, say
 
 

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from leyden import semconv
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
+from leyden.types import semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 
 

@@ -12,11 +12,11 @@ import aiohttp
 import openai
 import pytest
 
+from leyden._lib.host.http import Refusal
 from leyden.errors import GatewayError, StoreError
 from leyden.gateway import FoundGateways, LLMProxy, RemoteGateway, control_key_of
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.remote import RemoteRecorder, end_path
-from leyden.host.http import Refusal
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import LLM, ProxyLLM

@@ -9,12 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from leyden import semconv
 from leyden.adapter import TraceToMessages, TraceToTrajectory
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, Reply, ToolCall
-from leyden.types import ReplayFrom, Span
+from leyden.types import ReplayFrom, Span, semconv
 from tests.gateway.caller import Caller, new_caller, say
 
 QUESTIONS = ("first", "second", "third", "fourth")

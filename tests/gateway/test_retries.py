@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from leyden import semconv
 from leyden.adapter.calls import model_calls
 from leyden.gateway.retries import Retries
 from leyden.testing import FakeUpstream, Misbehaviour
+from leyden.types import semconv
 from tests.gateway.caller import Caller, say, until
 
 BODY = {"model": "fake", "messages": say("hello")}

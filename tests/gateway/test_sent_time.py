@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leyden import semconv
+from leyden.types import semconv
 from tests.gateway.caller import Caller, say
 
 

@@ -14,14 +14,13 @@ import openai
 import pytest
 from pydantic import TypeAdapter
 
-from leyden import semconv
 from leyden.errors import ConfigError, GatewayError, StoreAway, StoreError, UnknownRollout
 from leyden.gateway import LLMProxy, attempts, recorder
 from leyden.gateway.spool import SPANS, Spool
 from leyden.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from leyden.store.base import StoreStatistics
 from leyden.testing import FakeUpstream
-from leyden.types import Span, TokenRecord
+from leyden.types import Span, TokenRecord, semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 
 MANY = 2**20

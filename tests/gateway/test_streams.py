@@ -9,11 +9,11 @@ import aiohttp
 import openai
 import pytest
 
-from leyden import semconv
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, Reply
-from leyden.testing.tokens import ToolCall
+from leyden.testing.fake_tokens import ToolCall
+from leyden.types import semconv
 from tests.gateway.caller import Caller, new_caller, say
 
 LOSSES = [Misbehaviour(lost_response_ids=1), Misbehaviour(no_token_ids=True)]

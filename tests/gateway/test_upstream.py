@@ -36,7 +36,7 @@ def test_an_entry_of_agent_lightnings_for_a_server_with_openais_api_is_asked_dir
 def test_any_other_is_asked_through_litellm_and_recorded_as_text(
     params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leyden.extras.find_spec", lambda name: name)
+    monkeypatch.setattr("leyden._lib.extras.find_spec", lambda name: name)
     [model] = upstream_models([{"model_name": "m", "litellm_params": params}])["m"]
     assert model.litellm_params == params
     assert model.address.startswith(f"litellm:{params['model']}")

@@ -11,7 +11,7 @@ import pytest
 from leyden.gateway import LLMProxy, UpstreamModel, upstream_metrics
 from leyden.gateway.upstream_metrics import UpstreamFailure, UpstreamMetrics
 from leyden.monitor import DEFAULT_RULES, AlertRule, Monitor
-from leyden.monitor.metrics import UPSTREAM_METRICS, base_name
+from leyden.monitor.metric_names import UPSTREAM_METRICS, base_name
 from leyden.monitor.monitor import Watch
 from leyden.monitor.prometheus import exposition
 from leyden.store import InMemoryLightningStore

@@ -18,13 +18,13 @@ import openai
 import psutil
 import pytest
 
+from leyden._lib.attempt_key import attempt_key
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway import RemoteGateway
-from leyden.gateway.workers import GatewayWorkers
-from leyden.semconv import CALL_INDEX
+from leyden.gateway.gateway_workers import GatewayWorkers
 from leyden.store import LightningStore, LightningStoreServer, SqliteLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
-from leyden.utils.attempt_key import attempt_key
+from leyden.types.semconv import CALL_INDEX
 from tests.gateway.caller import say, until
 
 TOKEN, N_WORKERS, N_ATTEMPTS = "sesame", 3, 12

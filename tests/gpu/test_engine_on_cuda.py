@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, OptimParams, SamplingParams
-from leyden.loop.rng import capture_rng, restore_rng
-from leyden.maths.losses import PPOLoss, ValueLoss
+from leyden.objectives.losses import PPOLoss, ValueLoss
+from leyden.training.rng import capture_rng, restore_rng
 from leyden.types import TrainingSequence
 from tests.engine import tiny
 from tests.engine.test_learner import a_batch

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
+from leyden.agent import rollout
 from leyden.legacy import AgentLightningClient, AgentLightningServer, DevTaskLoader, LegacyAgentRunner
-from leyden.litagent import rollout
 
 
 @rollout

@@ -3,8 +3,8 @@
 import pytest
 
 from leyden import emit_reward
+from leyden.agent import LitAgent, llm_rollout, rollout
 from leyden.legacy import DevTaskLoader, LegacyAgentRunner, RolloutLegacy, TripletLegacy
-from leyden.litagent import LitAgent, llm_rollout, rollout
 from leyden.types import LLM
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*belongs to the task protocol:DeprecationWarning")

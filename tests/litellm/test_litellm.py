@@ -11,10 +11,10 @@ import anthropic
 import openai
 import pytest
 
-from leyden import semconv
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
+from leyden.types import semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 
 pytestmark = [  # LiteLLM's own

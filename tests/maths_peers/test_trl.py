@@ -27,7 +27,7 @@ from trl import (
     SFTTrainer,
 )
 
-from leyden.maths.advantages import (
+from leyden.objectives.advantages import (
     Advantages,
     DrGRPOAdvantages,
     GRPOAdvantages,
@@ -35,7 +35,7 @@ from leyden.maths.advantages import (
     RolloutRewards,
     find_estimator,
 )
-from leyden.maths.losses import (
+from leyden.objectives.losses import (
     CISPOLoss,
     CrossEntropyLoss,
     DPOLoss,

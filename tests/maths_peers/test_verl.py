@@ -19,7 +19,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig
 
-from leyden.maths.advantages import (
+from leyden.objectives.advantages import (
     AdvantageEstimate,
     Advantages,
     DrGRPOAdvantages,
@@ -31,7 +31,7 @@ from leyden.maths.advantages import (
     RolloutRewards,
     find_estimator,
 )
-from leyden.maths.losses import (
+from leyden.objectives.losses import (
     KL_ESTIMATORS,
     CISPOLoss,
     GSPOLoss,

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden._lib.latch import Latch
 from leyden.errors import ConfigError
 from leyden.monitor import DEFAULT_RULES, AlertRule, Monitor, PauseClaiming, RestartWorker, health_of
 from leyden.monitor.monitor import Watch
 from leyden.monitor.system import SystemProbe
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from leyden.types import Rollout, RolloutConfig
-from leyden.utils.latch import Latch
 from tests.execution.agents import double
 from tests.monitor.agents import stop_once
 from tests.monitor.hearing import SOON, Heard

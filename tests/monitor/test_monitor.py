@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from leyden._lib.clock import unix_time
 from leyden.errors import ConfigError
 from leyden.monitor import DEFAULT_RULES, Alert, AlertRule, Monitor, PauseClaiming, log_alert, monitor
 from leyden.monitor.monitor import Watch
 from leyden.monitor.system import host_name
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from leyden.types import Sample
-from leyden.utils.clock import unix_time
 from tests.machine_clock import MachineClock
 from tests.monitor.hearing import Heard
 

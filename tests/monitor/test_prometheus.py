@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from leyden._lib.host import pages
+from leyden._lib.host.asgi import AsgiServer
+from leyden._lib.host.http import SiteGuard
+from leyden._lib.host.listening import listen
 from leyden.gateway import LLMProxy
-from leyden.host import pages
-from leyden.host.asgi import AsgiServer
-from leyden.host.http import SiteGuard
-from leyden.host.listening import listen
 from leyden.monitor import AlertRule, Monitor
 from leyden.monitor.monitor import Watch
 from leyden.monitor.prometheus import exposition, metrics, of_requests
 from leyden.serving import OnlineSession
-from leyden.serving.app import ServingApp
+from leyden.serving.serving_app import ServingApp
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer
 from leyden.store.request_metrics import RequestMetrics
 from leyden.testing import FakeUpstream

@@ -16,7 +16,7 @@ import pytest
 
 from leyden.monitor import SystemProbe, gpu
 from leyden.monitor.gpu import gpu_metrics
-from leyden.monitor.metrics import SYSTEM_METRICS, base_name
+from leyden.monitor.metric_names import SYSTEM_METRICS, base_name
 
 
 def test_the_metrics_are_those_of_the_system(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_each_gpu_has_device_metrics_its_own_and_the_highest_are_told_too(nvml: 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, which makes the driver's stand-in")
 def test_a_training_step_reports_the_busiest_and_the_fullest_gpu(nvml: Path) -> None:
-    ask = "import json; from leyden.algorithm.policy_gradient.metrics import gpu_use; print(json.dumps(gpu_use()))"
+    ask = "import json; from leyden.algorithm.policy_gradient.rollout_metrics import gpu_use; print(json.dumps(gpu_use()))"
     assert json.loads(printed_there(nvml, ask)) == {"gpu_percent": 97, "gpu_memory_percent": pytest.approx(50)}
 
 

@@ -35,7 +35,13 @@ def resources(text: str) -> NamedResources:
 @contextmanager
 def opened_forker(directory: Path, *modules: str, within: Sequence[str] = ()) -> Iterator[Forker]:
     """A process that has imported what the others need, so that each of them starts in milliseconds."""
-    served = ("leyden.cli.gateway", "leyden.gateway", "leyden.cli.serve", "leyden.serving.app", "leyden.host.asgi")
+    served = (
+        "leyden.cli.gateway",
+        "leyden.gateway",
+        "leyden.cli.serve",
+        "leyden.serving.serving_app",
+        "leyden._lib.host.asgi",
+    )
     with Forker.opened(directory, *served, *modules, within=within) as forker:
         yield forker
 

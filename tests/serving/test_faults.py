@@ -15,13 +15,13 @@ import aiohttp
 import pytest
 
 from leyden.errors import GatewayError
-from leyden.semconv import CALL_INDEX
 from leyden.serving import OnlineSession
 from leyden.serving.continual import open_releases, stop_learning
 from leyden.serving.session import Served
 from leyden.store import LightningStore, LightningStoreClient, SqliteLightningStore
 from leyden.testing import FakeUpstream, audit_store
 from leyden.types import AttemptedRollout, LiveClaim, sign_claim
+from leyden.types.semconv import CALL_INDEX
 from tests.serving.continual.endless import check_releases, likes
 from tests.serving.processes import KEY, Place, Role, call_model, opened_forker, opened_place
 from tests.store.killing import Forker, integrity

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from leyden import semconv
 from leyden.serving.assignment import place_of
 from leyden.store import LightningStore, LightningStoreClient
 from leyden.testing import audit_store
-from leyden.types import AttemptedRollout, LabelMove
+from leyden.types import AttemptedRollout, LabelMove, semconv
 from tests.serving.processes import KEY, opened_forker, opened_place, resources
 from tests.serving.visitors import CANARY_PERCENT, N_USERS, Labels, Request, requests_in
 from tests.store.killing import Forker, dead

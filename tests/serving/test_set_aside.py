@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from leyden.errors import StoreError
-from leyden.gateway import LLMProxy, aside
+from leyden.gateway import LLMProxy
+from leyden.gateway import dead_letters as aside
 from leyden.gateway.spool import SPANS, Spool
 from leyden.serving import OnlineSession, outbox
 from leyden.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore

@@ -14,7 +14,7 @@ import pytest
 from leyden.errors import ConfigError, StoreClosed
 from leyden.store import LightningStore, LightningStoreClient, SqliteLightningStore, Sweeper
 from leyden.store.sql.body import spans
-from leyden.store.sql.store import SqlLightningStore
+from leyden.store.sql.sql_store import SqlLightningStore
 from leyden.testing import audit_store
 from leyden.types import EnqueueRolloutRequest, RolloutConfig, Span
 

@@ -18,8 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from leyden._lib.host.asgi import ConnectionLimits
 from leyden.errors import ConfigError, StoreError
-from leyden.host.asgi import ConnectionLimits
 from leyden.store import (
     InMemoryLightningStore,
     LightningStore,
@@ -27,7 +27,7 @@ from leyden.store import (
     LightningStoreServer,
     SqliteLightningStore,
 )
-from leyden.store.app import StoreApp
+from leyden.store.store_app import StoreApp
 from leyden.types import (
     LLM,
     AttemptedRollout,

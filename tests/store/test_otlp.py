@@ -26,12 +26,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from leyden import semconv
 from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.store.otlp import JSON, PROTOBUF, OtlpReply, read_spans, receive
 from leyden.store.server import LightningStoreServer
-from leyden.tracer.otel import from_readable_span
-from leyden.types import AttemptedRollout, Span
+from leyden.tracing.otel_tracer import from_readable_span
+from leyden.types import AttemptedRollout, Span, semconv
 
 # ---- an exporter: what opentelemetry-exporter-otlp-proto-common does --------------------------------------------------------
 

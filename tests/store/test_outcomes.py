@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden import semconv
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 from leyden.store.sql.sqlite import _migrations, connect, statements
-from leyden.types import PromptTemplate, RunRecord, find_final_reward
+from leyden.types import PromptTemplate, RunRecord, find_final_reward, semconv
 from tests.contracts.store.outcomes import call_span, finished, reward_span
 from tests.contracts.store.support import claimed, ids, span_of
 from tests.store.test_sql import explained as explained

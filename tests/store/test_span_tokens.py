@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden import semconv
 from leyden.errors import StoreError
 from leyden.gateway.prefixes import Prefixes
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
-from leyden.store.sql.body import rollouts, search, spans, tokens
+from leyden.store.sql.body import rollouts, search, spans
+from leyden.store.sql.body import token_columns as tokens
 from leyden.store.sql.rows import FoundSpan, span_from
 from leyden.store.sql.sqlite import SqliteTransaction, connect, migrate
-from leyden.types import AttemptedRollout, Span, TokenRecord, pack_ints
+from leyden.types import AttemptedRollout, Span, TokenRecord, pack_ints, semconv
 from leyden.types.tokens import shared_length
 
 

@@ -16,20 +16,10 @@ import leyden.store.sql.body as body
 from leyden.errors import StoreError
 from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.store.sql import session
-from leyden.store.sql.body import (
-    attempts,
-    listing,
-    outcomes,
-    resources,
-    retention,
-    rollouts,
-    runs,
-    samples,
-    search,
-    spans,
-    stream,
-    workers,
-)
+from leyden.store.sql.body import attempts, listing, outcomes, retention, rollouts, runs, samples, search, spans
+from leyden.store.sql.body import resource_versions as resources
+from leyden.store.sql.body import span_stream as stream
+from leyden.store.sql.body import worker_rows as workers
 from leyden.store.sql.queries import counting, load_queries, parse_queries
 from leyden.store.sql.sqlite import SqliteTransaction, _queries_by_place, connect, migrate, statements
 from leyden.store.sql.transaction import Row

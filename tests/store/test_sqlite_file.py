@@ -22,11 +22,10 @@ from typing import Any
 
 import pytest
 
-from leyden import semconv
 from leyden.errors import ConfigError, StoreError, UnknownResources
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
 from leyden.testing import audit_store
-from leyden.types import EnqueueRolloutRequest, MetricPoint, ReplayFrom, RunRecord, Sample, Span, TokenRecord
+from leyden.types import EnqueueRolloutRequest, MetricPoint, ReplayFrom, RunRecord, Sample, Span, TokenRecord, semconv
 
 
 @contextmanager

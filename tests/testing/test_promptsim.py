@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.promptsim import FAMILIES, AnswerRule, Behaviour, Kind, PromptSetting, RuleInteraction, World
+from benchmarks.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES
 from leyden.errors import ConfigError
 from leyden.testing import PromptSim
-from leyden.testing.promptsim import FAMILIES, AnswerRule, Behaviour, Kind, PromptSetting, RuleInteraction, World
-from leyden.testing.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES
 
 TEXTS = [*(clause for rule in RULES for clause in rule.clauses), *DISTRACTORS, *FLUFF]
 CLAUSES = {rule.name: rule.clauses[0] for rule in RULES}

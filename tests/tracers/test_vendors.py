@@ -230,7 +230,7 @@ def test_opentelemetrys_packages_are_installed_once_and_removed_with_the_last_bl
     answer = in_a_process("""
     from anthropic.resources.messages import Messages
     from openai.resources.chat.completions import Completions
-    from leyden.instrumentation import instrument
+    from leyden.tracing.instrumentation import instrument
 
     def methods():
         return Messages.create, Completions.create

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import leyden as ly
-from leyden.algorithm.policy_gradient.batch import StepData
-from leyden.demo.agent import play
-from leyden.demo.run import WEIGHTS
-from leyden.loop import CsvWriter
+from leyden.algorithm.policy_gradient.step_data import StepData
+from leyden.cli.demo import WEIGHTS
+from leyden.cli.demo.demo_agent import play
 from leyden.store import sweeper
+from leyden.training import CsvWriter
 
 
 class Failing(ly.PolicyGradient):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from leyden._lib.components import accepts, build_component, check_arguments, instantiate_component, register_name
 from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
 from leyden.algorithm import Algorithm, Baseline
-from leyden.components import accepts, build_component, check_arguments, instantiate_component, register_name
 from leyden.errors import ConfigError
 from leyden.trainer import instantiate_from_spec, register_component, registered_components
-from leyden.trainer.registry import AlgorithmRegistry
+from leyden.trainer.component_registry import AlgorithmRegistry
 
 
 def build(spec: Any, **options: Any) -> Any:
@@ -141,8 +141,8 @@ def test_a_registry_refuses_a_second_meaning_of_a_name() -> None:
 
 @pytest.fixture
 def algorithms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr("leyden.trainer.registry.AlgorithmRegistry", known := dict(AlgorithmRegistry))
-    monkeypatch.setattr("leyden.trainer.registry._REGISTRIES", {"algorithm": known})
+    monkeypatch.setattr("leyden.trainer.component_registry.AlgorithmRegistry", known := dict(AlgorithmRegistry))
+    monkeypatch.setattr("leyden.trainer.component_registry._REGISTRIES", {"algorithm": known})
     return known
 
 

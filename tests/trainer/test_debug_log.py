@@ -11,13 +11,13 @@ import pytest
 from openai import AsyncOpenAI
 
 import leyden as ly
+from leyden._lib.logs import Preview
 from leyden.algorithm import Dataset, IterativeAlgorithm
 from leyden.gateway import LLMProxy
-from leyden.loop import Metrics
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
+from leyden.training import Metrics
 from leyden.types import EnqueueRolloutRequest
-from leyden.utils.logs import Preview
 
 QUESTION = "What is the capital of Norway? " * 100
 
@@ -155,4 +155,4 @@ def test_agent_lightnings_function_shows_the_level_that_is_asked_for(
     assert logger is leyden_logger
     logger.getChild("store").debug("rollout ro-1: enqueued")
     assert "rollout ro-1: enqueued" in capsys.readouterr().err
-    assert ly.configure_logger(logging.INFO, "leyden.runner").name == "leyden.runner"
+    assert ly.configure_logger(logging.INFO, "leyden.execution.runner").name == "leyden.execution.runner"

@@ -90,8 +90,8 @@ def test_an_error_of_neither_leyden_nor_the_user_stays_whole(monkeypatch: pytest
         raise AssertionError("a fault of ours")
 
     trainer = ly.Trainer(algorithm="baseline", store=ly.InMemoryLightningStore())
-    monkeypatch.setattr("leyden.utils.frames._AGENTS", ())
-    monkeypatch.setattr("leyden.utils.frames.is_users_file", lambda filename: False)
+    monkeypatch.setattr("leyden._lib.frames._AGENTS", ())
+    monkeypatch.setattr("leyden._lib.frames.is_users_file", lambda filename: False)
     monkeypatch.setattr(type(trainer.runner), "init", breaks)
     frames = shown(lambda: trainer.fit(agent, ["task"]))[1]
     assert {"run_blocking", "execute", "breaks"} < set(frames)

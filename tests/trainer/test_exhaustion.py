@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import leyden as ly
+from leyden._lib import exhaustion
+from leyden._lib.throttle import Throttle
 from leyden.errors import StoreError
 from leyden.store.sql.sqlite import store_error
-from leyden.utils import exhaustion
-from leyden.utils.throttle import Throttle
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 import leyden as ly
+from leyden._lib.host.orphans import RUNNER_MARK
 from leyden.errors import ConfigError
-from leyden.host.orphans import RUNNER_MARK
 from leyden.legacy import AgentLightningClient, AgentLightningServer, DevTaskLoader, TripletLegacy
 from leyden.trainer import TrainerLegacy
 

@@ -21,9 +21,9 @@ import pytest
 import leyden as ly
 from leyden.algorithm import IterativeAlgorithm, Run
 from leyden.errors import ConfigError
-from leyden.loop import Callback, CsvWriter, JsonlWriter, LogWriter, Metrics, Row
-from leyden.runs import RecordedRun, list_runs, open_run
-from leyden.types.run import MetricPoint, RunRecord
+from leyden.training import Callback, CsvWriter, JsonlWriter, LogWriter, Metrics, Row
+from leyden.training.runs import RecordedRun, list_runs, open_run
+from leyden.types.run_record import MetricPoint, RunRecord
 
 
 @ly.rollout
@@ -275,7 +275,7 @@ def test_a_writer_of_the_runs_own_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"callbacks": [3]}, "callbacks has 3 (a int); give instances of leyden.loop.Callback"),
+        ({"callbacks": [3]}, "callbacks has 3 (a int); give instances of leyden.training.Callback"),
         ({"loggers": "metrics.csv"}, "give a LogWriter such as CsvWriter"),
         ({"progress": 1}, "progress is 1; possible: True, False"),
         ({"name": ""}, "name is ''; give 1 to 200 printable characters"),
@@ -462,7 +462,7 @@ def test_a_run_of_the_previous_format_resumes(tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_is_the_change_of_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leyden.runs.recording.HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("leyden.training.runs.recording.HEARTBEAT_SECONDS", 0.05)
     times: list[float] = []
 
     @ly.algo

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden._lib import ids
+from leyden._lib.latch import Latch
 from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store import SqliteLightningStore
 from leyden.trainer import restarts
 from leyden.types import EnqueueRolloutRequest
-from leyden.utils import ids
-from leyden.utils.latch import Latch
 
 N_STEPS, ROLLOUTS = 5, 8
 

@@ -18,8 +18,8 @@ import leyden as ly
 from leyden.algorithm import Algorithm
 from leyden.errors import ConfigError, MissingResource, StoreError
 from leyden.execution import SharedMemoryExecutionStrategy
-from leyden.runs import open_run
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
+from leyden.training.runs import open_run
 
 
 @ly.rollout

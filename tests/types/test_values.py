@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanKind as OtelKind
 from opentelemetry.trace import StatusCode as OtelCode
 from pydantic import TypeAdapter, ValidationError
 
+from leyden._lib import ids
 from leyden.errors import ConfigError
 from leyden.types import (
     LLM,
@@ -32,7 +33,6 @@ from leyden.types import (
     is_reward_span,
     reward_attributes,
 )
-from leyden.utils import ids
 
 
 def span(**attributes: object) -> Span:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from leyden.adapter import merge_triplets
-from leyden.algorithm.policy_gradient.batch import Group, RolloutData
+from leyden.algorithm.policy_gradient.step_data import Group, RolloutData
 from leyden.types import Triplet, TripletPrompt, TripletResponse
 
 

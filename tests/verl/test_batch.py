@@ -12,7 +12,7 @@ from verl.trainer.ppo.ray_trainer import compute_response_mask
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.workers.config import ActorConfig
 
-from leyden.algorithm.policy_gradient.batch import build_step, estimate_advantages, weighted
+from leyden.algorithm.policy_gradient.step_data import build_step, estimate_advantages, weighted
 from leyden.algorithm.verl.rows import (
     Aggregation,
     SequenceRow,
@@ -21,8 +21,8 @@ from leyden.algorithm.verl.rows import (
     score_rollouts,
     truncate_rows,
 )
-from leyden.maths.advantages import DrGRPOAdvantages, GRPOAdvantages
-from leyden.maths.losses import PPOLoss, TokenBatch, find_loss
+from leyden.objectives.advantages import DrGRPOAdvantages, GRPOAdvantages
+from leyden.objectives.losses import PPOLoss, TokenBatch, find_loss
 from tests.verl.made import make_groups
 
 pytestmark = pytest.mark.verl

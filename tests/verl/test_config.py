@@ -15,12 +15,12 @@ import pytest
 from omegaconf import OmegaConf
 
 import leyden
+from leyden.agent import llm_rollout
 from leyden.algorithm.verl import VERL, make_config
-from leyden.algorithm.verl.config import check_config, check_model, check_resources
 from leyden.algorithm.verl.daemon import DaemonOptions
-from leyden.algorithm.verl.running import with_cluster
+from leyden.algorithm.verl.verl_config import check_config, check_model, check_resources
+from leyden.algorithm.verl.verl_run import with_cluster
 from leyden.errors import ConfigError
-from leyden.litagent import llm_rollout
 from leyden.store import InMemoryLightningStore
 from leyden.trainer import Trainer
 from leyden.types import LLM

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leyden.algorithm.policy_gradient.batch import build_step, estimate_advantages, weighted
+from leyden.algorithm.policy_gradient.step_data import build_step, estimate_advantages, weighted
 from leyden.algorithm.verl.rows import (
     RewardedRollout,
     make_rows,
@@ -22,8 +22,8 @@ from leyden.algorithm.verl.rows import (
     truncate_rows,
 )
 from leyden.engine import EmbeddedBackend, OptimParams
-from leyden.maths.advantages import DrGRPOAdvantages
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.advantages import DrGRPOAdvantages
+from leyden.objectives.losses import PPOLoss
 from tests.engine import tiny
 from tests.verl.made import make_groups
 

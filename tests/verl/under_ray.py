@@ -36,7 +36,7 @@ import leyden
 from examples.verl_cpu.train import KEYS as KEYS_OF_THE_EXAMPLE
 from examples.verl_cpu.train import WEIGHTS, play
 from leyden.algorithm.verl import VERL, make_config
-from leyden.algorithm.verl.running import use_platform, use_plug_points, with_cluster
+from leyden.algorithm.verl.verl_run import use_platform, use_plug_points, with_cluster
 from leyden.errors import ConfigError
 
 ROOT = Path(leyden.__file__).parents[1]

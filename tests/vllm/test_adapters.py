@@ -15,7 +15,7 @@ from aiohttp import web
 
 from leyden.engine import LoRA, OptimParams, SamplingParams, VLLMBackend
 from leyden.errors import EngineError
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from leyden.types import TrainingSequence
 from tests.contracts.engine import chat, logprobs_of, sampled
 from tests.engine import tiny

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from leyden import semconv
 from leyden.adapter import TraceToTrajectory
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
+from leyden.types import semconv
 from tests.gateway.caller import Caller, new_caller, say, until
 from tests.vllm.server import MODEL, VllmServer
 from tests.vllm.test_tokens import QUESTION, SAMPLING, answer_of, events_of, tokens_of

@@ -19,9 +19,9 @@ import pytest
 from aiohttp import web
 
 from leyden.engine import LoRA, OptimParams, PolicyBackend, SamplingParams, VLLMBackend
-from leyden.engine.vllm.client import VLLMClient
+from leyden.engine.vllm.vllm_client import VLLMClient
 from leyden.errors import EngineError
-from leyden.maths.losses import PPOLoss
+from leyden.objectives.losses import PPOLoss
 from leyden.types import TrainingSequence
 from tests.contracts.engine import *  # noqa: F403
 from tests.contracts.engine import sampled, stepped

@@ -10,10 +10,9 @@ import aiohttp
 import anthropic
 import pytest
 
-from leyden import semconv
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
-from leyden.types import Span, TokenRecord
+from leyden.types import Span, TokenRecord, semconv
 from tests.gateway.caller import Caller, new_caller, say
 from tests.vllm.server import MODEL, VllmServer
 from tests.vllm.tiny import Truth

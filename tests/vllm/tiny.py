@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from leyden.demo.make_weights import build_tokenizer
+from benchmarks.make_weights import build_tokenizer
 
 MAX_LENGTH = 8192
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import EpisodeStats, LogLevel, LogWriter, MetricsRow, MlflowWriter, TensorboardWriter, WandbWriter
+from leyden.training import EpisodeStats, LogLevel, LogWriter, MetricsRow, MlflowWriter, TensorboardWriter, WandbWriter
 
 pytestmark = [
     pytest.mark.writers,

@@ -7,6 +7,6 @@ and the requests to the models that criticise and rewrite (`requests.py`, `promp
 The code that it shares with other optimisers is in `leyden.algorithm.prompts`.
 """
 
-from leyden.algorithm.apo.algorithm import APO
+from leyden.algorithm.apo.apo import APO
 
 __all__ = ["APO"]

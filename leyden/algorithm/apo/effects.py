@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from leyden.utils.numbers import mean_of
+from leyden._lib.numbers import mean_of
 
 Task = TypeVar("Task", bound=Hashable)
 

@@ -9,13 +9,13 @@ import random
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from leyden._lib.options import check_several
 from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
 from leyden.algorithm.evaluator import Score
-from leyden.algorithm.prompts.answers import Request, proposed_prompt, without_reasoning
 from leyden.algorithm.prompts.candidate import Branch, Candidate
+from leyden.algorithm.prompts.proposed_prompts import Request, proposed_prompt, without_reasoning
 from leyden.algorithm.prompts.reflector import Reflector
 from leyden.algorithm.prompts.texts import braced, placeholders_of, rollouts_as_text
-from leyden.options import check_several
 
 
 class PromptWriter:

@@ -8,6 +8,6 @@ are next. This package holds `GEPA` (`algorithm.py`), the functions that `gepa` 
 pass it in `adapter.optimise`.
 """
 
-from leyden.algorithm.gepa.algorithm import GEPA
+from leyden.algorithm.gepa.gepa import GEPA
 
 __all__ = ["GEPA"]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, Protocol
 
+from leyden._lib.extras import import_optional
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa.bridge import Bridge
 from leyden.algorithm.gepa.reflective import objective_scores, reflective_record
-from leyden.algorithm.prompts.answers import Request
-from leyden.extras import import_optional
+from leyden.algorithm.prompts.proposed_prompts import Request
 from leyden.types import PromptTemplate
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from leyden.algorithm.prompts.comparison import Rewards
-from leyden.maths.sequential import ShortfallEvidence, observe_shortfall
+from leyden.statistics import ShortfallEvidence, observe_shortfall
 
 FIRST_STAGE = 6
 """The number of tasks of the first stage. Fewer tasks cannot refute anything at an error of

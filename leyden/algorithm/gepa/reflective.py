@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from leyden import semconv
+from leyden._lib.formatting import figure
+from leyden._lib.text import as_json
 from leyden.adapter.attributes import Json
 from leyden.adapter.calls import model_calls
-from leyden.adapter.chat import message_text
+from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts.texts import shown_text
 from leyden.algorithm.usage import calls_with
-from leyden.types import PromptTemplate, Span, find_reward_spans, get_rewards_from_span
-from leyden.utils.figures import figure
-from leyden.utils.text import as_json
+from leyden.types import PromptTemplate, Span, find_reward_spans, get_rewards_from_span, semconv
 
 
 def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 The package holds `PolicyGradient` (fresh rollouts) with its named settings, and `SFT` and `DPO`
 (recorded rollouts). `base.py` has their common base class. `reading.py` reads rollouts, `batch.py`
 makes a step's data of them, `preparation.py` adds columns that models compute, and `stream.py` runs
-groups ahead of their step. Advantages and losses come from `leyden.maths`, gradients from the
+groups ahead of their step. Advantages and losses come from `leyden.objectives`, gradients from the
 policy backend. To add an algorithm that differs in an estimator, a loss or an option, add a setting
 to `settings.py`.
 """
 
-from leyden.algorithm.policy_gradient.algorithm import PolicyGradient
-from leyden.algorithm.policy_gradient.base import PolicyAlgorithm
+from leyden.algorithm.policy_gradient.policy_algorithm import PolicyAlgorithm
+from leyden.algorithm.policy_gradient.policy_gradient import PolicyGradient
 from leyden.algorithm.policy_gradient.recorded import DPO, SFT
 from leyden.algorithm.policy_gradient.settings import GRPO, PPO, RLOO, DrGRPO, REINFORCEpp, ReMax, VinePPO
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from leyden.adapter import replayed_calls
 from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.forks import fork_requests, fork_returns
-from leyden.algorithm.policy_gradient.batch import Group, RolloutData, has_signal
-from leyden.loop import Metrics
-from leyden.maths.advantages import Advantages
+from leyden.algorithm.policy_gradient.step_data import Group, RolloutData, has_signal
+from leyden.objectives.advantages import Advantages
+from leyden.training import Metrics
 from leyden.types import EnqueueRolloutRequest
 
 

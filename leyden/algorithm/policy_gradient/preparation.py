@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from leyden.algorithm.policy_gradient.batch import StepData, estimate_advantages, number_calls
-from leyden.engine.base import Learner
-from leyden.loop import Metrics
-from leyden.maths.advantages import Advantages
-from leyden.maths.losses import Loss, find_loss, reward_penalty
+from leyden.algorithm.policy_gradient.step_data import StepData, estimate_advantages, number_calls
+from leyden.engine.policy_backend import Learner
+from leyden.objectives.advantages import Advantages
+from leyden.objectives.losses import Loss, find_loss, reward_penalty
+from leyden.training import Metrics
 from leyden.types import TrainingSequence
 
 
@@ -35,7 +35,7 @@ class Preparation:
     kl_in_reward: float = 0.0
     """The coefficient of the KL penalty that is subtracted from rewards."""
     kl_in_reward_estimator: str = "k1"
-    """The estimator of the penalty, a name in `leyden.maths.losses.KL_ESTIMATORS`."""
+    """The estimator of the penalty, a name in `leyden.objectives.losses.KL_ESTIMATORS`."""
 
     async def prepare(self, step: StepData) -> Metrics:
         """Set every column of the step's sequences that the loss and the estimator read. Return

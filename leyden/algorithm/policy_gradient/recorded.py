@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from leyden.algorithm.base import Dataset
+from leyden._lib.options import check_choice, check_number
+from leyden.algorithm.algorithm import Dataset
 from leyden.algorithm.iterative import Metrics
-from leyden.algorithm.policy_gradient.base import PolicyAlgorithm, make_reference
-from leyden.algorithm.policy_gradient.batch import (
+from leyden.algorithm.policy_gradient.policy_algorithm import PolicyAlgorithm, make_reference
+from leyden.algorithm.policy_gradient.rollout_reader import RolloutCounts, explanation
+from leyden.algorithm.policy_gradient.step_data import (
     RolloutData,
     StepRollout,
     Weighting,
@@ -29,13 +31,11 @@ from leyden.algorithm.policy_gradient.batch import (
     epoch_place,
     weighted,
 )
-from leyden.algorithm.policy_gradient.reading import RolloutCounts, explanation
-from leyden.engine.base import Learner, PolicyBackend
+from leyden.engine.policy_backend import Learner, PolicyBackend
 from leyden.errors import NoTrainingData
-from leyden.maths.losses import CrossEntropyLoss, DPOLoss, dpo_weights
-from leyden.options import check_choice, check_number
-from leyden.runs.reading import open_run
+from leyden.objectives.losses import CrossEntropyLoss, DPOLoss, dpo_weights
 from leyden.store.base import LightningStore
+from leyden.training.runs.recorded_runs import open_run
 from leyden.types import AttemptedRollout
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from leyden.algorithm.policy_gradient.algorithm import PolicyGradient
-from leyden.engine.base import PolicyBackend
-from leyden.maths.advantages import GAEAdvantages
-from leyden.maths.losses import PPOLoss, ReinforceLoss
+from leyden.algorithm.policy_gradient.policy_gradient import PolicyGradient
+from leyden.engine.policy_backend import PolicyBackend
+from leyden.objectives.advantages import GAEAdvantages
+from leyden.objectives.losses import PPOLoss, ReinforceLoss
 
 _SYMMETRIC = PPOLoss(clip_low=0.2, clip_high=0.2)
 

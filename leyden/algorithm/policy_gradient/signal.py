@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from statistics import variance
 from typing import Any, NamedTuple, cast
 
-from leyden.utils.figures import figure
-from leyden.utils.logs import Preview
-from leyden.utils.numbers import mean_of
+from leyden._lib.formatting import figure
+from leyden._lib.logs import Preview
+from leyden._lib.numbers import mean_of
 
 _PATIENCE = 3
 """The first warning comes when so many steps in a row have shown a symptom."""

@@ -17,9 +17,9 @@ The package knows no optimiser: `algorithm/apo` and `algorithm/gepa` decide how 
 and which of them are kept.
 """
 
-from leyden.algorithm.prompts.base import PromptOptimiser
 from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.comparison import Comparison
+from leyden.algorithm.prompts.prompt_optimiser import PromptOptimiser
 from leyden.algorithm.prompts.records import CandidateRecord, best_label, read_best, read_history
 from leyden.algorithm.prompts.result import PromptResult
 

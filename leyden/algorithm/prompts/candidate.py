@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from leyden._lib.options import nearest
 from leyden.algorithm.prompts.texts import placeholders_of
 from leyden.errors import ConfigError
-from leyden.options import nearest
 from leyden.types import NamedResources, PromptTemplate
 
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from leyden._lib.formatting import figure
 from leyden.algorithm.evaluation import Estimate, estimate
-from leyden.utils.figures import figure
 
 Rewards = Mapping[int, float]
 """A candidate's rewards by task: the task's place in the validation set."""

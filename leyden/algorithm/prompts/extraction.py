@@ -20,7 +20,7 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any, cast
 
-from leyden.adapter.chat import message_text
+from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView
 from leyden.types import PromptTemplate
 

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from leyden._lib.atomic import append_privately
 from leyden.errors import CheckpointError
-from leyden.utils.atomic import append_privately
 
 
 class Journal:

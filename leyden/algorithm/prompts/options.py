@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from leyden._lib.options import check_number
 from leyden.algorithm.budget import Budget
 from leyden.errors import ConfigError
-from leyden.options import check_number
 
 
 def check_shared_options(

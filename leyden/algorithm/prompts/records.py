@@ -20,7 +20,7 @@ from leyden.algorithm.prompts.comparison import Comparison
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.base import LightningStore
 from leyden.types import ResourcesUpdate
-from leyden.types.run import algorithm_group
+from leyden.types.run_record import algorithm_group
 
 _ATTEMPT_ID = "at-decided"
 _PURPOSE = "selection"

@@ -15,13 +15,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leyden.adapter.chat import message_text
+from leyden._lib.text import error_line
+from leyden.adapter.chat_messages import message_text
 from leyden.algorithm.collector import RolloutCollector
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import shown_text
 from leyden.errors import BudgetExceeded, LeydenError, ReflectionFailed
 from leyden.types import LLM
-from leyden.utils.text import error_line
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

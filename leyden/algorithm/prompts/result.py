@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leyden._lib.formatting import figure
 from leyden.algorithm.prompts.comparison import Comparison
 from leyden.types import PromptTemplate
-from leyden.utils.figures import figure
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from leyden._lib.formatting import figure
+from leyden._lib.text import as_json
 from leyden.adapter.transcript import transcript_lines
 from leyden.algorithm.evaluator import Score
 from leyden.errors import ConfigError
 from leyden.types import PromptTemplate
-from leyden.utils.figures import figure
-from leyden.utils.text import as_json
 
 _TASK_CHARACTERS = 2000
 _MESSAGE_CHARACTERS = 2000

@@ -16,6 +16,6 @@ The package does not import verl, torch or Ray before they are needed. To suppor
 verl, look at `trainer.py`, `replica.py` and `cpu.py`, which subclass verl's classes.
 """
 
-from leyden.extras import lazy_package
+from leyden._lib.extras import lazy_package
 
 __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="verl")

@@ -13,20 +13,20 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from leyden._lib.arguments import arguments_of
+from leyden._lib.atomic import private_directory
+from leyden._lib.text import error_line
 from leyden.adapter import TraceToTriplet
-from leyden.algorithm.verl.algorithm import VERL
+from leyden.algorithm.verl.verl_algorithm import VERL
 from leyden.errors import LeydenError
 from leyden.gateway import LLMProxy
-from leyden.runs import Run
-from leyden.runs.beginning import begin_run
-from leyden.runs.config import describe, describe_model, describe_program, import_path
-from leyden.runs.folder import MANIFEST, METRICS
-from leyden.runs.recorder import RunRecorder
-from leyden.runs.recording import FolderRecorder
 from leyden.store import LightningStoreServer, SqliteLightningStore
-from leyden.utils.arguments import arguments_of
-from leyden.utils.atomic import private_directory
-from leyden.utils.text import error_line
+from leyden.training.runs import Run
+from leyden.training.runs.folder import MANIFEST, METRICS
+from leyden.training.runs.opening import begin_run
+from leyden.training.runs.recorder import RunRecorder
+from leyden.training.runs.recording import FolderRecorder
+from leyden.training.runs.run_description import describe, describe_model, describe_program, import_path
 
 _EXAMPLES = """examples:
   python -m leyden.algorithm.verl data.train_files=train.jsonl data.val_files=val.jsonl

@@ -16,11 +16,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from leyden._lib import ids
+from leyden._lib.racing import first_done
 from leyden.adapter import TraceAdapter
 from leyden.algorithm.collector import RolloutCollector, rollout_id_at
-from leyden.algorithm.policy_gradient.batch import Group, RolloutData
-from leyden.algorithm.policy_gradient.metrics import rollout_metrics
-from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
+from leyden.algorithm.policy_gradient.rollout_metrics import rollout_metrics
+from leyden.algorithm.policy_gradient.rollout_reader import RolloutCounts, RolloutReader, explanation
+from leyden.algorithm.policy_gradient.step_data import Group, RolloutData
 from leyden.algorithm.verl.rows import (
     Aggregation,
     Overlong,
@@ -34,10 +36,8 @@ from leyden.algorithm.verl.rows import (
 from leyden.errors import ConfigError, NoTrainingData, StoreError
 from leyden.gateway import LLMProxy
 from leyden.legacy import AgentLightningServer
-from leyden.loop import Metrics
+from leyden.training import Metrics
 from leyden.types import LLM, EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode
-from leyden.utils import ids
-from leyden.utils.racing import first_done
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from leyden._lib.atomic import private_directory, write_file
+from leyden._lib.extras import import_optional
+from leyden._lib.json import unique_object
 from leyden.errors import ConfigError
-from leyden.extras import import_optional
-from leyden.utils.atomic import private_directory, write_file
-from leyden.utils.json import unique_object
 
 Item = dict[str, Any]
 

@@ -21,8 +21,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from leyden._lib.text import describe_error, error_line
 from leyden.errors import ConfigError, EngineError
-from leyden.utils.text import describe_error, error_line
 
 _LAST_LINES = 20
 """How many lines of a log or a traceback a message shows."""

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from leyden.algorithm.policy_gradient.batch import Group
+from leyden._lib.extras import import_optional
+from leyden._lib.options import check_choice, check_number
+from leyden.algorithm.policy_gradient.step_data import Group
 from leyden.errors import NoTrainingData
-from leyden.extras import import_optional
-from leyden.options import check_choice, check_number
 from leyden.types import Trajectory
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from leyden._lib.json import is_object
 from leyden.dialects.encoding import Json
 from leyden.dialects.fields import (
     NOT_IN_EVENTS,
@@ -29,7 +30,6 @@ from leyden.dialects.fields import (
 )
 from leyden.dialects.sampling import OPTIONS, check_neutral, stop_strings
 from leyden.errors import Untranslatable
-from leyden.utils.json import is_object
 
 DEFAULT_MAX_TOKENS = 8192
 """The limit for a chat request without one, because Anthropic's API requires a limit."""

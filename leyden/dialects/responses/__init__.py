@@ -4,6 +4,6 @@ The translations need a whole request. The gateway keeps the earlier items of a 
 first puts them in place of `previous_response_id`.
 """
 
-from leyden.dialects.responses.dialect import RESPONSES
+from leyden.dialects.responses.responses_dialect import RESPONSES
 
 __all__ = ["RESPONSES"]

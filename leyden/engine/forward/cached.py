@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from leyden.engine.forward.base import KeyValueStore, rounding
+from leyden.engine.forward.model_forward import KeyValueStore, rounding
 from leyden.engine.forward.recompute import recompute_layers
 from leyden.errors import ConfigError
 

@@ -15,9 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from leyden.engine.forward.base import ModelForward, rounding
 from leyden.engine.forward.cached import CachedForward, UncachedForward
 from leyden.engine.forward.layout import LayoutForward
+from leyden.engine.forward.model_forward import ModelForward, rounding
 from leyden.errors import EngineError
 
 logger = logging.getLogger("leyden.engine")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leyden.engine.forward.base import KeyValueStore, hiding_mask
+from leyden.engine.forward.model_forward import KeyValueStore, hiding_mask
 from leyden.engine.forward.prefix_tree import PrefixTree
 from leyden.engine.forward.recompute import gated_mlp, recomputed
 from leyden.errors import ConfigError

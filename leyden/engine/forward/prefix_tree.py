@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from leyden.engine.forward.base import hiding_mask
+from leyden.engine.forward.model_forward import hiding_mask
 
 T = TypeVar("T")
 P = TypeVar("P")

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leyden.engine import untyped
-from leyden.engine.forward.base import rounding
+from leyden.engine.forward.model_forward import rounding
 
 _onednn: Any = torch.ops.mkldnn
 """oneDNN's operators, as `torch.compile` calls them."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leyden.engine.tools.base import Reader, Schemas, ToolCall, ToolParser, parse
 from leyden.engine.tools.hermes import Hermes
 from leyden.engine.tools.llama3_json import Llama3Json
 from leyden.engine.tools.mistral import Mistral
 from leyden.engine.tools.qwen3_coder import Qwen3Coder
+from leyden.engine.tools.tool_parser import Reader, Schemas, ToolCall, ToolParser, parse
 
 __all__ = ["PARSERS", "Reader", "Schemas", "ToolCall", "ToolParser", "parse"]
 

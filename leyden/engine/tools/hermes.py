@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
+from leyden.engine.tools.tool_parser import Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from leyden.engine.tools.base import Found, Outcome, Schemas, ToolCall, ToolParser, call_of, decode_json, json_calls
+from leyden.engine.tools.tool_parser import (
+    Found,
+    Outcome,
+    Schemas,
+    ToolCall,
+    ToolParser,
+    call_of,
+    decode_json,
+    json_calls,
+)
 
 _PYTHON_TAG = "<|python_tag|>"
 

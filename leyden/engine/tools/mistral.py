@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
+from leyden.engine.tools.tool_parser import Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
 
 _MARKER, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")

@@ -12,7 +12,7 @@ import re
 from typing import Any, cast
 
 from leyden.engine.schema import resolved
-from leyden.engine.tools.base import Found, Json, Outcome, Schemas, ToolParser, call_of
+from leyden.engine.tools.tool_parser import Found, Json, Outcome, Schemas, ToolParser, call_of
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

@@ -21,7 +21,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from leyden.engine.base import (
+from leyden._lib.host.listening import check_token
+from leyden._lib.options import check_choice, check_flag, check_names, check_number, check_path, check_port
+from leyden.engine.context import context_of
+from leyden.engine.control import Method
+from leyden.engine.embedded import EmbeddedBackend
+from leyden.engine.isolated import IsolatedBackend, reachable
+from leyden.engine.policy_backend import (
     EngineCapabilities,
     EngineStatistics,
     LoRA,
@@ -30,19 +36,13 @@ from leyden.engine.base import (
     SamplingParams,
     started,
 )
-from leyden.engine.context import context_of
-from leyden.engine.control import Method
-from leyden.engine.embedded import EmbeddedBackend
-from leyden.engine.isolated import IsolatedBackend, reachable
 from leyden.engine.refusal import check_prompts
-from leyden.engine.vllm.client import Unreachable, VLLMClient
 from leyden.engine.vllm.folder import OUTPUT_HEAD, read_config, text_config, untie_embeddings
 from leyden.engine.vllm.parity import largest_difference, learner_scores, probes_for, stale_weights
 from leyden.engine.vllm.process import DEFAULT_PYTHON, FoundServer, Server, ServerOptions, StartedServer
+from leyden.engine.vllm.vllm_client import Unreachable, VLLMClient
 from leyden.errors import ConfigError, EngineError
-from leyden.host.listening import check_token
-from leyden.maths.losses import Loss
-from leyden.options import check_choice, check_flag, check_names, check_number, check_path, check_port
+from leyden.objectives.losses import Loss
 from leyden.types import LLM
 
 Transfer = Literal["folder", "ipc"]

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from leyden.engine.base import Learner
+from leyden.engine.policy_backend import Learner
 from leyden.engine.vllm.folder import OUTPUT_HEAD, copy_with_changed, groups_of, is_tied, untie_embeddings
 from leyden.types import TrainingSequence
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from leyden._lib.host.child import Command
+from leyden._lib.host.listening import netloc
+from leyden._lib.logs import relay_line
 from leyden.engine.embedded import engine_listener
 from leyden.errors import ChildDied, EngineError
-from leyden.host.child import Command
-from leyden.host.listening import netloc
-from leyden.utils.logs import relay_line
 
 logger = logging.getLogger("leyden.engine")
 

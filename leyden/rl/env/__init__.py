@@ -15,8 +15,8 @@ finds the errors of a simulator. To add a kind of vectorised environment, subcla
 in a module here and add a line to `ENV_KINDS` in `factory.py`.
 """
 
-from leyden.rl.env.batch import BatchSimulator as BatchSimulator
-from leyden.rl.env.batch import FiniteBatchVectorEnv as FiniteBatchVectorEnv
+from leyden.rl.env.batch_env import BatchSimulator as BatchSimulator
+from leyden.rl.env.batch_env import FiniteBatchVectorEnv as FiniteBatchVectorEnv
 from leyden.rl.env.check import SimulatorReport as SimulatorReport
 from leyden.rl.env.check import check_simulator as check_simulator
 from leyden.rl.env.factory import FiniteEnvType as FiniteEnvType

@@ -18,8 +18,8 @@ import time
 from multiprocessing import reduction
 from typing import Any, Final
 
-from leyden.host.child import PipeEnd
-from leyden.utils.pickling import pack
+from leyden._lib.host.child import PipeEnd
+from leyden._lib.pickling import pack
 
 SIGNAL: Final = object()
 """`Channel.receive` returns this object for a signal that the shared memory has changed."""

@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 from gymnasium import spaces
 
+from leyden._lib.pickling import pack_by_value
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.parts import ActionInterpreter, Reward, Simulator, StateInterpreter
 from leyden.rl.seed import NO_ITEM
-from leyden.utils.pickling import pack_by_value
 
 
 @dataclass(frozen=True, slots=True)

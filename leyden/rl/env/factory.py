@@ -15,15 +15,15 @@ from typing import Any, Final, TypeAlias, cast
 import gymnasium
 import numpy as np
 
-from leyden.components import Component, accepts, resolve_name
+from leyden._lib.components import Component, accepts, resolve_name
+from leyden._lib.host.child import StartMethod
+from leyden._lib.options import check_number
+from leyden._lib.text import shown
 from leyden.errors import ConfigError
-from leyden.host.child import StartMethod
-from leyden.options import check_number
 from leyden.rl.env.group import AnyEnv, EnvFactory
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
-from leyden.utils.text import shown
 
 FiniteEnvType: TypeAlias = str
 """A name in `ENV_KINDS`, or the import path of a `FiniteVectorEnv`."""

@@ -18,18 +18,18 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.components import accepts
+from leyden._lib.components import accepts
+from leyden._lib.numbers import as_number, finite_number
+from leyden._lib.options import check_number
+from leyden._lib.text import shown
 from leyden.errors import ConfigError, InvalidMetrics
-from leyden.loop import EpisodeStats, LogLevel
-from leyden.options import check_number
 from leyden.rl.batch import copied, select
 from leyden.rl.data_queue import address_of
 from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
 from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conformer
-from leyden.utils.numbers import as_number, finite_number
-from leyden.utils.text import shown
+from leyden.training import EpisodeStats, LogLevel
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 EnvFactory: TypeAlias = Callable[[], AnyEnv]

@@ -26,8 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from leyden.errors import ConfigError, SimulatorError
-from leyden.host.child import (
+from leyden._lib.host.child import (
     Child,
     ChildFailure,
     StartMethod,
@@ -36,10 +35,13 @@ from leyden.host.child import (
     preload,
     require_importable_main,
 )
-from leyden.options import check_number
+from leyden._lib.options import check_number
+from leyden._lib.pickling import pack_by_value
+from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.batch import select, write
 from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
+from leyden.rl.env.env_worker import BeginEpisodes, EnvsReady, Results, Sizes, StepEnvs, View, run_worker
 from leyden.rl.env.group import (
     EnvFactory,
     EnvFailure,
@@ -54,9 +56,7 @@ from leyden.rl.env.group import (
 from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
-from leyden.rl.env.worker import BeginEpisodes, EnvsReady, Results, Sizes, StepEnvs, View, run_worker
 from leyden.rl.seed import SeedsLike
-from leyden.utils.pickling import pack_by_value
 
 logger = logging.getLogger(__name__)
 _MOST_TRIES = 8
@@ -239,7 +239,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         sizes = Sizes(len(env_fns), len(parts))
         method = known_start_method(start_method)
         require_importable_main(method, remedy="choose start_method='fork' or env_type='dummy'")
-        preload(["leyden.rl.env.worker"])
+        preload(["leyden.rl.env.env_worker"])
         self._file = SharedMemoryFile()
         self._workers = [
             _EnvWorker(

@@ -29,8 +29,8 @@ from typing import Any, Final, Literal, NamedTuple, ParamSpec, Self, TypeAlias, 
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden._lib.options import NamedOptions, check_choice, check_number
 from leyden.errors import ConfigError, SimulatorError
-from leyden.options import NamedOptions, check_choice, check_number
 from leyden.rl.env.group import EnvFailure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.episode import EnvWriter, EpisodeLost

@@ -15,9 +15,8 @@ import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
 
+from leyden._lib.numbers import finite_number
 from leyden.errors import ConfigError, SeedsExhausted
-from leyden.loop import LogCollector, LogLevel
-from leyden.loop.metrics import Logs
 from leyden.rl.parts import (
     ActionInterpreter,
     ActType,
@@ -31,7 +30,8 @@ from leyden.rl.parts import (
     StateType,
 )
 from leyden.rl.seed import NO_ITEM
-from leyden.utils.numbers import finite_number
+from leyden.training import LogCollector, LogLevel
+from leyden.training.metrics import Logs
 
 _NEVER_TRUNCATED: Final = cast(Any, Simulator).truncated
 """The base class's method, which need not be called if a simulator does not override it."""

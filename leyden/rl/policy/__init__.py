@@ -6,6 +6,6 @@ already. To add a policy to this package, write a module beside `ppo.py` and a l
 `__init__.pyi`. A policy of your own is passed to the vessel and needs neither.
 """
 
-from leyden.extras import lazy_package
+from leyden._lib.extras import lazy_package
 
 __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="rl")

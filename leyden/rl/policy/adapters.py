@@ -15,7 +15,7 @@ import numpy as np
 
 from leyden.errors import ConfigError
 from leyden.rl.batch import Batch, copied, leaves
-from leyden.rl.policy.base import NonLearnablePolicy, PolicyOutput
+from leyden.rl.policy.policies import NonLearnablePolicy, PolicyOutput
 
 
 class Sb3Policy(NonLearnablePolicy):

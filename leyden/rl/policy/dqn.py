@@ -20,13 +20,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from leyden._lib.options import check_number
 from leyden.errors import CheckpointError, ConfigError
-from leyden.maths.returns import n_step
-from leyden.options import check_number
+from leyden.objectives.returns import n_step
 from leyden.rl.batch import Batch, select
 from leyden.rl.buffer import ReplayBuffer
-from leyden.rl.policy.base import PolicyOutput
 from leyden.rl.policy.networks import QNetwork, default_body, feature_size, from_numpy
+from leyden.rl.policy.policies import PolicyOutput
 from leyden.rl.policy.torch_policy import TorchPolicy
 
 Space = gymnasium.Space[Any]

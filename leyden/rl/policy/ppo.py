@@ -2,8 +2,8 @@
 spaces.
 
 It knows a rollout buffer of whole episodes and a network, and no environment. The clipped objective
-is that of language models (`leyden.maths.losses`), advantages are computed in
-`leyden.maths.returns`, and the distributions are two small classes here.
+is that of language models (`leyden.objectives.losses`), advantages are computed in
+`leyden.objectives.returns`, and the distributions are two small classes here.
 
 Shapes: n observations, S samples of a collect, A actions or action components.
 """
@@ -21,14 +21,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from leyden._lib.options import check_number
 from leyden.errors import CheckpointError, ConfigError
-from leyden.maths.losses import clipped_surrogate, clipped_value_loss
-from leyden.maths.returns import RunningMoments, gae
-from leyden.options import check_number
+from leyden.objectives.losses import clipped_surrogate, clipped_value_loss
+from leyden.objectives.returns import RunningMoments, gae
 from leyden.rl.batch import Array, Batch, is_space
 from leyden.rl.buffer import RolloutBuffer
-from leyden.rl.policy.base import PolicyOutput
 from leyden.rl.policy.networks import ActorCritic, Tensors, default_body, feature_size, from_numpy
+from leyden.rl.policy.policies import PolicyOutput
 from leyden.rl.policy.torch_policy import TorchPolicy
 
 Space = gymnasium.Space[Any]

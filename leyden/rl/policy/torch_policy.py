@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leyden._lib.json import is_object
+from leyden._lib.options import check_number
 from leyden.errors import CheckpointError, ConfigError, EngineError
-from leyden.options import check_number
 from leyden.rl.batch import Batch, leaves
-from leyden.rl.policy.base import Policy
 from leyden.rl.policy.networks import FlatParameters, Tensors, to_tensors
-from leyden.utils.json import is_object
+from leyden.rl.policy.policies import Policy
 
 Space = gymnasium.Space[Any]
 _FORMAT = 1

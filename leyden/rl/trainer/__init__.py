@@ -1,17 +1,17 @@
 """Training: vessels (a policy and how it is trained), the trainer, and two functions for the usual
 case.
 
-Nothing here knows an algorithm: policies learn, and the loop is that of `leyden.loop`. To train in
+Nothing here knows an algorithm: policies learn, and the loop is that of `leyden.training`. To train in
 another way, subclass `TrainingVesselBase`. The callbacks that Qlib has in `qlib.rl.trainer` can be
 imported from here too.
 """
 
-from leyden.extras import missing_extra
-from leyden.loop import Checkpoint, EarlyStopping, MetricsWriter
+from leyden._lib.extras import missing_extra
+from leyden.training import Checkpoint, EarlyStopping, MetricsWriter
 
 try:
     from leyden.rl.trainer.api import backtest, train
-    from leyden.rl.trainer.trainer import Trainer
+    from leyden.rl.trainer.rl_trainer import Trainer
     from leyden.rl.trainer.vessel import SeedIteratorNotAvailable, TrainingVessel, TrainingVesselBase
 except ImportError as error:
     raise missing_extra(error, extra="rl", needed_by=__name__) from None

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leyden.loop import LogWriter
 from leyden.rl.env import FiniteEnvType
 from leyden.rl.parts import ActionInterpreter, InitialStateType, Reward, Simulator, StateInterpreter
 from leyden.rl.policy import Policy
 from leyden.rl.seed import Items
-from leyden.rl.trainer.trainer import Trainer
+from leyden.rl.trainer.rl_trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
+from leyden.training import LogWriter
 
 
 def train(

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, cast
 
 import numpy as np
 
+from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import Stage
-from leyden.options import NamedOptions, check_number
 from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
 from leyden.rl.env import FiniteVectorEnv
@@ -34,9 +33,10 @@ from leyden.rl.parts import (
 from leyden.rl.policy import Policy
 from leyden.rl.seed import Items, SeedPlan, SeedsLike
 from leyden.rl.spaces import difference
+from leyden.training import Stage
 
 if TYPE_CHECKING:
-    from leyden.rl.trainer.trainer import Trainer
+    from leyden.rl.trainer.rl_trainer import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ users (a canary), and promote it or roll it back.
 - `gate`: the offline check of a candidate.
 - `jobs`, `isolation`: training and measuring, in a process of its own with limits.
 
-The tests behind the verdict are in `leyden.maths.sequential`; docs/releases.md has the
+The tests behind the verdict are in `leyden.statistics`; docs/releases.md has the
 mathematics.
 """
 
+from leyden.serving.continual.decision_metrics import COST, FAILURE, LATENCY, REWARD, Bounded, Exceeds, Metric, Ranked
 from leyden.serving.continual.gate import GateReport, GateSettings, Measurement, TaskOutcome, check
 from leyden.serving.continual.guard import (
     GuardSettings,
@@ -29,7 +30,6 @@ from leyden.serving.continual.guard import (
 )
 from leyden.serving.continual.isolation import Limits
 from leyden.serving.continual.learning import ContinualLearning, CycleStatus, ShadowSettings
-from leyden.serving.continual.metrics import COST, FAILURE, LATENCY, REWARD, Bounded, Exceeds, Metric, Ranked
 from leyden.serving.continual.order import RequestOrder
 from leyden.serving.continual.recorded import DataSettings, LearningData, RecordedTask, RecordedTasks
 from leyden.serving.continual.release import (

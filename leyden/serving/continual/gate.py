@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
+from leyden._lib.formatting import figure
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_flag, check_number
 from leyden.algorithm.prompts.comparison import Rewards, compare
-from leyden.options import check_flag, check_number
-from leyden.utils.figures import figure
-from leyden.utils.numbers import mean_of
 
 Amount: TypeAlias = Literal["seconds", "cost"]
 

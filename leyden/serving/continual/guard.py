@@ -2,7 +2,7 @@
 *roll back*.
 
 Every guarded metric has an e-process against "the canary is not worse", and one against the
-hypothesis that a promotion has to disprove (`leyden.maths.sequential`).
+hypothesis that a promotion has to disprove (`leyden.statistics`).
 
 - Roll back when the weighted mean of the first kind over all metrics reaches 1 / rollback_error.
   The mean of e-processes is one, so a canary that is worse in nothing is rolled back with at
@@ -26,16 +26,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from leyden.maths.sequential import (
-    Evidence,
-    RankHistory,
-    ShareEvidence,
-    average_log_e,
-    observe_difference,
-    observe_share,
-)
-from leyden.options import check_number
-from leyden.serving.continual.metrics import COST, FAILURE, LATENCY, REWARD, Metric, check_metrics
+from leyden._lib.options import check_number
+from leyden.serving.continual.decision_metrics import COST, FAILURE, LATENCY, REWARD, Metric, check_metrics
+from leyden.statistics import Evidence, RankHistory, ShareEvidence, average_log_e, observe_difference, observe_share
 
 Decision: TypeAlias = Literal["continue", "promote", "roll_back"]
 

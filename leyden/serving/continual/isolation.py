@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from leyden.errors import BudgetExceeded, ChildDied, ConfigError
-from leyden.host.child import (
+from leyden._lib.atomic import private_directory, write_file
+from leyden._lib.host.child import (
     GUARD_MISSING,
     Child,
     ChildFailure,
@@ -33,11 +33,11 @@ from leyden.host.child import (
     known_start_method,
     missing_guard,
 )
-from leyden.options import check_number
-from leyden.utils.atomic import private_directory, write_file
-from leyden.utils.logs import setup_child_logging
-from leyden.utils.pickling import pack
-from leyden.utils.text import describe_error
+from leyden._lib.logs import setup_child_logging
+from leyden._lib.options import check_number
+from leyden._lib.pickling import pack
+from leyden._lib.text import describe_error
+from leyden.errors import BudgetExceeded, ChildDied, ConfigError
 
 logger = logging.getLogger(__name__)
 

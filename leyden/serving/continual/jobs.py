@@ -18,16 +18,17 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
+from leyden._lib import ids
+from leyden.agent import LitAgent
 from leyden.algorithm import Algorithm, Dataset
 from leyden.algorithm.collector import CollectedRollout, rollout_id_at
 from leyden.algorithm.decorator import FunctionalAlgorithm
 from leyden.errors import BudgetExceeded, ConfigError, StoreError
-from leyden.litagent import LitAgent
-from leyden.runs import RunSummary
-from leyden.runs.folder import MANIFEST
 from leyden.serving.continual.gate import Measurement, TaskOutcome
 from leyden.serving.continual.recorded import LearningData, RecordedTasks
 from leyden.trainer import Trainer
+from leyden.training.runs import RunSummary
+from leyden.training.runs.folder import MANIFEST
 from leyden.types import (
     LLM,
     AttemptedRollout,
@@ -36,7 +37,6 @@ from leyden.types import (
     ResourcesUpdate,
     RolloutConfig,
 )
-from leyden.utils import ids
 
 RESOURCES: Final[TypeAdapter[NamedResources]] = TypeAdapter(NamedResources)
 Choose = Callable[[RunSummary, NamedResources], NamedResources | None]

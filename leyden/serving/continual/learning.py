@@ -23,6 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from leyden._lib.atomic import private_directory, write_file
+from leyden._lib.clock import unix_time
+from leyden._lib.options import check_number
+from leyden._lib.text import describe_error, storable
+from leyden.agent import LitAgent
 from leyden.errors import (
     ChildDied,
     ConfigError,
@@ -34,13 +39,10 @@ from leyden.errors import (
     UnknownRollout,
     VersionFrozen,
 )
-from leyden.litagent import LitAgent
-from leyden.maths.sequential import RankHistory
-from leyden.options import check_number
+from leyden.serving.continual.decision_metrics import REWARD
 from leyden.serving.continual.gate import GateReport, GateSettings, Measurement, check
 from leyden.serving.continual.isolation import Job, Limits, run_isolated, spent
 from leyden.serving.continual.jobs import RESERVED, RESOURCES, Choose, MeasureJob, TrainJob
-from leyden.serving.continual.metrics import REWARD
 from leyden.serving.continual.recorded import DataSettings, LearningData, read_data, read_inputs
 from leyden.serving.continual.release import (
     PRODUCTION,
@@ -61,12 +63,10 @@ from leyden.serving.continual.trigger import (
     reason_to_learn,
 )
 from leyden.serving.continual.watch import CONTROL, CanarySettings, reward_of, start_canary, step
+from leyden.statistics import RankHistory
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, NamedResources, Release
 from leyden.types.resources import digest_of
-from leyden.utils.atomic import private_directory, write_file
-from leyden.utils.clock import unix_time
-from leyden.utils.text import describe_error, storable
 
 logger = logging.getLogger(__name__)
 

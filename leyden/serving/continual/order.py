@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from leyden.options import check_number
+from leyden._lib.options import check_number
 from leyden.serving.continual.guard import RequestOutcome
 
 

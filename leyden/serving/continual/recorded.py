@@ -15,7 +15,7 @@ from typing import Any, Final, overload
 
 from pydantic import BaseModel
 
-from leyden.options import check_number
+from leyden._lib.options import check_number
 from leyden.serving.continual.watch import CONTROL, request_values
 from leyden.store.base import LightningStore
 from leyden.types import Feedback, Rollout, VersionKey

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.maths.sequential import ArmTotals, ChangeEvidence, observe_change
-from leyden.options import check_number
+from leyden.statistics import ArmTotals, ChangeEvidence, observe_change
 
 _NO_REWARDS, _NO_CHANGE = ArmTotals(), ChangeEvidence()
 

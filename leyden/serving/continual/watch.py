@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from leyden._lib.clock import unix_time
+from leyden._lib.numbers import mean_of
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.options import check_number
 from leyden.serving.assignment import NO_USER
 from leyden.serving.continual.guard import GuardSettings, Verdict, decide, observe, start
 from leyden.serving.continual.order import RequestOrder
 from leyden.serving.continual.release import CANARY, Event, advance, is_stopped, state_of
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, Feedback, Release, Rollout
-from leyden.utils.clock import unix_time
-from leyden.utils.numbers import mean_of
 
 CONTROL: Final = "control"
 """The arm of requests that run with the version in production."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from leyden._lib.options import check_choice
 from leyden.errors import ConfigError
-from leyden.options import check_choice
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import FilterLogic, PaginatedResult, SortOrder
 

@@ -17,8 +17,8 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from leyden._lib.extras import import_optional
 from leyden.errors import ConfigError, LeydenError, StoreError, StoreFull
-from leyden.extras import import_optional
 from leyden.store.sql.driver import Durability
 from leyden.store.sql.queries import load_queries
 

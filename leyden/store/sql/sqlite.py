@@ -16,11 +16,11 @@ from importlib.resources import files
 from operator import itemgetter
 from typing import Any
 
+from leyden._lib.clock import unix_time
 from leyden.errors import ConfigError, StoreError, StoreFull
 from leyden.store.sql.queries import adding, counting, load_queries, statements_for
 from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
 from leyden.types import Rollout
-from leyden.utils.clock import unix_time
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _TARGETS = 256

@@ -23,12 +23,12 @@ from typing import Any, Final, cast
 import aiohttp
 from pydantic import TypeAdapter
 
+from leyden._lib.extras import import_optional
+from leyden._lib.host.http import MAX_BODY_BYTES
+from leyden._lib.json import check_json_work
 from leyden.errors import ConfigError, LeydenError
-from leyden.extras import import_optional
-from leyden.host.http import MAX_BODY_BYTES
 from leyden.store import LightningStore, open_store
 from leyden.types import Attempt, NamedResources, Rollout, RolloutConfig, Span
-from leyden.utils.json import check_json_work
 
 PAGE: Final = 100
 """Rollouts or spans in one request."""

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from leyden._lib.extras import require_packages
 from leyden.cli.output import echo, write_output
 from leyden.errors import ConfigError, LeydenError
-from leyden.extras import require_packages
 
 rl_commands = typer.Typer(help="Train and test policies in simulators.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -49,9 +49,9 @@ def train(
     relative to the current folder.
     """
     require_packages("numpy", "gymnasium", "torch", extra="rl", needed_by="leyden rl")
-    from leyden.loop import ProgressBar
-    from leyden.utils.atomic import private_directory
-    from leyden.utils.logs import setup_logging
+    from leyden._lib.atomic import private_directory
+    from leyden._lib.logs import setup_logging
+    from leyden.training import ProgressBar
     from leyden_compat.order_execution.config import load_config, read_config
     from leyden_compat.order_execution.run import train_orders
 
@@ -120,7 +120,7 @@ def backtest(
       leyden rl backtest ppo.yaml --run runs/ppo/checkpoints/step-000050 --orders valid
     """
     require_packages("numpy", "gymnasium", "torch", extra="rl", needed_by="leyden rl")
-    from leyden.utils.logs import setup_logging
+    from leyden._lib.logs import setup_logging
     from leyden_compat.order_execution.config import load_config
     from leyden_compat.order_execution.run import backtest_orders
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden import semconv
 from leyden.algorithm.apo.effects import EffectModel, Effects
 from leyden.algorithm.apo.joining import Joined, edit_prices, join_edits
 from leyden.algorithm.apo.plan import Costs
@@ -29,7 +28,7 @@ from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import problem_with, rollouts_as_text
 from leyden.errors import CheckpointError, ConfigError
-from leyden.types import EnqueueRolloutRequest, PromptTemplate, Rollout, Span
+from leyden.types import EnqueueRolloutRequest, PromptTemplate, Rollout, Span, semconv
 
 
 def candidate(text: str, round_: int = 0) -> Candidate:

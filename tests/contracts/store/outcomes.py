@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from leyden import semconv
 from leyden.errors import ConfigError, UnknownRun
 from leyden.store import LightningStore
 from leyden.types import (
@@ -20,6 +19,7 @@ from leyden.types import (
     Span,
     find_final_reward,
     reward_attributes,
+    semconv,
 )
 from tests.contracts.store.support import claimed, ids, span_of
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from leyden import semconv
 from leyden.errors import ConfigError
 from leyden.store import LightningStore
-from leyden.types import AttemptedRollout, Span, TokenRecord
+from leyden.types import AttemptedRollout, Span, TokenRecord, semconv
 from tests.contracts.store.support import claimed, span_of
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.loop import LogCollector, LogLevel
 from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import EnvWrapper, FiniteDummyVectorEnv, vectorize_env
+from leyden.training import LogCollector, LogLevel
 from tests.rl.env.test_kinds import KINDS, Witness
 from tests.rl.env.worlds import Position, Push, Sight, Walk, factory, play
 

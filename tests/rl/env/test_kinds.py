@@ -9,15 +9,15 @@ import gymnasium
 import numpy as np
 import pytest
 
-from leyden.components import accepts
+from leyden._lib.components import accepts
 from leyden.errors import ConfigError, SimulatorError
-from leyden.loop import EpisodeStats
 from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import EnvWrapper, FiniteBatchVectorEnv, FiniteThreadVectorEnv, vectorize_env
 from leyden.rl.env.factory import ENV_KINDS, env_kind
 from leyden.rl.env.vector import FiniteVectorEnv
 from leyden.rl.seed import SeedPlan
 from leyden.rl.spaces import GymSpaceValidationError
+from leyden.training import EpisodeStats
 from tests.rl.env.worlds import (
     DictSight,
     LimitedWalk,
@@ -417,7 +417,7 @@ def test_components_shared_by_environments_see_their_own(kind: Any) -> None:
 
 
 def test_the_loops_writers_hear_of_it(kind: Any, tmp_path: Any) -> None:
-    from leyden.loop import LogWriter
+    from leyden.training import LogWriter
 
     class Mine(LogWriter):
         def __init__(self, rows: Any) -> None:

@@ -14,7 +14,6 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from leyden.errors import ConfigError, SeedsExhausted
-from leyden.loop import LogCollector
 from leyden.rl.env import EnvWrapper, check_simulator
 from leyden.rl.parts import (
     ActionInterpreter,
@@ -25,6 +24,7 @@ from leyden.rl.parts import (
     StateInterpreter,
 )
 from leyden.rl.spaces import GymSpaceValidationError
+from leyden.training import LogCollector
 from tests.rl.env.worlds import Position, Push, Sight, Unlucky, Walk
 
 ACT = np.array([0.5], np.float32)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from leyden.loop import LogCollector
 from leyden.rl.env import EnvWrapper
 from leyden.rl.parts import ActionInterpreter, Reward, Simulator, StateInterpreter
+from leyden.training import LogCollector
 
 SIZE = 4
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import torch
 
-from leyden.loop import Callback, Checkpoint, CsvWriter
 from leyden.rl import Trainer
+from leyden.training import Callback, Checkpoint, CsvWriter
 from tests.rl.parts import Walk, vessel_of
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from leyden.loop import Callback, Checkpoint, CsvWriter
-from leyden.loop.state_files import write_state
 from leyden.rl import Trainer
+from leyden.training import Callback, Checkpoint, CsvWriter
+from leyden.training.state_files import write_state
 from tests.rl.parts import vessel_of
 
 

@@ -15,7 +15,6 @@ import torch
 from gymnasium import spaces
 
 from leyden.errors import CheckpointError, ConfigError, SimulatorError
-from leyden.loop import Callback, Checkpoint, CsvWriter
 from leyden.rl import (
     DQN,
     PPO,
@@ -28,8 +27,9 @@ from leyden.rl import (
     TrainingVessel,
 )
 from leyden.rl.env.factory import ENV_KINDS
-from leyden.rl.policy.base import PolicyOutput
+from leyden.rl.policy.policies import PolicyOutput
 from leyden.rl.spaces import difference
+from leyden.training import Callback, Checkpoint, CsvWriter
 from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
 
 KINDS = list(ENV_KINDS)
@@ -345,7 +345,10 @@ def test_a_damaged_directory_is_passed_over_and_one_of_a_newer_version_is_not(tm
         ({"loggers": [print]}, r"writers has <built-in function print> .*; give a LogWriter such as CsvWriter"),
         ({"loggers": "a.csv"}, "writers has 'a.csv' .*; give a LogWriter"),
         ({"loggers": Path("a.csv")}, "writers has .*a.csv.*; give a LogWriter"),
-        ({"callbacks": [print]}, "callbacks has <built-in function print> .*; give instances of leyden.loop.Callback"),
+        (
+            {"callbacks": [print]},
+            "callbacks has <built-in function print> .*; give instances of leyden.training.Callback",
+        ),
     ],
 )
 def test_an_option_of_another_kind_is_refused_when_the_trainer_is_made(options: dict[str, Any], says: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from leyden.errors import ConfigError
-from leyden.loop import Callback, CsvWriter, EarlyStopping, LogBuffer, LogWriter
 from leyden.rl import Trainer, TrainingVessel
+from leyden.training import Callback, CsvWriter, EarlyStopping, LogBuffer, LogWriter
 from tests.rl.parts import vessel_of
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from leyden.errors import ConfigError
-from leyden.loop import Callback, Checkpoint
 from leyden.rl import Trainer
-from leyden.runs import open_run
+from leyden.training import Callback, Checkpoint
+from leyden.training.runs import open_run
 from tests.rl.parts import vessel_of
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from leyden.loop import Checkpoint
+from leyden.training import Checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,9 +11,9 @@ import torch
 
 import leyden.rl.trainer
 from leyden.errors import CheckpointError, ConfigError, SimulatorError
-from leyden.loop import Callback, Checkpoint, CsvWriter, EarlyStopping, LogLevel, LogWriter, MetricsWriter
 from leyden.rl import PPO, Reward, SeedIteratorNotAvailable, Trainer, TrainingVesselBase, backtest, train
-from leyden.runs import open_run
+from leyden.training import Callback, Checkpoint, CsvWriter, EarlyStopping, LogLevel, LogWriter, MetricsWriter
+from leyden.training.runs import open_run
 from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
 
 

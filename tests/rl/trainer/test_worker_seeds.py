@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from leyden.loop import Checkpoint
 from leyden.rl import AllOne, Trainer, TrainingVessel
+from leyden.training import Checkpoint
 from tests.rl.parts import Direction, Position, Walk
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.maths.sequential import RankHistory
 from leyden.serving.continual import (
     FAILURE,
     LATENCY,
@@ -24,6 +23,7 @@ from leyden.serving.continual import (
     observe,
     start,
 )
+from leyden.statistics import RankHistory
 
 Values = Callable[[bool, random.Random], dict[str, float | None]]
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from leyden._lib import ids
 from leyden.gateway import LLMProxy
 from leyden.serving import OnlineSession
 from leyden.store import LightningStore, LightningStoreServer, SqliteLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import PromptTemplate
-from leyden.utils import ids
 from tests.serving.continual import controller, world
 from tests.serving.continual.controller import CYCLE, RELEASE
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import leyden as ly
+from leyden._lib import ids
 from leyden.serving.continual import RecordedTasks
 from leyden.store import LightningStore
 from leyden.types import Feedback, LiveRollout, PromptTemplate
-from leyden.utils import ids
 
 Version = tuple[str, int]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+from leyden._lib import ids
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.lookup import attempt_row, rollout_key, rollout_row
 from leyden.store.sql.body.outcomes import NO_OUTCOME, failure_of
-from leyden.store.sql.body.workers import follow_attempt
+from leyden.store.sql.body.worker_rows import follow_attempt
 from leyden.store.sql.pages import order_and_limit, within_reach
 from leyden.store.sql.rows import (
     ATTEMPT,
@@ -48,7 +49,6 @@ from leyden.types import (
     rollout_after_attempt,
 )
 from leyden.types.checks import check_attempt_id, check_id, check_time, json_text
-from leyden.utils import ids
 
 _SORTABLE = {
     name: f"a.{name}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyden.errors import ConfigError, LabelMoved, VersionFrozen
-from leyden.store.sql.body.resources import HIGHEST_VERSION, resolved, unknown_version
+from leyden.store.sql.body.resource_versions import HIGHEST_VERSION, resolved, unknown_version
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import audit_from, utf8_text
 from leyden.store.sql.transaction import Transaction

@@ -13,9 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from leyden import semconv
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.options import check_number
 from leyden.store.sql.body.lookup import run_key
 from leyden.store.sql.pages import Filters
 from leyden.store.sql.transaction import SpanTarget, Transaction
@@ -33,6 +32,7 @@ from leyden.types import (
     Span,
     get_reward_value,
     get_rewards_from_span,
+    semconv,
 )
 from leyden.types.checks import json_text
 

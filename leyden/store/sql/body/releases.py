@@ -9,7 +9,7 @@ from typing import Any
 
 from leyden.errors import ConfigError, ReleaseAdvanced, UnknownRelease
 from leyden.store.sql.body.labels import move_labels, note
-from leyden.store.sql.body.resources import unknown_version
+from leyden.store.sql.body.resource_versions import unknown_version
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import release_from
 from leyden.store.sql.transaction import Transaction

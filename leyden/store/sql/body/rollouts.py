@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leyden._lib import ids
+from leyden._lib.logs import Preview
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.attempts import move_rollout, new_attempt, started
 from leyden.store.sql.body.lookup import known_version, rollout_key, rollout_row, run_key
@@ -42,8 +44,6 @@ from leyden.types import (
     read_replay_from,
 )
 from leyden.types.checks import check_id, check_metadata, json_text
-from leyden.utils import ids
-from leyden.utils.logs import Preview
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from leyden.errors import ConfigError
 from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
 from leyden.store.sql.body.span_index import attribute_digest, indexed_attribute, matches
 from leyden.store.sql.body.statistics import count_spans
-from leyden.store.sql.body.tokens import read_tokens
+from leyden.store.sql.body.token_columns import read_tokens
 from leyden.store.sql.pages import Filters, check_page, order_and_limit, total_of
 from leyden.store.sql.rows import (
     ATTEMPT_NUMBER,

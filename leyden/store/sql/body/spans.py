@@ -12,7 +12,7 @@ from typing import Any
 from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
 from leyden.store.sql.body.outcomes import add_to_outcome
 from leyden.store.sql.body.span_index import index_values
-from leyden.store.sql.body.tokens import TokenWriter
+from leyden.store.sql.body.token_columns import TokenWriter
 from leyden.store.sql.pages import Filters
 from leyden.store.sql.rows import DEFAULT_CONFIG, bytes_of, numbered, span_values
 from leyden.store.sql.transaction import SpanTarget, Transaction

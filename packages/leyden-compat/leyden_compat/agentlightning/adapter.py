@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from leyden import adapter as native
 from leyden.adapter import RewardMatchPolicy
-from leyden.tracer import LOCAL
+from leyden.tracing import LOCAL
 from leyden.types import Span as NativeSpan
 from leyden_compat.agentlightning.otel import filter_attributes, unflatten_attributes
 from leyden_compat.agentlightning.types import Span, SpanLike, Triplet

@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from leyden import litagent as native
-from leyden import runner as native_runner
+from leyden import agent as native
 from leyden.errors import ConfigError
-from leyden.runner import AttemptRecorder, Hook
+from leyden.execution import runner as native_runner
+from leyden.execution.runner import AttemptRecorder, Hook
 from leyden.types import AttemptedRollout, NamedResources
 from leyden_compat.agentlightning.interfaces import Runner, as_latch, users_store
 from leyden_compat.agentlightning.own_store import as_native

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Literal, TypedDict, cast
 
 from leyden import algorithm as native
-from leyden.algorithm.base import Dataset
+from leyden.algorithm.algorithm import Dataset
 from leyden.store.base import LightningStore
 from leyden.types import Rollout, RolloutMode, Span
 from leyden_compat.agentlightning.interfaces import Algorithm, FastAlgorithm

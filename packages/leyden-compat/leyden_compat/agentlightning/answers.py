@@ -52,7 +52,7 @@ VERL_RUN: Final = (
     "train with leyden.VERL(config), which runs verl's driver in this process, so Ray needs no task for it."
 )
 VERL_RUN_PPO: Final = (
-    "leyden.algorithm.verl.running.run_ppo has other parameters, a configuration and a daemon; train with "
+    "leyden.algorithm.verl.verl_run.run_ppo has other parameters, a configuration and a daemon; train with "
     "leyden.VERL(config), which calls it."
 )
 VERL_TOKENS: Final = (

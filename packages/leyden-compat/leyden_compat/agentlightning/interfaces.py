@@ -20,14 +20,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from leyden import algorithm as native_algorithm
 from leyden import execution as native_execution
-from leyden import runner as native_runner
 from leyden import store as native_store
+from leyden._lib.latch import Latch
+from leyden.agent import LitAgent
+from leyden.execution import runner as native_runner
 from leyden.execution.loops import on_the_loop_of
-from leyden.litagent import LitAgent
-from leyden.runner import AttemptRecorder
-from leyden.runner.base import RunContext, torn_down
+from leyden.execution.runner import AttemptRecorder
+from leyden.execution.runner.runner import RunContext, torn_down
 from leyden.types import UNSET, AttemptedRollout
-from leyden.utils.latch import Latch
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final, cast
 
-from leyden import semconv
-from leyden.gateway.replay import recorded_answer
-from leyden.host.http import Message, Receive, Scope, Send, header
+from leyden._lib.host.http import Message, Receive, Scope, Send, header
+from leyden.gateway.call_replay import recorded_answer
 from leyden.types import Span as NativeSpan
+from leyden.types import semconv
 from leyden_compat.agentlightning.types import Span
 
 RAW_REQUEST: Final = "raw_gen_ai_request"

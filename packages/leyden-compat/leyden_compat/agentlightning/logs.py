@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from leyden.utils.logs import configure_logger as native_configure
-from leyden.utils.logs import setup_logging as native_setup
+from leyden._lib.logs import configure_logger as native_configure
+from leyden._lib.logs import setup_logging as native_setup
 
 DATE_FORMAT = "%H:%M:%S"
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"

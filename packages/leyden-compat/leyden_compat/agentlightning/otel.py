@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import NoOpTracerProvider
 from pydantic import TypeAdapter
 
-from leyden.tracer import exception_attributes
+from leyden.tracing import exception_attributes
 from leyden.types import Span
 from leyden_compat.agentlightning.semconv import LightningSpanAttributes, LinkPydanticModel, agl_attributes
 

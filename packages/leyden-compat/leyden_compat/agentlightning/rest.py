@@ -15,12 +15,11 @@ from typing import Any, Final, cast
 
 from pydantic import model_serializer
 
-from leyden import semconv
-from leyden.host.http import Message, Receive, Scope, Send
-from leyden.store.app import JsonStore, StoreApp, StoreApplication
+from leyden._lib.host.http import Message, Receive, Scope, Send
 from leyden.store.base import LightningStore
+from leyden.store.store_app import JsonStore, StoreApp, StoreApplication
 from leyden.store.wire import LEYDEN_JSON, Route, dump
-from leyden.types import PaginatedResult
+from leyden.types import PaginatedResult, semconv
 from leyden.types import Span as NativeSpan
 from leyden_compat.agentlightning.store import OldStore
 from leyden_compat.agentlightning.types import OtelResource, Span

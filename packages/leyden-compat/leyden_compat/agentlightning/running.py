@@ -20,9 +20,9 @@ from typing import Any
 
 from leyden.algorithm import Algorithm as NativeAlgorithm
 from leyden.algorithm import Run
-from leyden.runner import LitAgentRunner
-from leyden.runner.base import torn_down
-from leyden.runner.calls import call_sync
+from leyden.execution.runner import LitAgentRunner
+from leyden.execution.runner.calls import call_sync
+from leyden.execution.runner.runner import torn_down
 from leyden_compat.agentlightning.interfaces import Algorithm, as_latch, users_store
 from leyden_compat.agentlightning.own_store import as_native
 

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
-from leyden import semconv
+from leyden.types import semconv
 
 AGL_ANNOTATION: Final = semconv.AGL_ANNOTATION
 AGL_MESSAGE: Final = "agentlightning.message"

@@ -14,7 +14,7 @@ from leyden.errors import ConfigError
 from leyden.execution.client_server import ClientServerExecutionStrategy as NativeClientServer
 from leyden.execution.inter_process import InterProcessExecutionStrategy as NativeInterProcess
 from leyden.gateway import LLMProxy as NativeProxy
-from leyden.gateway.app import GatewayApp
+from leyden.gateway.gateway_app import GatewayApp
 from leyden.trainer.blocking import run_blocking
 from leyden.types import LLM
 from leyden_compat.agentlightning.interfaces import ExecutionStrategy, users_store

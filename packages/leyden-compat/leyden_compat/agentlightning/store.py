@@ -14,12 +14,11 @@ from typing import Any, TypedDict
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from leyden import semconv
 from leyden import store as native
 from leyden import types as native_types
 from leyden.errors import IllegalTransition, UnknownAttempt, UnknownResources, UnknownRollout, UnknownWorker
-from leyden.store.app import StoreApplication
 from leyden.store.base import LightningStore
+from leyden.store.store_app import StoreApplication
 from leyden.types import (
     UNSET,
     Attempt,
@@ -28,6 +27,7 @@ from leyden.types import (
     Rollout,
     Unset,
     Worker,
+    semconv,
 )
 from leyden.types import Span as NativeSpan
 from leyden_compat.agentlightning.interfaces import users_store

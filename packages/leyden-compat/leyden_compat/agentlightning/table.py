@@ -216,7 +216,7 @@ _MODULES: dict[str, Names] = {
     | _wrapped("tracer", "Tracer clear_active_tracer get_active_tracer set_active_tracer with_active_tracer_context"),
     "tracer.agentops": {
         **_wrapped("tracer", "AgentOpsTracer"),
-        "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
+        "LightningSpanProcessor": "leyden.tracing:LightningSpanProcessor",
     },
     "tracer.dummy": {
         "DummySpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
@@ -229,7 +229,7 @@ _MODULES: dict[str, Names] = {
     },
     "tracer.otel": {
         **_wrapped("tracer", "OtelTracer STORE_WRITE_TIMEOUT_SECONDS"),
-        "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
+        "LightningSpanProcessor": "leyden.tracing:LightningSpanProcessor",
         "OtelSpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
         "to_otel_status_code": MissingName("use opentelemetry.trace.StatusCode[name]."),
     },
@@ -248,8 +248,8 @@ _MODULES: dict[str, Names] = {
         **_same("leyden.trainer", "build_component instantiate_component instantiate_from_spec load_class"),
         "OptionalDefaults": MissingName(say.PROTOCOLS),
     },
-    "trainer.legacy": _same("leyden.trainer.legacy", "TrainerLegacy"),
-    "trainer.registry": _same("leyden.trainer.registry", "ExecutionStrategyRegistry"),
+    "trainer.legacy": _same("leyden.legacy.trainer_legacy", "TrainerLegacy"),
+    "trainer.registry": _same("leyden.trainer.component_registry", "ExecutionStrategyRegistry"),
     "trainer.trainer": {**_wrapped("trainer", "Trainer"), "ComponentSpec": MissingName(say.PROTOCOLS)},
     "types.core": {
         **_same(
@@ -319,7 +319,9 @@ _MODULES: dict[str, Names] = {
         "main": _VERL_MAIN,
     },
     "verl.trainer": {
-        "AgentLightningTrainer": MissingName(say.VERL_TRAINER, module="leyden.algorithm.verl.trainer", needs="verl"),
+        "AgentLightningTrainer": MissingName(
+            say.VERL_TRAINER, module="leyden.algorithm.verl.verl_trainer", needs="verl"
+        ),
         "compute_data_metrics": MissingName(say.VERL_METRICS),
     },
 }

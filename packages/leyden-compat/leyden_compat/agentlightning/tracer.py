@@ -17,13 +17,13 @@ from typing import Any
 
 from opentelemetry import trace as otel_trace
 
-from leyden import tracer as native
+from leyden import tracing as native
+from leyden._lib.extras import how_to_install
+from leyden._lib.logs import notice
 from leyden.errors import ConfigError
-from leyden.extras import how_to_install
 from leyden.store.base import LightningStore
-from leyden.tracer import LOCAL, OpenSpan, Trace, TraceContext, current_trace
+from leyden.tracing import LOCAL, OpenSpan, Trace, TraceContext, current_trace
 from leyden.types import SpanStatus
-from leyden.utils.logs import notice
 from leyden_compat.agentlightning.interfaces import ParallelWorkerBase, users_store
 from leyden_compat.agentlightning.otel import format_exception_attributes
 from leyden_compat.agentlightning.own_store import as_native

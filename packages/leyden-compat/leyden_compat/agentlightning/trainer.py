@@ -7,15 +7,15 @@ import inspect
 import warnings
 from typing import Any, cast
 
-from leyden.components import build_component
+from leyden._lib.components import build_component
 from leyden.execution import ExecutionStrategy as NativeStrategy
 from leyden.execution.client_server import ClientServerExecutionStrategy as NativeClientServer
+from leyden.execution.runner import Runner as NativeRunner
 from leyden.legacy import AgentLightningClient
-from leyden.runner import Runner as NativeRunner
+from leyden.legacy.trainer_legacy import is_url
 from leyden.trainer import Trainer as NativeTrainer
 from leyden.trainer.blocking import run_blocking
-from leyden.trainer.legacy import is_url
-from leyden.trainer.registry import ExecutionStrategyRegistry, StoreRegistry
+from leyden.trainer.component_registry import ExecutionStrategyRegistry, StoreRegistry
 from leyden_compat.agentlightning.adapter import TracerTraceToTriplet
 from leyden_compat.agentlightning.agent import LitAgentRunner
 from leyden_compat.agentlightning.algorithm import Baseline

@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
-from leyden import semconv, types
-from leyden.tracer import from_readable_span
-from leyden.types import Attributes, SpanEvent, SpanStatus
-from leyden.utils import ids
+from leyden import types
+from leyden._lib import ids
+from leyden.tracing import from_readable_span
+from leyden.types import Attributes, SpanEvent, SpanStatus, semconv
 from leyden_compat.agentlightning.semconv import AGL_VIRTUAL, agl_attributes, agl_span_name
 
 T = TypeVar("T")

@@ -8,6 +8,6 @@ trainer and the policies are those of `leyden.rl`, which knows nothing of this p
 the class of its kind, and name your class and its `module_path` in a configuration file.
 """
 
-from leyden.extras import lazy_package
+from leyden._lib.extras import lazy_package
 
 __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="rl")

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden._lib.extras import import_optional
 from leyden.errors import ConfigError
-from leyden.extras import import_optional
 from leyden_compat.order_execution.objects import Time, as_times
 
 Array = NDArray[Any]

@@ -22,11 +22,11 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from leyden.components import accepts, check_arguments, load_class, resolve_name
+from leyden._lib.components import accepts, check_arguments, load_class, resolve_name
+from leyden._lib.json import Json, is_object
+from leyden._lib.options import nearest
 from leyden.errors import ConfigError
-from leyden.options import nearest
 from leyden.rl.env.factory import ENV_KINDS
-from leyden.utils.json import Json, is_object
 
 _HERE: Final = "leyden_compat.order_execution"
 _CLASSES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.options import check_number
 from leyden.rl.parts import ActionInterpreter, StateInterpreter
 from leyden_compat.order_execution.data import ProcessedDataProvider
 from leyden_compat.order_execution.objects import EPS, OrderDir

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.options import check_number
 
 EPS: Final = 1e-12
 """Amounts below this count as 0, relative to the order's amount, or to 1 for small orders."""

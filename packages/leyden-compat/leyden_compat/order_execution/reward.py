@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from leyden._lib.options import check_number
 from leyden.errors import InvalidTrade
-from leyden.options import check_number
 from leyden.rl.parts import Reward
 from leyden_compat.order_execution.objects import OrderDir
 from leyden_compat.order_execution.state import SAOEState

@@ -20,11 +20,11 @@ from typing import Any, cast
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.loop import Callback, Checkpoint, EarlyStopping, EpisodeStats, LogWriter, MetricsWriter
-from leyden.rl.policy.base import NonLearnablePolicy
+from leyden.rl.policy.policies import NonLearnablePolicy
 from leyden.rl.trainer.api import backtest
-from leyden.rl.trainer.trainer import Trainer
+from leyden.rl.trainer.rl_trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
+from leyden.training import Callback, Checkpoint, EarlyStopping, EpisodeStats, LogWriter, MetricsWriter
 from leyden_compat.order_execution.config import RunConfig
 from leyden_compat.order_execution.data import load_orders
 from leyden_compat.order_execution.objects import Order

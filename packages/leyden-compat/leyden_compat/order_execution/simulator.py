@@ -14,10 +14,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden._lib.options import check_number
 from leyden.errors import ConfigError, InvalidTrade, OrderDone
-from leyden.loop import LogLevel
-from leyden.options import check_number
 from leyden.rl.parts import Simulator
+from leyden.training import LogLevel
 from leyden_compat.order_execution.bars import Bars, IntradayBacktestData, bars_of
 from leyden_compat.order_execution.objects import Order, OrderDir, Time
 from leyden_compat.order_execution.state import History, SAOEMetrics, SAOEState

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import Callback, TrainLoop
-from leyden.loop import EarlyStopping as NativeEarlyStopping
-from leyden.loop.callbacks import HookResult
-from leyden.loop.pth import write_pth
+from leyden.training import Callback, TrainLoop
+from leyden.training import EarlyStopping as NativeEarlyStopping
+from leyden.training.callbacks import HookResult
+from leyden.training.pth import write_pth
 
 logger = logging.getLogger("leyden.compat.qlib.callbacks")
 
@@ -54,7 +54,7 @@ class Checkpoint(Callback):
     save_on_fit_end: save the last iteration, unless it is saved already.
 
     Files of earlier runs are overwritten, and none is removed. The link is relative, so the
-    directory can be moved. `leyden.loop.Checkpoint` keeps complete states and verifies them.
+    directory can be moved. `leyden.training.Checkpoint` keeps complete states and verifies them.
     """
 
     runs_last = 1

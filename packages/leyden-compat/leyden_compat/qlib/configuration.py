@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from leyden.components import load_class
+from leyden._lib.components import load_class
 from leyden.errors import ConfigError
 
 

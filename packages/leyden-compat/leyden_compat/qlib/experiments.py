@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 
 from leyden.errors import ConfigError
-from leyden.loop import Callback, MetricsWriter
+from leyden.training import Callback, MetricsWriter
 from leyden_compat.qlib.callbacks import Checkpoint, EarlyStopping
 from leyden_compat.qlib.configuration import init_instance_by_config
 from leyden_compat.qlib.log import CsvWriter

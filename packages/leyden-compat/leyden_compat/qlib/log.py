@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.loop import LogBuffer as NativeLogBuffer
-from leyden.loop import LogCollector as NativeLogCollector
-from leyden.loop import LogLevel
-from leyden.loop import LogWriter as NativeLogWriter
+from leyden.training import LogBuffer as NativeLogBuffer
+from leyden.training import LogCollector as NativeLogCollector
+from leyden.training import LogLevel
+from leyden.training import LogWriter as NativeLogWriter
 
 _COUNTERS: Final = ("episode_count", "step_count", "global_step", "global_episode")
 """The attributes of a writer that are its state."""

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.loop import LogLevel
 from leyden.rl.parts import ActionInterpreter, Reward, StateInterpreter
+from leyden.training import LogLevel
 from leyden_compat import order_execution as native
 from leyden_compat.order_execution import Bars, OrderDir, SAOEMetrics, load_bars
 from leyden_compat.order_execution.state import History, SAOEState

@@ -17,7 +17,7 @@ from leyden.errors import ConfigError
 from leyden.rl import policy as native
 from leyden.rl.batch import copied, leaves, select
 from leyden.rl.policy import Policy
-from leyden.rl.policy.base import PolicyOutput
+from leyden.rl.policy.policies import PolicyOutput
 from leyden_compat.qlib.spaces import as_gymnasium
 
 DEFAULT_BUFFER_SIZE = 20_000

@@ -31,7 +31,7 @@ _NESTED = (
     "Qlib's nested executors are used from an installed pyqlib, so run `pip install pyqlib`; without it, use "
     "SingleAssetOrderExecutionSimple, or pass your own Simulator"
 )
-_WRITERS = "Qlib's class writes nothing; use leyden.loop."
+_WRITERS = "Qlib's class writes nothing; use leyden.training."
 
 _MODULES: dict[str, Names] = {
     "rl.seed": {"InitialStateType": "leyden.rl.parts:InitialStateType"},
@@ -49,7 +49,7 @@ _MODULES: dict[str, Names] = {
     )
     | _same(f"{_HERE}.spaces", "fill_invalid is_invalid generate_nan_observation check_nan_observation")
     | _same(f"{_HERE}.log", "LogWriter"),
-    "rl.utils.log": _same("leyden.loop", "LogLevel")
+    "rl.utils.log": _same("leyden.training", "LogLevel")
     | _same(f"{_HERE}.log", "LogCollector LogWriter LogBuffer ConsoleWriter CsvWriter")
     | _same("leyden.rl.parts", "ObsType ActType")
     | {
@@ -61,7 +61,7 @@ _MODULES: dict[str, Names] = {
     "rl.trainer.vessel": _same(f"{_HERE}.trainer", "TrainingVessel TrainingVesselBase")
     | _same("leyden.rl.trainer", "SeedIteratorNotAvailable"),
     "rl.trainer.callbacks": _same(f"{_HERE}.callbacks", "Checkpoint EarlyStopping")
-    | _same("leyden.loop", "Callback MetricsWriter"),
+    | _same("leyden.training", "Callback MetricsWriter"),
     "rl.trainer.api": _same(f"{_HERE}.trainer", "train backtest"),
     "rl.order_execution.interpreter": _same(
         f"{_HERE}.orders",

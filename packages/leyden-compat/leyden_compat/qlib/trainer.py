@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leyden.loop.pth import with_arrays
 from leyden.rl import trainer as native
 from leyden.rl.env import FiniteVectorEnv as NativeVectorEnv
+from leyden.training.pth import with_arrays
 from leyden_compat.qlib.policy import DEFAULT_BUFFER_SIZE, TianshouPolicy, as_policy
 from leyden_compat.qlib.vector import FiniteVectorEnv, worker_options
 

@@ -21,12 +21,12 @@ import gymnasium
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.loop import EpisodeStats, LogWriter
 from leyden.rl import DataQueue
 from leyden.rl import env as native
 from leyden.rl.batch import copied, select
 from leyden.rl.env import EnvWrapper
 from leyden.rl.env import vectorize_env as native_vectorize_env
+from leyden.training import EpisodeStats, LogWriter
 from leyden_compat.qlib.environment import AnyObservation, OldEnv
 from leyden_compat.qlib.environment import EnvWrapper as OldEnvWrapper
 

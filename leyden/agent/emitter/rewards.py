@@ -1,0 +1,76 @@
+"""Emit a reward: one number, or several named ones of which one is primary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from leyden._lib.numbers import finite_number
+from leyden.agent.emitter.emit import emit_span, with_user_attributes
+from leyden.errors import InvalidEmission
+from leyden.types import Attributes, Span, SpanEvent, reward_attributes, semconv
+
+
+def emit_reward(
+    reward: float | Mapping[str, float],
+    *,
+    primary_key: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    propagate: bool = True,
+) -> Span:
+    """Record how well the agent did, and return the span. An algorithm reads the last primary
+    reward of an attempt.
+
+    The span holds the reward in Leyden's attributes, and in one `gen_ai.evaluation.result` event
+    for each name, which other OpenTelemetry backends read.
+
+    reward: a finite number (a bool, a NumPy scalar, an array or tensor of one element, too), or
+        finite numbers by name.
+    primary_key: the name of the primary reward; needed if there are several names.
+    attributes: further attributes of the span.
+    propagate: False makes the span without recording it, and needs no trace.
+    Raise InvalidEmission for a value that is no finite number, and for a missing or unknown
+    primary_key. Raise NoActiveTrace outside a trace.
+    """
+    if isinstance(reward, Mapping):
+        named = _primary_first(reward, primary_key)
+    elif primary_key is not None:
+        raise InvalidEmission(f"primary_key={primary_key!r} is for a dict of rewards, but the reward is {reward!r}")
+    else:
+        named = {semconv.PRIMARY_REWARD: reward}
+    checked = {name: _finite(name, value) for name, value in named.items()}
+    together = with_user_attributes(reward_attributes(checked), attributes)
+    events = [_evaluation(name, value) for name, value in checked.items()]
+    return emit_span("emit_reward", semconv.REWARD, together, propagate=propagate, events=events)
+
+
+def _evaluation(name: str, value: float) -> SpanEvent:
+    """Return one dimension of a reward as an event that any OpenTelemetry backend reads."""
+    attributes: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
+    return SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=attributes)
+
+
+def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:
+    """Return the rewards with the primary one first. Raise InvalidEmission if it is not clear which
+    one is primary.
+    """
+    names = ", ".join(repr(name) for name in rewards) or "none"
+    if not rewards:
+        raise InvalidEmission("the dict of rewards is empty; a reward needs at least one named number")
+    if primary_key is None and len(rewards) > 1:
+        raise InvalidEmission(f"of several rewards one is primary: give primary_key, one of {names}")
+    if primary_key is None:
+        return rewards
+    if primary_key not in rewards:
+        raise InvalidEmission(f"primary_key={primary_key!r} is not among the rewards ({names})")
+    return {primary_key: rewards[primary_key], **rewards}
+
+
+def _finite(name: object, value: object) -> float:
+    """Return a reward as a float. Raise InvalidEmission for another value, NaN or infinity."""
+    if not isinstance(name, str):
+        raise InvalidEmission(f"the reward name {name!r} is a {type(name).__name__}; names are strings")
+    try:
+        return finite_number(value)
+    except ValueError as error:
+        raise InvalidEmission(f"reward {name!r} {error}") from error

@@ -1,0 +1,144 @@
+"""Identify an agent's code by a version, so that results of other code are not taken for its own.
+
+The version covers the source of the agent, of the names of its own module that it uses, and the
+values of the module's variables among them. It does not cover imported modules, the model behind
+the agent, files that it reads, or values that default arguments and class bodies compute.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import logging
+import re
+import symtable
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from leyden.agent.decorator import FunctionalLitAgent
+from leyden.agent.lit_agent import LitAgent
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_BY_SOURCE = (type, typing.TypeVar, ModuleType, logging.Logger)
+"""Types of values that the source describes completely, so that their value is left out."""
+
+
+def agent_version(agent: LitAgent[Any]) -> str | None:
+    """Return the agent's module, qualified name and a digest of its code; None if these do not
+    determine what the agent does.
+
+    The digest covers the function or class, and every function, class and import at the top of its
+    module that it uses, directly or not. It covers the values of the module's variables that they
+    use, at the time of the call. Comments and formatting do not count.
+
+    None for a function that keeps variables of an enclosing function, an instance with attributes
+    of its own, a callable object, code that uses a variable of its module whose value is no JSON,
+    pydantic model, regular expression, type or logger, and code whose source cannot be read (a
+    notebook's, for example).
+    """
+    code = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
+    if inspect.isfunction(code):
+        is_known = code.__closure__ is None
+    else:
+        is_known = inspect.isclass(code) and not agent.__getstate__()
+    if not is_known:
+        return None
+    try:
+        content = "\n".join(_used(code))
+    except (OSError, TypeError, ValueError, SyntaxError, KeyError, RecursionError):
+        return None  # the source is missing or is no whole statement, or a value has no text
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{code.__module__}.{code.__qualname__}@{digest[:16]}"
+
+
+def _used(code: Any) -> list[str]:
+    """Return as sorted texts the definition of a function or class, the definitions of its module
+    that it uses directly or not, and the values of the variables that these use.
+
+    Raise TypeError if it uses a variable whose value has no text.
+    """
+    module = sys.modules[code.__module__]
+    own = _definition(code)
+    statements = _statements(inspect.getsource(module))
+    found: dict[str, None] = {ast.dump(own): None}
+    waiting: list[ast.AST] = [own]
+    while waiting:
+        for name in _module_names(waiting.pop()):
+            binding = statements.get(name, ())
+            if not all(isinstance(each, _DEFINITIONS) for each in binding) and name in vars(module):
+                found[f"{name} = {_value_text(vars(module)[name])}"] = None
+            for each in binding:
+                if (text := ast.dump(each)) not in found:
+                    found[text] = None
+                    waiting.append(each)
+    return sorted(found)
+
+
+@lru_cache(maxsize=16)
+def _definition(code: Any) -> ast.Module:
+    """Parse the source of a function or class. Cached, because a run asks twice: for its runners
+    and for its algorithm.
+    """
+    return ast.parse(textwrap.dedent(inspect.getsource(code)))
+
+
+@lru_cache(maxsize=16)
+def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
+    """Return the statements at the top of a module by the names that they bind there."""
+    statements: dict[str, list[ast.stmt]] = {}
+    for statement in ast.parse(source).body:
+        for name in _bound_names(statement):
+            statements.setdefault(name, []).append(statement)
+    return statements
+
+
+def _bound_names(statement: ast.stmt) -> Iterator[str]:
+    """Return the names that a statement at the top of a module binds in the module."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        statement = copy(statement)
+        statement.body = [ast.Pass()]  # a body binds no name of the module, and takes long to unparse
+    table = symtable.symtable(ast.unparse(statement), "module", "exec")
+    return (each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported())
+
+
+def _module_names(code: ast.AST) -> set[str]:
+    """Return the module-level names that `code` refers to, in nested functions and classes too.
+
+    `symtable` reads source only, so the tree is written out again.
+    """
+    top = symtable.symtable(ast.unparse(code), "module", "exec")
+    names, waiting = {each.get_name() for each in top.get_symbols()}, list(top.get_children())
+    while waiting:
+        table = waiting.pop()
+        names |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+        waiting += table.get_children()
+    return names
+
+
+def _value_text(value: Any) -> str:
+    """Return a text that equal values share. Raise TypeError for a value that has none."""
+    if isinstance(value, _BY_SOURCE) or typing.get_origin(value) is not None:
+        return "by its source"
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON substitute for a pydantic model or a pattern. Raise TypeError for another
+    value.
+    """
+    if isinstance(value, BaseModel):
+        return [type(value).__qualname__, value.model_dump(mode="json")]
+    if isinstance(value, re.Pattern):
+        pattern = cast("re.Pattern[Any]", value)
+        return repr((pattern.pattern, pattern.flags))
+    raise TypeError(f"{type(value).__name__} has no text that equal values share")

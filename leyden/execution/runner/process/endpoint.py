@@ -1,0 +1,78 @@
+"""The address that a program reports to: a receiver of its attempt's spans
+(`leyden.tracing.receiver`), with one path more.
+
+| request | does |
+|---|---|
+| `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reward.py` |
+
+A path is served while its attempt runs. To offer another path, add a handler where
+`AttemptReports` opens its receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import json
+from collections.abc import Generator, Mapping
+
+from leyden._lib.host.http import JSON, HttpReply, Refusal, RequestHeaders
+from leyden.agent.emitter import emit_reward
+from leyden.errors import InvalidEmission
+from leyden.execution.runner.process.reported_reward import FORMS, read_reward
+from leyden.tracing import active_trace
+from leyden.tracing.receiver import Receiver
+from leyden.types import get_rewards_from_span
+from leyden.types.semconv import PRIMARY_REWARD
+
+_REWARD = "/reward"
+
+
+class AttemptReports:
+    """An address that receives the current attempt's rewards and spans, until `close`. Raise
+    NoActiveTrace outside of a trace.
+    """
+
+    def __init__(self) -> None:
+        self.rewards = 0
+        """How many rewards were posted."""
+        self._context = contextvars.copy_context()
+        """The context of the attempt, in which a reward is emitted. Only the server's thread enters
+        it."""
+        self._receiver = Receiver(active_trace("reports"), {_REWARD: self._take_reward})
+        self.url = self._receiver.url
+        """The base URL, to which OpenTelemetry sends its spans."""
+        self.reward_url = self.url + _REWARD
+        """The URL to post a reward to."""
+
+    def close(self) -> None:
+        """Refuse further rewards and spans."""
+        self._receiver.close()
+
+    async def _take_reward(self, body: bytes, headers: RequestHeaders) -> HttpReply:
+        """Emit the posted reward in the attempt's trace, and return the recorded rewards. Raise
+        Refusal (status 400) for a body that is no reward.
+        """
+        try:
+            reward = read_reward(body)
+            primary = PRIMARY_REWARD if isinstance(reward, Mapping) and PRIMARY_REWARD in reward else None
+            span = self._context.run(functools.partial(emit_reward, reward, primary_key=primary))
+        except InvalidEmission as error:
+            raise Refusal(400, "bad_reward", str(error)) from None
+        except (ValueError, RecursionError) as error:
+            raise Refusal(400, "bad_reward", f"the body is not a reward: {error!s:.200}; possible: {FORMS}") from None
+        self.rewards += 1
+        return HttpReply(200, json.dumps({"recorded": get_rewards_from_span(span)}).encode() + b"\n", JSON)
+
+
+@contextlib.contextmanager
+def reports() -> Generator[AttemptReports]:
+    """Yield an address that receives the current attempt's rewards and spans during the block.
+    Raise NoActiveTrace outside of a trace.
+    """
+    opened = AttemptReports()
+    try:
+        yield opened
+    finally:
+        opened.close()

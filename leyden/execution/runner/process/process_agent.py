@@ -1,0 +1,248 @@
+"""`ProcessAgent`: one attempt is one run of a program, whose output, exit code or reports give the
+reward.
+
+It combines the files and variables (`environment.py`), the address for reports (`endpoint.py`) and
+the running program (`program.py`), and decides whether the end of the program is a result. To read
+a reward from somewhere else, give a function as `reward`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from leyden._lib.text import shown
+from leyden.agent import LitAgent
+from leyden.errors import ConfigError, ProcessFailed
+from leyden.execution.runner.calls import call_sync
+from leyden.execution.runner.process.endpoint import AttemptReports, reports
+from leyden.execution.runner.process.process_environment import Folder, variables
+from leyden.execution.runner.process.program import ProcessOutput, Program, RunningProgram
+from leyden.execution.runner.process.reported_reward import FORMS, read_reward
+from leyden.tracing import active_trace
+from leyden.types import AttemptedRollout, Attributes, NamedResources, semconv
+
+RewardSource = Literal["exit_code", "last_line", "event"] | Callable[[ProcessOutput], Any]
+"""The source of a program's reward: its exit code, the last line of its output, an event that it
+posts, or a function of its output."""
+
+_SOURCES: Final = ("exit_code", "last_line", "event")
+_GRACE_SECONDS = 0.5
+"""Seconds between SIGTERM and SIGKILL. They must be less than the second for which a runner waits
+for a cancelled agent."""
+_COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
+"""Exit codes by which shells, `env` and similar programs report a failed start. They are no reward
+of an agent."""
+_LAST_LINES = 5
+"""The number of lines of standard error in a message."""
+_LAST_CHARACTERS = 1000
+"""The number of characters of those lines."""
+
+
+class ProcessAgent(LitAgent[Any]):
+    """Any program as an agent.
+
+    The program finds the task on its standard input and in a file. The model, the address for
+    rewards and the address for OpenTelemetry are in its environment. Its descendants end with it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        reward: RewardSource = "exit_code",
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        task_on_stdin: bool = True,
+        memory_bytes: int | None = None,
+        output_bytes: int = 2**20,
+    ) -> None:
+        """command: the program and its arguments; a line for a shell is ["sh", "-c", line].
+        reward: where the reward comes from. "exit_code": 1.0 for exit code 0, else 0.0.
+            "last_line": the last non-empty line of standard output. "event": the last reward that
+            the program posts. A function (or a coroutine function) of its ProcessOutput: the
+            returned value, which is treated like the return value of any agent.
+        env: variables to add; the value None removes a variable.
+        cwd: the folder that the program runs in; None: the runner's.
+        task_on_stdin: whether standard input holds the task; otherwise it is empty.
+        memory_bytes: the limit of resident memory of all the program's processes together; a
+            program above it is killed. Checked ten times a second, on Linux only.
+        output_bytes: how much of standard output, and of standard error, is kept: one half from
+            the head, one from the tail.
+        Raise ConfigError for an option out of its range.
+        """
+        self.command = _checked_command(command)
+        if not callable(reward) and reward not in _SOURCES:
+            raise ConfigError(f"reward is {reward!r}; possible: {', '.join(map(repr, _SOURCES))}, or a function")
+        if memory_bytes is not None and memory_bytes < 1:
+            raise ConfigError(f"memory_bytes is {memory_bytes}; it must be at least 1, or None for no limit")
+        if output_bytes < 1024:
+            raise ConfigError(f"output_bytes is {output_bytes}; it must be at least 1024")
+        self.reward, self.memory_bytes, self.output_bytes = reward, memory_bytes, output_bytes
+        self.env = dict(env or {})
+        self.cwd = None if cwd is None else os.fspath(cwd)
+        self.task_on_stdin = task_on_stdin
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
+        """Run the program to its end and return its reward; None if the reward was posted already.
+
+        Raise ProcessFailed if the program ends without a result. Cancelling the call ends the
+        program. The program's private folder is deleted in any case.
+        """
+        folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
+        try:
+            folder.write(task, resources, rollout)
+            trace = active_trace("ProcessAgent")
+            with trace.operation(semconv.PROCESS, {semconv.PROCESS_COMMAND: self.command}) as step, reports() as posted:
+                program = self._program(folder, variables(folder, resources, rollout, posted, self.env))
+                running = RunningProgram(program)
+                try:
+                    output = await running.output()
+                except asyncio.CancelledError:
+                    step.set(_attributes(await running.stop()))
+                    raise
+                step.set(_attributes(output))
+                return await self._result(output, posted)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
+
+    def _program(self, folder: Folder, env: Mapping[str, str]) -> Program:
+        """Return the program to start for one attempt, with its files in `folder`."""
+        if self.memory_bytes is not None and sys.platform != "linux":
+            raise ConfigError(f"memory_bytes={self.memory_bytes:,} needs Linux; leave it out on {sys.platform}")
+        return Program(
+            command=self.command,
+            env=env,
+            cwd=self.cwd or str(Path.cwd()),
+            directory=str(folder.path),
+            stdin=str(folder.task) if self.task_on_stdin else None,
+            memory_bytes=self.memory_bytes,
+            output_bytes=self.output_bytes,
+            grace_seconds=_GRACE_SECONDS,
+        )
+
+    async def _result(self, output: ProcessOutput, posted: AttemptReports) -> Any:
+        """Return the attempt's reward; None with reward="event", which recorded it when it was
+        posted. Raise ProcessFailed if the program's end gives no reward.
+        """
+        if why := self._failure(output):
+            raise ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
+        if callable(self.reward):
+            return await _call(self.reward, output)
+        if self.reward == "exit_code":
+            return 1.0 if output.exit_code == 0 else 0.0
+        if self.reward == "last_line":
+            return self._from_last_line(output)
+        if not posted.rewards:
+            raise ProcessFailed(
+                f"`{_shown_command(self.command)}` ended without a reward: with reward='event' it posts one to "
+                f"$LEYDEN_REWARD_URL{_last_words(output)}"
+            )
+        return None
+
+    def _failure(self, output: ProcessOutput) -> str | None:
+        """Return why the program counts as failed, as a phrase that follows its name; None if it
+        did not.
+
+        An exit code alone is a failure only if the reward does not come from the exit code.
+        """
+        if output.cause == "memory":
+            return (
+                f"was ended: its processes together held more than memory_bytes={self.memory_bytes:,}; "
+                "raise the limit, or let the program hold less"
+            )
+        if output.cause == "request":
+            return "was ended from outside: its supervisor received a signal to stop; run the rollout again"
+        if output.signal is not None:
+            return f"was killed by {output.signal}{_HINTS.get(output.signal, '')}"
+        if output.exit_code in _COULD_NOT_RUN:
+            return f"exited with code {output.exit_code}: {_COULD_NOT_RUN[output.exit_code]}"
+        if self.reward in ("last_line", "event") and output.exit_code != 0:
+            return f"exited with code {output.exit_code}"
+        return None
+
+    def _from_last_line(self, output: ProcessOutput) -> Any:
+        """Return the reward in the last line of the program's output. Raise ProcessFailed if that
+        line is no reward.
+        """
+        lines = output.stdout.strip().splitlines()
+        if not lines:
+            raise ProcessFailed(
+                f"`{_shown_command(self.command)}` wrote nothing to its standard output, whose last line is to be its reward"
+                f"{_last_words(output)}"
+            )
+        try:
+            return read_reward(lines[-1])
+        except (ValueError, RecursionError):
+            raise ProcessFailed(
+                f"`{_shown_command(self.command)}` ended with the line {shown(lines[-1])}, which is no reward; possible: {FORMS}"
+                f"{_last_words(output)}"
+            ) from None
+
+
+_HINTS: Final = {"SIGKILL": ", which Leyden did not send: the system does when memory runs out"}
+
+
+def _checked_command(command: Sequence[str]) -> list[str]:
+    """Return the command as a list. Raise ConfigError for a string, and for anything but
+    strings.
+    """
+    if isinstance(command, str):
+        raise ConfigError(
+            f"command is the string {command!r:.200}; give a list: {command.split()!r:.200}, or ['sh', '-c', ...] for a shell"
+        )
+    parts = list(command)
+    if not parts or not all(isinstance(cast(object, part), str) and "\0" not in part for part in parts):
+        raise ConfigError(f"command is {parts!r:.200}; it must be a list of strings, the program first")
+    return parts
+
+
+async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput) -> Any:
+    """Return the function's result. A plain function runs in a thread, because a slow one must not
+    hold up the other attempts.
+    """
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        return await function(output)
+    return await call_sync(lambda: function(output), None, name=f"reward-{output.pid}")
+
+
+def _attributes(output: ProcessOutput) -> Attributes:
+    """Return a span's attributes about an ended program. Absent values are left out."""
+    values: dict[str, Any] = {
+        semconv.PROCESS_PID: output.pid,
+        semconv.PROCESS_EXIT_CODE: output.exit_code,
+        semconv.PROCESS_SIGNAL: output.signal,
+        semconv.PROCESS_CAUSE: output.cause,
+        semconv.PROCESS_STDOUT: output.stdout,
+        semconv.PROCESS_STDERR: output.stderr,
+        semconv.PROCESS_STDOUT_BYTES: output.stdout_bytes,
+        semconv.PROCESS_STDERR_BYTES: output.stderr_bytes,
+        semconv.PROCESS_CPU_SECONDS: output.cpu_seconds,
+        semconv.PROCESS_MEMORY_BYTES: output.memory_bytes or None,
+        semconv.PROCESS_LEFT: output.left or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _shown_command(command: Sequence[str]) -> str:
+    """Return a command for messages, its first 100 characters at most."""
+    line = shlex.join(command)
+    return line if len(line) <= 100 else f"{line[:100]}..."
+
+
+def _last_words(output: ProcessOutput) -> str:
+    """Return the end of the program's standard error, on one line, as the end of a message; "" if
+    the program wrote none.
+    """
+    lines = [line.strip() for line in output.stderr.strip().splitlines()][-_LAST_LINES:]
+    if not lines:
+        return ""
+    return f"; its stderr ends: {' | '.join(lines)[-_LAST_CHARACTERS:]}"

@@ -1,0 +1,120 @@
+"""The environment of a program: variables, and two files in a private folder.
+
+To add a variable, add a line to `_of_the_model` or `_of_the_attempt`. The module knows resources
+and addresses, and starts no process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from opentelemetry import trace as otel_trace
+
+from leyden._lib.host.orphans import RUNNER_MARK
+from leyden.execution.runner.process.endpoint import AttemptReports
+from leyden.execution.runner.process.program import DIRECTORY
+from leyden.tracing.instrumentation import CallRoute
+from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, semconv
+
+_NOT_INHERITED = ("LEYDEN_STORE_TOKEN", RUNNER_MARK)
+"""Variables of the runner that the program must not have. The first would let an agent change other
+records. By the second the runner's parent would kill the program before its supervisor can end
+it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The private folder of an attempt, with its task and its resources in JSON."""
+
+    path: Path
+
+    @property
+    def task(self) -> Path:
+        """The file with the task."""
+        return self.path / "task.json"
+
+    @property
+    def resources(self) -> Path:
+        """The file with the resources by name, each model with the attempt's own address."""
+        return self.path / "resources.json"
+
+    def write(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
+        """Write both files. Raise TypeError for a task that is no JSON value."""
+        self.task.write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
+        plain = {name: _own(resource, rollout).model_dump(mode="json") for name, resource in resources.items()}
+        self.resources.write_text(json.dumps(plain) + "\n")
+
+
+def variables(
+    folder: Folder,
+    resources: NamedResources,
+    rollout: AttemptedRollout,
+    reports: AttemptReports,
+    changes: Mapping[str, str | None],
+) -> dict[str, str]:
+    """Return the program's environment: this process's variables, then the attempt's, and last the
+    user's changes, in which None removes a variable.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    merged = {
+        **inherited,
+        **_of_the_model(resources, rollout),
+        **_of_the_attempt(folder, rollout, reports),
+        **changes,
+    }
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, str]:
+    """Return the variables of the first model among the resources; none without a model."""
+    llm = next((resource for resource in resources.values() if isinstance(resource, LLM)), None)
+    if llm is None:
+        return {}
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    route = CallRoute(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
+    return {**route.environment(), "LEYDEN_MODEL": llm.model}
+
+
+def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptReports) -> dict[str, str]:
+    """Return the variables that tell a program its attempt, its files, and where to report.
+
+    TRACEPARENT makes the spans that the program sends to the OTLP endpoint children of the span
+    that is current in the caller.
+    """
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    step = otel_trace.get_current_span().get_span_context()
+    return {
+        "LEYDEN_ROLLOUT_ID": rollout_id,
+        "LEYDEN_ATTEMPT_ID": attempt_id,
+        DIRECTORY: str(folder.path),
+        "LEYDEN_TASK_FILE": str(folder.task),
+        "LEYDEN_RESOURCES_FILE": str(folder.resources),
+        "LEYDEN_REWARD_URL": reports.reward_url,
+        "TRACEPARENT": f"00-{step.trace_id:032x}-{step.span_id:016x}-01",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": reports.url,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_RESOURCE_ATTRIBUTES": _listed(
+            {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}, os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
+        ),
+    }
+
+
+def _listed(attributes: Mapping[str, str], others: str | None) -> str:
+    """Return the value of OTEL_RESOURCE_ATTRIBUTES: `others`, then `attributes` in
+    percent-encoding, because the last of two equal names counts.
+    """
+    ours = ",".join(f"{name}={quote(value, safe='')}" for name, value in attributes.items())
+    return f"{others},{ours}" if others else ours
+
+
+def _own(resource: Any, rollout: AttemptedRollout) -> Any:
+    """Return the resource; a gateway's model gets the attempt's own address."""
+    if isinstance(resource, ProxyLLM):
+        return resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
+    return resource

@@ -1,0 +1,423 @@
+"""Start one program, keep the head and tail of its output, limit its memory, and end it with all of
+its descendants.
+
+It is a process of its own between the runner and the program, started by `program.py`. It imports
+only the standard library, and little of that, because each attempt pays for its start. It reads and
+writes `marshal`, because the same Python is at both ends.
+
+It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in a
+session of its own is found as well. It ends all of them when the program has ended, when the runner
+requests it (by a byte, or the end, of its standard input), when the runner dies in any way, and
+when together they exceed the memory limit. Then it writes one report to its standard output and
+ends. It knows no attempt, no model and no reward.
+
+On systems other than Linux nothing is adopted: the program's process group is ended, and the memory
+is not watched.
+"""
+
+# ruff: noqa: PTH108, PTH123, PTH208 -- pathlib would add a third to the time of its start
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import marshal
+import os
+import select
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # at run time it would add a sixth to the time of its start
+    from typing import Any
+
+_SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
+_REAL_TIME_LIMIT = 15  # RLIMIT_RTTIME
+_LINUX = sys.platform == "linux"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MEMORY_SECONDS = 0.1
+"""Seconds between two checks of the memory."""
+_KILL_AGAIN_SECONDS = 0.02
+"""Seconds between two SIGKILLs, because a killed process may have forked meanwhile."""
+_UNKILLABLE_SECONDS = 5.0
+"""The seconds that killed processes may take to end. One that hangs in the kernel is named in the
+report and left."""
+_READ_BYTES = 64 * 2**10
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class NotStarted(Exception):
+    """The program or its folder does not exist, or the program may not be run."""
+
+
+class Kept:
+    """The head and the tail of a stream, `limit` bytes together, and the stream's length in
+    bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
+        self.head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        """Add the next bytes of the stream. The first half of the limit is kept, and the latest
+        half.
+
+        The tail is trimmed when it is four times too long, so that bytes are seldom moved.
+        """
+        self.total += len(data)
+        room = self._half - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 4 * self._half:
+            del self._tail[: -self._half]
+
+    @property
+    def tail(self) -> bytes:
+        """Return the kept bytes after the head."""
+        return bytes(self._tail[-self._half :])
+
+
+class Supervisor:
+    """One program and its descendants."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._kept = {name: Kept(spec["output_bytes"]) for name in ("stdout", "stderr")}
+        self._streams: dict[int, Kept] = {}
+        self._poll = select.poll()
+        self._wake = _wake_pipe()
+        self._poll.register(self._wake, select.POLLIN)
+        self._pid = 0
+        self._status: int | None = None
+        """The program's status, as `wait` gives it; None while it runs."""
+        self._cause: str | None = None
+        """Why the supervisor ends the program: "memory" or "request"; None: it ended by itself, or
+        runs."""
+        self._kill_at: float | None = None
+        """The time at which SIGKILL follows SIGTERM; None if no signal was sent."""
+        self._look_at = 0.0
+        """The time of the next check of the memory."""
+        self._memory_bytes = 0
+        """The most resident memory that all processes had together, in bytes."""
+        self._cpu_seconds = 0.0
+        self._childless = False
+        """Whether the program and all its descendants have ended."""
+
+    def run(self) -> dict[str, Any]:
+        """Start the program, wait until all of its processes have ended, and return the report
+        without the output.
+        """
+        try:
+            self._start()
+        except NotStarted as error:
+            return {"error": str(error)}
+        self._watch_runner()
+        began = time.monotonic()
+        seconds = None
+        while not self._childless and not self._has_waited_too_long():
+            self._handle_events()
+            self._reap()
+            if seconds is None and self._status is not None:
+                seconds = time.monotonic() - began
+            self._take_due_steps()
+        for fd in list(self._streams):
+            self._read_rest(fd)
+        return self._head(time.monotonic() - began if seconds is None else seconds)
+
+    def output(self) -> bytes:
+        """Return the kept bytes, in the order in which the head counts them."""
+        return b"".join(bytes(kept.head) + kept.tail for kept in self._kept.values())
+
+    def kill(self) -> None:
+        """Send SIGKILL once to every descendant."""
+        self._signal_all(signal.SIGKILL)
+
+    def _head(self, seconds: float) -> dict[str, Any]:
+        """Return the report without the kept output. seconds: how long the program ran."""
+        code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
+        return {
+            "pid": self._pid,
+            "exit_code": code if code is not None and code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
+            "cause": self._cause,
+            "seconds": seconds,
+            "cpu_seconds": self._cpu_seconds,
+            "memory_bytes": self._memory_bytes,
+            "left": [] if self._childless else self._processes(),
+            **{name: [len(kept.head), len(kept.tail), kept.total] for name, kept in self._kept.items()},
+        }
+
+    # ---- start -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Fork the program and poll its output. Raise NotStarted if it could not be executed.
+
+        A pipe that closes on exec carries the child's error: no bytes mean that the program runs.
+        """
+        pipes = {name: os.pipe() for name in self._kept}
+        failed_read, failed_write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _become(self._spec, pipes["stdout"][1], pipes["stderr"][1], failed_write)
+        os.close(failed_write)
+        for name, (read, write) in pipes.items():
+            os.close(write)
+            os.set_blocking(read, False)
+            self._streams[read] = self._kept[name]
+            self._poll.register(read, select.POLLIN)
+        with open(failed_read, "rb") as failed:
+            if reason := failed.read():
+                os.waitpid(self._pid, 0)
+                raise NotStarted(reason.decode())
+
+    def _watch_runner(self) -> None:
+        """Watch for the runner's death: the end of standard input, and on Linux its pidfd.
+
+        A forked child of the runner may hold the other end of standard input open, so its end alone
+        is no proof.
+        """
+        self._poll.register(0, select.POLLIN)
+        if not _LINUX:
+            return
+        runner = self._spec["runner_pid"]
+        with contextlib.suppress(OSError):  # before Linux 5.3
+            self._poll.register(os.pidfd_open(runner), select.POLLIN)
+        if os.getppid() != runner:  # the runner died before this watch began
+            self._cause = "request"
+
+    # ---- while it runs ---------------------------------------------------------------------------
+
+    def _handle_events(self) -> None:
+        """Wait for output, a signal or the runner's end, and handle it. The runner's end is a
+        request to stop.
+        """
+        for fd, _ in self._poll.poll(self._milliseconds()):
+            if fd in self._streams:
+                self._read(fd)
+            elif fd == self._wake:
+                taken = os.read(fd, 512)
+                if any(number in taken for number in _STOP_SIGNALS):
+                    self._stop("request")
+            else:
+                self._poll.unregister(fd)
+                self._stop("request")
+
+    def _milliseconds(self) -> float | None:
+        """Return the time until the next step that no event announces; None without one."""
+        now = time.monotonic()
+        if self._kill_at is not None:
+            return 1000 * max(self._kill_at - now, _KILL_AGAIN_SECONDS)
+        if self._spec["memory_bytes"] is not None:
+            return 1000 * max(self._look_at - now, 0.0)
+        return None
+
+    def _read(self, fd: int) -> bool:
+        """Read once. Return whether there may be more to read."""
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self._streams[fd].add(data)
+        if not data:
+            self._poll.unregister(fd)
+            del self._streams[fd]
+            os.close(fd)
+        return bool(data)
+
+    def _read_rest(self, fd: int) -> None:
+        """Read what is left in a pipe after the program's end.
+
+        At most 64 reads, which is more than a pipe holds: a process that could not be killed may
+        write for ever.
+        """
+        for _ in range(64):
+            if not self._read(fd):
+                return
+
+    def _reap(self) -> None:
+        """Collect the ended children, and notice when there is no child left."""
+        try:
+            while True:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if not pid:
+                    return
+                self._cpu_seconds += usage.ru_utime + usage.ru_stime
+                if pid == self._pid:
+                    self._status = status
+        except ChildProcessError:
+            self._childless = True
+
+    def _take_due_steps(self) -> None:
+        """Do what is due now: check memory, send SIGTERM to what is left of the program, later
+        SIGKILL.
+
+        Processes over their memory limit get SIGKILL at once.
+        """
+        now = time.monotonic()
+        if self._kill_at is None:
+            if self._spec["memory_bytes"] is not None and now >= self._look_at:
+                self._look_at = now + _MEMORY_SECONDS
+                self._check_memory()
+            if not self._childless and (self._status is not None or self._cause is not None):
+                self._kill_at = now
+                if self._cause != "memory":
+                    self._signal_all(signal.SIGTERM)
+                    self._kill_at += self._spec["grace_seconds"]
+        if self._kill_at is not None and now >= self._kill_at:
+            self.kill()
+
+    def _check_memory(self) -> None:
+        """Stop the program if its processes together use more memory than allowed."""
+        self._memory_bytes = max(self._memory_bytes, held := sum(map(_resident_bytes, self._processes())))
+        if held > self._spec["memory_bytes"]:
+            self._stop("memory")
+
+    def _stop(self, cause: str) -> None:
+        """Note why the program is ended, unless it has ended or is being ended already."""
+        if self._status is None and self._cause is None:
+            self._cause = cause
+
+    def _has_waited_too_long(self) -> bool:
+        """Return whether killed processes have not ended in time."""
+        return self._kill_at is not None and time.monotonic() > self._kill_at + _UNKILLABLE_SECONDS
+
+    # ---- the program's processes -----------------------------------------------------------------
+
+    def _processes(self) -> list[int]:
+        """Return the ids of all descendants. An orphaned one is a child of this process.
+
+        Without Linux: the program alone, while it runs.
+        """
+        if not _LINUX:
+            return [self._pid] if self._status is None else []
+        found: list[int] = []
+        unread = [os.getpid()]
+        while unread:
+            children = _children(unread.pop())
+            found += children
+            unread += children
+        return found
+
+    def _signal_all(self, number: int) -> None:
+        """Send a signal to all processes of the program."""
+        send = os.kill if _LINUX else os.killpg
+        for pid in self._processes():
+            with contextlib.suppress(OSError):  # gone, or another user's
+                send(pid, number)
+
+
+def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None:
+    """Execute the program in the forked child, in a session of its own. Never returns.
+
+    stdout, stderr, failed: descriptors to write to. A failure to execute goes to `failed`, as text.
+    """
+    what = f"command {spec['command'][0]!r}"
+    try:
+        os.setsid()
+        if _LINUX:
+            _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, which a program would inherit
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(spec["stdin"] or os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        try:
+            os.chdir(spec["cwd"])
+        except OSError:
+            what = f"cwd {spec['cwd']!r}"
+            raise
+        os.execvpe(spec["command"][0], spec["command"], spec["env"])
+    except (OSError, ValueError) as error:
+        os.write(failed, f"{what}: {getattr(error, 'strerror', None) or error}".encode())
+    finally:
+        os._exit(127)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of each thread of `pid`; none if the process is gone."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as listed:
+                children += map(int, listed.read().split())
+    return children
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return the memory that a process uses now; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as sizes:
+            return int(sizes.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _prctl(option: int, value: int) -> None:
+    """Call Linux's `prctl`."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _drop_mark() -> None:
+    """Remove the runner's mark (`leyden._lib.host.orphans`), a resource limit, from this process, so
+    that it is not killed with the runner's processes and can end the program.
+    """
+    import resource
+
+    _, most = resource.getrlimit(_REAL_TIME_LIMIT)
+    try:
+        resource.setrlimit(_REAL_TIME_LIMIT, (most, most))
+    except (ValueError, OSError):
+        pass  # a sandbox (gVisor) that has no such limit, and so no mark
+
+
+def _wake_pipe() -> int:
+    """Return the reading end of a pipe into which each handled signal writes its number."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, *_STOP_SIGNALS):
+        signal.signal(number, _noted)
+    return read
+
+
+def _noted(number: int, frame: object) -> None:
+    """Handle SIGCHLD by doing nothing: the wake-up pipe reports it."""
+
+
+def _forget(directory: str) -> None:
+    """Delete the program's folder."""
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def main(spec_path: str) -> None:
+    """Run the program that the file describes, and write the report to standard output.
+
+    The file is deleted once it is read, because it holds the program's keys.
+    """
+    if _LINUX:
+        _prctl(_SUBREAPER, 1)
+        _drop_mark()
+    with open(spec_path, "rb") as file:
+        spec: dict[str, Any] = marshal.load(file)
+    os.unlink(spec_path)
+    supervisor = Supervisor(spec)
+    try:
+        head = supervisor.run()
+    except BaseException:
+        supervisor.kill()
+        raise
+    if head.get("cause") == "request" or os.getppid() != spec["runner_pid"]:
+        # The runner may have died, or be about to, and then would not delete the folder itself.
+        _forget(spec["directory"])
+    with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as report:
+        marshal.dump({**head, "output": supervisor.output()}, report)
+    os._exit(0)  # at once, because the runner waits for this process when it has read the report

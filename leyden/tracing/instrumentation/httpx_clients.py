@@ -1,0 +1,62 @@
+"""Instrument `httpx` and `httpx2`: their requests to a model go to the attempt's gateway, with the
+trace context in their headers.
+
+The two have one interface. The patched method, `send`, is below all request methods of a client and
+above redirects, proxies and transports. So the patch also reaches clients that were made before it,
+and subclasses such as OpenAI's and Anthropic's clients.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar
+
+from leyden._lib.patching import Patch
+from leyden.tracing.instrumentation.instrumentation import Patches
+from leyden.tracing.instrumentation.route import current_route
+
+
+class HttpxInstrumentation(Patches):
+    """Instruments `httpx`, sync and async."""
+
+    modules: ClassVar[tuple[str, ...]] = ("httpx",)
+
+    def patches(self) -> Sequence[Patch]:
+        """Return the patches of the sync client and the async client."""
+        library = importlib.import_module(self.modules[0])
+
+        def sync(original: Callable[..., Any]) -> Callable[..., Any]:
+            def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+                _redirect(library, request)
+                return original(self, request, *args, **kwargs)
+
+            return send
+
+        def asynchronous(original: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+            async def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+                _redirect(library, request)
+                return await original(self, request, *args, **kwargs)
+
+            return send
+
+        return Patch(library.Client, "send", sync), Patch(library.AsyncClient, "send", asynchronous)
+
+
+class Httpx2Instrumentation(HttpxInstrumentation):
+    """Instruments `httpx2`, on which openai 3 and anthropic 2 are built."""
+
+    modules: ClassVar[tuple[str, ...]] = ("httpx2",)
+
+
+def _redirect(library: Any, request: Any) -> None:
+    """Change a model call's URL and headers in place as the current route wants them."""
+    route = current_route()
+    redirection = route and route.redirect(str(request.url), request.headers)
+    if redirection is None:
+        return
+    request.headers.update(redirection.headers)
+    url = library.URL(redirection.url)
+    if url != request.url:
+        request.url = url
+        request.headers["host"] = url.netloc.decode("ascii")

@@ -1,0 +1,108 @@
+"""The base of instrumentations: a library is changed while at least one block is open.
+
+This module knows no library. To instrument one, write a module with a subclass of `Instrumentation`
+(of `Patches` if it replaces methods), and add a line to `registry.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from leyden._lib.patching import Patch
+
+_lock = threading.RLock()
+_users: dict[type[Instrumentation], int] = {}
+_installed: dict[type[Instrumentation], Instrumentation] = {}
+
+
+class Instrumentation(AbstractContextManager[None], ABC):
+    """Changes a library inside `with`.
+
+    Blocks may be nested and may overlap, in any threads: the first one installs, the last one
+    removes. Where the library is not installed the block does nothing.
+    """
+
+    modules: ClassVar[tuple[str, ...]]
+    """The modules that must be importable; the first is the library itself."""
+
+    @classmethod
+    def available(cls) -> bool:
+        """Return whether the library is installed."""
+        return all(_found(module) for module in cls.modules)
+
+    @classmethod
+    def imported(cls) -> bool:
+        """Return whether this process has imported the library."""
+        return cls.modules[0] in sys.modules
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Return whether a block is open, so that the library is changed."""
+        return cls in _installed
+
+    def __enter__(self) -> None:
+        kind = type(self)
+        with _lock:
+            count = _users.get(kind, 0)
+            if not count and self.available():
+                self.install()
+                _installed[kind] = self
+            _users[kind] = count + 1
+
+    def __exit__(self, *raised: object) -> None:
+        kind = type(self)
+        with _lock:
+            _users[kind] -= 1
+            if not _users[kind]:
+                del _users[kind]
+                if (installed := _installed.pop(kind, None)) is not None:
+                    installed.remove()
+
+    @abstractmethod
+    def install(self) -> None:
+        """Change the library; called once until `remove`."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Restore the library as it was before `install`."""
+
+
+class Patches(Instrumentation):
+    """An instrumentation that replaces methods."""
+
+    _patches: ClassVar[dict[type[Patches], Sequence[Patch]]] = {}
+    """The patches of each class. They are kept after `remove`, because a patch that another
+    library's patch covers cannot be undone; applying it anew would patch the method twice."""
+
+    @abstractmethod
+    def patches(self) -> Sequence[Patch]:
+        """Return the patches to apply; called once in a process."""
+
+    def install(self) -> None:
+        """Apply all patches."""
+        kind = type(self)
+        if kind not in self._patches:
+            self._patches[kind] = self.patches()
+        for patch in self._patches[kind]:
+            patch.apply()
+
+    def remove(self) -> None:
+        """Undo all patches, the last one first."""
+        for patch in reversed(self._patches[type(self)]):
+            patch.undo()
+
+
+@functools.cache
+def _found(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent is missing, or it was put into sys.modules by hand
+        return False

@@ -1,0 +1,63 @@
+"""Use the instrumentations that others maintain: OpenTelemetry's GenAI packages and
+OpenInference's, which share one interface.
+
+The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says
+otherwise. A library that the user has already instrumented with its package is left as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from leyden.tracing.instrumentation.instrumentation import Instrumentation
+
+_WANTED = {
+    "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY",
+}
+"""Environment variables with which the packages record messages in spans."""
+
+
+class PackagedInstrumentation(Instrumentation):
+    """An instrumentation by a class that is OpenTelemetry's `BaseInstrumentor`.
+
+    The last of `modules` has the class; the first is the library itself.
+    """
+
+    instrumentor: ClassVar[str]
+    """The name of the class."""
+
+    def __init__(self) -> None:
+        self._ours: Any = None
+
+    def install(self) -> None:
+        """Instrument the library, unless the user has done so."""
+        instrumentor: Any = getattr(importlib.import_module(self.modules[-1]), self.instrumentor)()
+        if not instrumentor.is_instrumented_by_opentelemetry:
+            with _defaults(_WANTED):
+                instrumentor.instrument()
+            self._ours = instrumentor
+
+    def remove(self) -> None:
+        """Undo the instrumentation, if `install` made it."""
+        instrumentor, self._ours = self._ours, None
+        if instrumentor is not None:
+            instrumentor.uninstrument()
+
+
+@contextmanager
+def _defaults(variables: dict[str, str]) -> Generator[None]:
+    """Set environment variables during the block, except those that the user has set. A library
+    reads them while it is instrumented.
+    """
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

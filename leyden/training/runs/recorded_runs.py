@@ -1,0 +1,418 @@
+"""Open a run that was recorded: from its folder, by its name or id, or from a store.
+
+A reader changes nothing, so a run can be read while it is running. Each method reads the files or
+the store anew. A half-written last line, which a kill may leave, is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import math
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+from leyden.errors import ConfigError, redact
+from leyden.store import LightningStore, open_store
+from leyden.training import MetricsRow, Stage
+from leyden.training.metrics import ROW_FIELDS
+from leyden.training.runs.folder import (
+    FAILURES,
+    LOG,
+    MANIFEST,
+    METRICS,
+    RUNS,
+    Manifest,
+    RunState,
+    read_manifest,
+    store_path,
+)
+from leyden.training.runs.run_metrics import RunMetrics, in_order, metrics_of
+from leyden.types import AttemptedRollout, Rollout, failure_reason
+from leyden.types.run_record import RunRecord
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_OFFERED = 5
+"""How many runs an error message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRollout:
+    """A rollout that failed: which one, when and why."""
+
+    rollout_id: str
+    attempt_id: str | None
+    """The attempt's id; None if the rollout ended before its first attempt."""
+    reason_kind: str | None
+    """The kind of failure as the runner names it; None if it named none."""
+    reason: str
+    time: float
+    """The time of its end, in Unix seconds."""
+    mode: str | None = None
+    """`train`, `val` or `test`; None if unknown."""
+    iteration: int | None = None
+    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if
+    unknown."""
+
+
+class RecordedRun(ABC):
+    """A recorded run. `open_run` and `list_runs` return it."""
+
+    @property
+    @abstractmethod
+    def directory(self) -> Path | None:
+        """The run's folder; None for a run that was read from a store."""
+
+    @property
+    @abstractmethod
+    def record(self) -> RunRecord:
+        """The record of the run: id, name, kind, status, times, cause and configuration."""
+
+    @property
+    @abstractmethod
+    def state(self) -> RunState:
+        """The run's status; `crashed` if it is recorded as running and its process is gone."""
+
+    @property
+    def log_path(self) -> Path | None:
+        """The run's log file; None if there is none."""
+        path = None if self.directory is None else self.directory / LOG
+        return path if path is not None and path.is_file() else None
+
+    @abstractmethod
+    def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
+        """Return the rows of all stages, or of one, in order of iterations.
+
+        Within an iteration, `train` comes first: the order is val 0, train 1, val 1.
+        """
+
+    @abstractmethod
+    def failures(self) -> list[FailedRollout]:
+        """Return the failed rollouts in the order in which they were recorded."""
+
+    @abstractmethod
+    def open_store(self) -> LightningStore:
+        """Return the run's store, to be used in `async with`. A file is opened read-only.
+
+        Raise ConfigError if the run does not say where its store is.
+        """
+
+    def read_store(self, query: Callable[[LightningStore], Awaitable[T]]) -> T:
+        """Open the run's store, await one query of it, and return the result.
+
+        For synchronous code: the query runs in a thread of its own, so that it works in notebooks,
+        where an event loop runs already.
+        """
+        return _in_thread(self.open_store, query)
+
+    def summary_metrics(self) -> RunMetrics:
+        """Return the rewards and counts of the run so far."""
+        return metrics_of(self.metrics())
+
+
+class _FolderRun(RecordedRun):
+    """A run that is read from its folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        read_manifest(directory)  # raises ConfigError if the folder holds no readable run
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    def record(self) -> RunRecord:
+        return read_manifest(self.directory).record
+
+    @property
+    def state(self) -> RunState:
+        return read_manifest(self.directory).state
+
+    def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
+        return [row for row in read_rows(self.directory / METRICS) if stage in (None, row.stage)]
+
+    def failures(self) -> list[FailedRollout]:
+        return read_failures(self.directory / FAILURES)
+
+    def open_store(self) -> LightningStore:
+        """Return the store in the run's folder, else the store that `run.json` names."""
+        recorded = self.record.config.get("store")
+        path = store_path(self.directory)
+        if path.exists():
+            return open_store(path, read_only=True)
+        if not isinstance(recorded, str) or recorded.startswith("memory:"):
+            raise ConfigError(
+                f"{self.directory} has no {path.name}, and its {MANIFEST} names no other store; its rollouts cannot be read"
+            )
+        return _open_to_read(recorded)
+
+
+class _StoreRun(RecordedRun):
+    """A run that is read from its store, which is opened anew for each read."""
+
+    def __init__(self, store: str | Path, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+
+    @property
+    def directory(self) -> None:
+        return None
+
+    @property
+    def record(self) -> RunRecord:
+        return _read(self._store, lambda store: store.get_run_by_id(self._run_id))
+
+    @property
+    def state(self) -> RunState:
+        return Manifest(self.record).state
+
+    def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
+        record = self.record
+        rows: dict[tuple[int, str], MetricsRow] = {}
+        for point in _read(self._store, lambda store: store.query_metrics(self._run_id, stage=stage)):
+            new = MetricsRow(point.iteration, cast(Stage, point.stage), point.time - record.start_time, {})
+            row = rows.setdefault((point.iteration, point.stage), new)
+            row.metrics[point.name] = math.nan if point.value is None else point.value
+        return in_order(rows.values())
+
+    def failures(self) -> list[FailedRollout]:
+        failed = _read(
+            self._store,
+            lambda store: store.query_rollouts(run_id=self._run_id, status_in=["failed"], sort_by="end_time"),
+        )
+        return [failure_of(rollout) for rollout in failed]
+
+    def open_store(self) -> LightningStore:
+        return _open_to_read(self._store)
+
+
+def iteration_of(rollout: Rollout) -> int | None:
+    """Return the iteration that a rollout was for, counted as in the metrics; None if unknown.
+
+    A rollout's `step` is the number of iterations that had finished when it was requested. A
+    training rollout belongs to the next iteration; a validation measures the finished one.
+    """
+    step = rollout.metadata.get("step")
+    return step + (1 if rollout.mode == "train" else 0) if isinstance(step, int) else None
+
+
+def failure_of(rollout: Rollout) -> FailedRollout:
+    """Return a failed rollout with its reason, which its latest attempt records."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    return FailedRollout(
+        rollout_id=rollout.rollout_id,
+        attempt_id=None if attempt is None else attempt.attempt_id,
+        reason_kind=None if attempt is None else attempt.metadata.get("reason_kind", attempt.status),
+        reason=failure_reason(rollout),
+        time=rollout.end_time or time.time(),
+        mode=rollout.mode,
+        iteration=iteration_of(rollout),
+    )
+
+
+def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
+    """Open a run that is running, finished or crashed.
+
+    source: a run's folder; the folder's name, name or id of a run under `.leyden/`, or a unique
+        beginning of one; "latest" for the run under `.leyden/` that was started last; or the path
+        or URL of a store.
+    run_id: the run's id, for a store that holds several runs.
+    Raise ConfigError if there is no such run, or if several match.
+    """
+    path, name = Path(source), str(source).rstrip("/") or str(source)
+    if "://" in name or os.path.isfile(path):  # noqa: PTH113 -- False for a name that no file can have
+        return _run_of_a_store(source, run_id)
+    if run_id is not None:
+        raise ConfigError(f"run_id={run_id!r} is for a store, and {str(source)!r} is none; leave run_id out")
+    if _holds_run(path):
+        return _FolderRun(path)
+    if os.path.isdir(path):  # noqa: PTH112
+        raise ConfigError(f"{path} holds no run ({MANIFEST} is missing){_offer(list_runs(path))}")
+    if name and path.name == name and _holds_run(RUNS / name):  # no two folders have one name
+        return _FolderRun(RUNS / name)
+    if name == "latest":
+        runs = list_runs()
+        if not runs:
+            raise ConfigError(f"there is no run in {RUNS.resolve()}; start one, or give a run's folder")
+        return runs[0]
+    runs, damaged = find_runs()
+    found = [run for run in runs if name in (run.record.name, run.record.run_id)]
+    if name and not found:
+        found = [run for run in runs if any(each.startswith(name) for each in _names(run))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{name!r} fits {len(found)} runs{_offer(found)}; give the name of one folder")
+    left_out = "".join(f"; {trouble}" for trouble in damaged[:_OFFERED])
+    raise ConfigError(f"there is no run {name!r} in {RUNS.resolve()}{_offer(runs)}{left_out}")
+
+
+def _run_of_a_store(source: str | Path, run_id: str | None) -> RecordedRun:
+    """Return the run with this id, or the only run of a store. Raise ConfigError otherwise."""
+    if run_id is not None:
+        _read(source, lambda store: store.get_run_by_id(run_id))  # raises UnknownRun if it is missing
+        return _StoreRun(source, run_id)
+    runs = list(_read(source, lambda store: store.query_runs()))
+    if len(runs) != 1:
+        names = ", ".join(f"{run.run_id} ({run.name})" for run in runs[:5])
+        there_are = f"holds {len(runs)} runs; give run_id=, one of {names}" if runs else "holds no run"
+        raise ConfigError(f"the store {redact(str(source))} {there_are}")
+    return _StoreRun(source, runs[0].run_id)
+
+
+def _open_to_read(source: str | Path) -> LightningStore:
+    in_a_file = "://" not in str(source) or str(source).startswith("sqlite:")
+    return open_store(source, read_only=in_a_file)
+
+
+def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -> T:
+    return _in_thread(lambda: _open_to_read(source), query)
+
+
+def _in_thread(open_it: Callable[[], LightningStore], query: Callable[[LightningStore], Awaitable[T]]) -> T:
+    """Run a query on the event loop of a new thread, because this one may have a running loop."""
+
+    async def work() -> T:
+        async with open_it() as store:
+            return await query(store)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work()).result()
+
+
+def list_runs(root: Path = RUNS) -> list[RecordedRun]:
+    """Return the runs in the folders of `root`, the last started first.
+
+    A folder whose `run.json` cannot be read is left out, with a warning. A run that is not directly
+    under `root` is not found. Raise ConfigError if `root` cannot be read.
+    """
+    runs, damaged = find_runs(root)
+    for trouble in damaged:
+        logger.warning("a run is left out: %s", trouble)
+    return runs
+
+
+def find_runs(root: Path = RUNS) -> tuple[list[RecordedRun], list[str]]:
+    """Return what `list_runs` returns, and for each run that is left out why, without a warning."""
+    runs: list[RecordedRun] = []
+    damaged: list[str] = []
+    try:
+        folders = sorted(root.iterdir())
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise ConfigError(f"the runs in {root} cannot be listed: {error.strerror}") from error
+    for folder in filter(_holds_run, folders):
+        try:
+            runs.append(_FolderRun(folder))
+        except ConfigError as error:
+            damaged.append(str(error))
+    return sorted(runs, key=lambda run: run.record.start_time, reverse=True), damaged
+
+
+def _holds_run(folder: Path) -> bool:
+    """Return whether a folder has a `run.json`, readable or not."""
+    try:
+        (folder / MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no name of a file
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
+
+
+def _names(run: RecordedRun) -> list[str]:
+    """Return the names under which a run is found: that of its folder, its own, and its id."""
+    folder = [] if run.directory is None else [run.directory.name]
+    return [*folder, run.record.name, run.record.run_id]
+
+
+def _offer(runs: Iterable[RecordedRun]) -> str:
+    names = [_names(run)[0] for run in runs]
+    return f"; there are: {', '.join(names[:_OFFERED])}{', ...' * (len(names) > _OFFERED)}" if names else ""
+
+
+# ---- lines of JSON -------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> list[MetricsRow]:
+    """Return the rows of a `metrics.jsonl` in order of iterations; none if the file is missing.
+
+    Rows of one stage and iteration are joined, as `in_order` says. Raise ConfigError for a damaged
+    line.
+    """
+    rows: list[MetricsRow] = []
+    for number, line in _lines(path):
+        try:
+            iteration, stage, seconds = (line.pop(name) for name in ROW_FIELDS)
+        except KeyError as error:
+            raise _damaged(path, number, f"{error} is missing") from None
+        if type(iteration) is not int or stage not in get_args(Stage) or type(seconds) not in (int, float):
+            raise _damaged(
+                path, number, f"iteration, stage or seconds has a wrong type: {iteration!r}, {stage!r}, {seconds!r}"
+            )
+        if any(isinstance(value, int) and abs(value) > sys.float_info.max for value in (seconds, *line.values())):
+            raise _damaged(path, number, "a number is more than a float can hold")
+        metrics = {name: float("nan") if value is None else value for name, value in line.items()}
+        rows.append(MetricsRow(iteration, stage, seconds, metrics))
+    return in_order(rows)
+
+
+def read_failures(path: Path) -> list[FailedRollout]:
+    """Return the failures in a `failures.jsonl`; none if the file is missing.
+
+    Fields that a later version may have added are left out. Raise ConfigError for a damaged line.
+    """
+    known = {field.name for field in fields(FailedRollout)}
+    failures: list[FailedRollout] = []
+    for number, line in _lines(path):
+        try:
+            failures.append(FailedRollout(**{name: value for name, value in line.items() if name in known}))
+            if not isinstance(failures[-1].reason, str) or not isinstance(failures[-1].time, int | float):
+                raise _damaged(path, number, "reason or time has a wrong type")
+        except TypeError as error:
+            # "FailedRollout.__init__() missing 1 required ...": without the name of the function
+            raise _damaged(path, number, str(error).partition("() ")[2]) from None
+    return failures
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the JSON object of each line with the line's number, from 1. Skip empty lines.
+
+    Raise ConfigError for a line that is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    lines = text.split("\n")
+    if lines[-1] and not lines[-1].startswith("{"):
+        raise _damaged(path, len(lines), "it is not the beginning of a JSON object")
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not written yet
+        if not line.strip():
+            continue
+        try:
+            read: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(path, number, error) from error
+        if not isinstance(read, dict):
+            raise _damaged(path, number, "it is no JSON object")
+        yield number, cast(dict[str, Any], read)
+
+
+def _damaged(path: Path, number: int, why: object) -> ConfigError:
+    return ConfigError(f"line {number} of {path} is damaged: {why}; remove the line")

@@ -1,0 +1,304 @@
+"""The configuration of a run, as JSON: what it was started with, and with which code.
+
+`describe` turns any object into JSON. Secrets are hidden: text goes through `leyden.errors`, and
+the value of an option whose name says that it is secret is left out. To record something more, add
+it to the dictionary that the trainer passes, or here if every kind of run has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from leyden._lib.arguments import arguments_of
+from leyden.errors import HIDDEN, redact
+
+_SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"
+_SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
+_SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Credentials?)$")
+_KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
+"""Keys whose form shows that they are secret, under any name."""
+_LONGEST_TEXT = 500
+"""Characters; a longer text is cut."""
+_MOST_ITEMS = 100
+_DEEPEST = 6
+"""Objects that are nested deeper are recorded by the name of their class alone."""
+
+_LONGEST_HEADER = 100_000_000
+"""Bytes that the format allows for the header of a safetensors file."""
+
+_DIGEST_ITEMS = 10_000
+"""A longer data set is digested by this many items, evenly spaced."""
+_DIGEST_CHARACTERS = 8_000_000
+"""Items after this many characters of JSON are not digested."""
+_DIGEST_SECONDS = 1.0
+"""A data set whose items take longer to read has no digest."""
+
+_PACKAGES = (
+    "leyden",
+    "torch",
+    "transformers",
+    "peft",
+    "numpy",
+    "gymnasium",
+    "openai",
+    "openai-agents",
+    "anthropic",
+    "langchain",
+    "langgraph",
+    "crewai",
+    "autogen-agentchat",
+    "litellm",
+    "vllm",
+    "verl",
+    "ray",
+)
+
+
+def import_path(thing: object) -> str:
+    """Return `module.name` of a class or function, or of an object's class.
+
+    A script's own classes and functions are `__main__.name`.
+    """
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', '?')}"
+
+
+def describe(value: Any, *, depth: int = 0) -> Any:
+    """Return the value as JSON that a person can read, without secrets.
+
+    An object becomes its class and the arguments that it was made with. Long texts and lists are
+    cut.
+    depth: how many containers the value is inside of; callers leave it out.
+    """
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str | Path):
+        return _shortened(redact(str(value)))
+    if isinstance(value, enum.Enum):
+        return describe(value.value, depth=depth)
+    if depth >= _DEEPEST:
+        return import_path(value)
+    if isinstance(value, BaseModel):
+        return {"type": import_path(value), **_options(dict(value), depth)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        return {"type": import_path(value), **_options(fields, depth)}
+    if isinstance(value, Mapping):
+        return _options(cast("Mapping[Any, Any]", value), depth)
+    if isinstance(value, list | tuple | set | frozenset):
+        items = list(cast("Sequence[Any]", value))
+        return [describe(item, depth=depth + 1) for item in items[:_MOST_ITEMS]]
+    given = arguments_of(value)
+    return {"type": import_path(value), **_options(given, depth)} if given else import_path(value)
+
+
+def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    return {
+        str(name): _hidden(value) if _is_secret(str(name)) else describe(value, depth=depth + 1)
+        for name, value in list(options.items())[:_MOST_ITEMS]
+    }
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.search(name) or _SECRET_IN_CAMEL_CASE.search(name))
+
+
+def _hidden(value: Any) -> Any:
+    """Return the recorded form of a secret.
+
+    Numbers and switches, such as `key=3`, are no secrets.
+    """
+    return value if value is None or isinstance(value, bool | int | float) else HIDDEN if value else ""
+
+
+def _shortened(text: str) -> str:
+    text = _KEY.sub(HIDDEN, text.encode("utf-8", "backslashreplace").decode())
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
+
+
+# ---- models and data -----------------------------------------------------------------------------
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """Return the name of a model. For a folder, add the number of its weights and a digest.
+
+    The digest covers `config.json` and the names and sizes of the files, and not the weights
+    themselves, which take long to read.
+    model: a folder, a hub name, or a model object, of which only the class is recorded.
+    """
+    if not isinstance(model, str | Path):
+        return {"name": import_path(model), "digest": None}
+    folder = Path(model)
+    if not folder.is_dir():
+        return {"name": redact(str(model)), "digest": None}
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    if (config := folder / "config.json").is_file():
+        digest.update(config.read_bytes())
+    return {"name": str(folder.resolve()), "digest": digest.hexdigest()[:16], "n_weights": _n_weights(folder)}
+
+
+def weights_of(model: Any) -> tuple[int, int] | None:
+    """Return how many weights of a model are trained, and how many it has.
+
+    Return None for a hub name, a folder of an adapter and an object that is no torch module: their
+    numbers are unknown until the model is loaded.
+    model: a folder, a hub name, or a model object, whose frozen parameters are not trained.
+    """
+    if isinstance(model, str | Path):
+        folder = Path(model)
+        is_adapter = (folder / "adapter_config.json").is_file()  # its files lack the weights of the model beneath
+        n = None if is_adapter else _n_weights(folder)
+        return None if n is None else (n, n)
+    try:
+        sizes = [(bool(each.requires_grad), int(each.numel())) for each in model.parameters()]
+    except (AttributeError, TypeError):  # no torch module
+        return None
+    return sum(size for is_trained, size in sizes if is_trained), sum(size for _, size in sizes)
+
+
+def _n_weights(folder: Path) -> int | None:
+    """Return how many weights the folder's safetensors files declare in their headers; None without
+    such files.
+    """
+    n: int | None = None
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                header = json.loads(file.read(min(_LONGEST_HEADER, int.from_bytes(file.read(8), "little"))))
+            shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+            n = (n or 0) + sum(map(math.prod, shapes))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # the engine reports the error when it loads the model
+    return n
+
+
+def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:
+    """Return the length of a data set and a digest of its items as JSON.
+
+    The cost is bounded. At most 10,000 evenly spaced items are digested, and the last ones are left
+    out once 8 million characters are reached; `digested_items` says how many were digested. The
+    digest is None if an item cannot be read, or if reading takes longer than a second.
+    """
+    length = len(dataset)
+    step = max(1, math.ceil(length / _DIGEST_ITEMS))
+    encode = json.JSONEncoder(sort_keys=True, default=_as_json).encode
+    digest, characters, items, deadline = hashlib.sha256(), 0, 0, time.monotonic() + _DIGEST_SECONDS
+    try:
+        for index in range(0, length, step):
+            text = encode(dataset[index])
+            digest.update(f"{text}\n".encode("utf-8", "backslashreplace"))
+            items += 1
+            characters += len(text)
+            if characters > _DIGEST_CHARACTERS:
+                break
+            if time.monotonic() > deadline:
+                return {"length": length, "digest": None, "digested_items": 0}
+    except Exception:  # noqa: BLE001 -- a data set is the user's code; the algorithm meets the same error, and reports it
+        return {"length": length, "digest": None, "digested_items": 0}
+    return {"length": length, "digest": digest.hexdigest()[:16], "digested_items": items}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, cast("set[Any]", value)))
+    return import_path(value)  # its repr may hold an address, which differs in each process
+
+
+# ---- the program ---------------------------------------------------------------------------------
+
+
+def describe_program() -> dict[str, Any]:
+    """Return the program, its arguments, the versions of the installed packages that matter, and
+    the git commit.
+    """
+    return {
+        "program": _program(),
+        "argv": _without_secrets(sys.argv),
+        "versions": _versions(),
+        "git": {"commit": _git_commit(), "dirty": None},  # the recorder fills it in; it may take git a while
+    }
+
+
+def _program() -> str | None:
+    """Return the script's path; None for an interactive session, `-c`, or a notebook."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if path is None or "ipykernel" in path else str(Path(path).resolve())
+
+
+def _without_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the command line with the values of secret options hidden and long words shortened."""
+    shown: list[str] = []
+    hide_next = False
+    for word in argv[:_MOST_ITEMS]:
+        option, _, value = word.partition("=")
+        is_secret = bool(value or word.startswith("-")) and _is_secret(option.lstrip("-"))
+        if hide_next and not word.startswith("-"):
+            shown.append(HIDDEN)
+        elif is_secret and value:
+            shown.append(f"{option}={HIDDEN}")
+        else:
+            shown.append(_shortened(redact(word)))
+        hide_next = is_secret and not value
+    return shown
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _git_commit() -> str | None:
+    return _git("rev-parse", "HEAD")
+
+
+@cache
+def git_is_dirty() -> bool | None:
+    """Return whether tracked files of the repository differ from its commit.
+
+    Return None outside a repository. May take seconds in a large repository.
+    """
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    return None if status is None else bool(status)
+
+
+def _git(*arguments: str) -> str | None:
+    """Return the output of a git command in the current folder; None if it fails."""
+    try:
+        # Without locks: a git command that the user runs meanwhile would find the index locked.
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

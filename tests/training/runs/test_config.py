@@ -1,0 +1,165 @@
+"""A run's configuration is JSON, hides secrets, and costs little."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from leyden._lib.arguments import arguments_of
+from leyden.algorithm import Baseline
+from leyden.cli.demo import WEIGHTS
+from leyden.errors import ConfigError
+from leyden.training.runs.recorded_runs import read_failures, read_rows
+from leyden.training.runs.run_description import (
+    describe,
+    describe_dataset,
+    describe_model,
+    describe_program,
+    weights_of,
+)
+
+
+class Endless(Sequence[int]):
+    """A data set of any length."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.read = length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read += 1
+        return index
+
+
+class Broken(Endless):
+    def __getitem__(self, index: Any) -> Any:
+        raise OSError("the file is gone")
+
+
+class Task(BaseModel):
+    question: str
+
+
+def test_the_digest_of_data_is_of_its_content() -> None:
+    one = describe_dataset([{"a": 1, "b": 2}, Task(question="x")])
+    assert one == describe_dataset(({"b": 2, "a": 1}, Task(question="x")))
+    assert one["digest"] != describe_dataset([{"a": 1, "b": 2}, Task(question="y")])["digest"]
+    assert describe_dataset([object()]) == describe_dataset([object()]), "no address of memory is in a digest"
+
+
+def test_the_cost_of_a_digest_is_bounded_and_says_so() -> None:
+    long = Endless(10_000_000)
+    described = describe_dataset(long)
+    assert (described["length"], described["digested_items"], long.read) == (10_000_000, 10_000, 10_000)
+    assert describe_dataset(Broken(3)) == {"length": 3, "digest": None, "digested_items": 0}
+
+
+def test_an_algorithm_remembers_what_it_was_made_with() -> None:
+    class Mine(Baseline):
+        def __init__(self, flavour: str, **options: Any) -> None:
+            super().__init__(**options)
+
+    assert arguments_of(Mine("sweet", n_epochs=3)) == {"flavour": "sweet", "n_epochs": 3}
+    assert arguments_of(Baseline(n_epochs=2))["n_epochs"] == 2
+    assert arguments_of(object()) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        (float("nan"), "nan"),
+        ({"api_key": "hush", "max_tokens": 4, "tokens": ["a"]}, {"api_key": "***", "max_tokens": 4, "tokens": ["a"]}),
+        ("postgresql://me:hush@host/db", "postgresql://me:***@host/db"),
+        (Path("a/b"), "a/b"),
+        (Baseline, "leyden.algorithm.fast.Baseline"),
+        (object(), "builtins.object"),
+    ],
+)
+def test_a_value_is_described_as_json(value: Any, described: Any) -> None:
+    assert describe(value) == described
+    json.dumps(describe(value), allow_nan=False)
+
+
+def test_a_circle_has_an_end() -> None:
+    circle: dict[str, Any] = {}
+    circle["self"] = circle
+    json.dumps(describe(circle))
+
+
+def test_models_differ_by_their_configuration_and_their_files(tmp_path: Path) -> None:
+    def folder(name: str, content: str) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+        return tmp_path / name
+
+    one, moved, other = folder("one", "{}"), folder("moved", "{}"), folder("other", "[]")
+    assert describe_model(one)["digest"] == describe_model(moved)["digest"] != describe_model(other)["digest"]
+    assert describe_model("hub/name") == {"name": "hub/name", "digest": None}
+
+
+@pytest.mark.parametrize("line", ['{"iter', "[1]", '{"iteration": 1}', "\0\0"])
+def test_a_damaged_line_of_metrics_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "stage": "train", "seconds": 1}}\n{line}\n')
+    with pytest.raises(ConfigError, match=r"line 2 of .* is damaged: .*; remove the line"):
+        read_rows(tmp_path / "metrics.jsonl")
+
+
+def test_failures_of_a_later_version_are_read_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    whole = {"rollout_id": "a", "attempt_id": None, "reason_kind": None, "reason": "b", "time": 1.0, "later": 1}
+    path = tmp_path / "failures.jsonl"
+    path.write_text(f"{json.dumps(whole)}\n\n")
+    assert [failure.reason for failure in read_failures(path)] == ["b"]
+    path.write_text('{"rollout_id": "a"}\n')
+    with pytest.raises(ConfigError, match=r"line 1 of .* is damaged: missing 4 .*'attempt_id'"):
+        read_failures(path)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"headers": {"Authorization": "Basic s3cret", "X-Api-Key": "s3cret"}},
+        {"apiKey": "s3cret", "accessToken": "s3cret", "passphrase": "s3cret"},
+        {"env": {"PGPASSWORD": "s3cret", "DB_PASS": "s3cret"}},
+        {"passwords": ["s3cret"], "auth": ("user", "s3cret"), "key": b"s3cret"},
+        {"model": "http://h/?token=s3cret", "note": "the key is sk-proj-s3cret0000000000000000"},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_an_option_with_a_secret_is_recorded_without_it(option: dict[str, Any]) -> None:
+    assert "s3cret" not in json.dumps(describe(option))
+
+
+def test_options_that_are_no_secrets_are_recorded() -> None:
+    options = {"max_tokens": 16, "tokenizer": "tiny", "monkey": "Max", "key": 3, "stop_tokens": ["a"], "keyword": "x"}
+    assert describe(options) == options
+
+
+@pytest.mark.parametrize(
+    "words", [["--pass", "s3cret"], ["--auth=s3cret"], ["model.api_key=s3cret"], ["+llm.apiKey=s3cret"]], ids=str
+)
+def test_an_argument_with_a_secret_is_recorded_without_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words, "--tokenizer", "tiny", "data=x"])
+    argv = describe_program()["argv"]
+    assert "s3cret" not in json.dumps(argv)
+    assert argv[-3:] == ["--tokenizer", "tiny", "data=x"]
+
+
+def test_the_weights_of_a_model_are_counted_before_it_is_loaded(tmp_path: Path) -> None:
+    n_trained, n_weights = weights_of(WEIGHTS) or (0, 0)
+    assert n_trained == n_weights == describe_model(WEIGHTS)["n_weights"] > 100_000
+    assert weights_of("hub/name") is None and weights_of(tmp_path) is None and weights_of(object()) is None
+
+
+def test_frozen_weights_are_not_counted_as_trained() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    assert weights_of(model) == (3, 11)
