@@ -1,19 +1,20 @@
 """Optional packages and names that are loaded when they are first used, and the error for a missing
 extra.
 
-A package lists its public names once, in `__init__.pyi`: type checkers read that file, and
-`lazy_package` loads a name from the module that the file gives for it. `import leyden` therefore
+A package lists its public names once, in its `__init__.py` under `if TYPE_CHECKING`, and `lazy_package` loads each of
+them from the module that stands there. `import leyden` therefore
 loads no torch, no web framework and no model library. To add a public name, add its import there.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
-
-import lazy_loader  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from leyden.errors import MissingExtra
 
@@ -86,15 +87,15 @@ def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
 def lazy_package(
     package: str, file: str, *, extra: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the imports in its
-    `__init__.pyi`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from its imports under `if
+    TYPE_CHECKING`.
 
     package, file: `__name__` and `__file__` of the package.
     extra: the extra that its modules need. A name whose module cannot be imported without it raises
         MissingExtra, which names the extra and how to install it.
     """
-    attached: Any = lazy_loader.attach_stub  # untyped
-    load, names, public = attached(package, file)
+    homes = _homes(file)
+    public = sorted(homes)
 
     def resolve(name: str) -> Any:
         if name not in public:
@@ -104,13 +105,23 @@ def lazy_package(
                 obj=None,  # or a traceback would add Python's own "Did you mean", a second time
             )
         try:
-            return load(name)
+            value = getattr(importlib.import_module(homes[name]), name)
         except ImportError as error:
             if extra is None:
                 raise
             raise missing_extra(error, extra=extra, needed_by=f"{package}.{name}") from None
+        setattr(sys.modules[package], name, value)
+        return value
 
-    return resolve, names, public
+    return resolve, lambda: public, public
+
+
+def _homes(file: str) -> dict[str, str]:
+    """Return the module of each name that a file imports under `if TYPE_CHECKING`."""
+    body = ast.parse(Path(file).read_text(encoding="utf-8")).body
+    blocks = (node.body for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = (node for block in blocks for node in block if isinstance(node, ast.ImportFrom) and node.module)
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def _hint(name: str, public: list[str]) -> str:

@@ -35,6 +35,18 @@ models. The wire formats are in `leyden.dialects`; add a dialect there. To recor
 extend `record.span_of`.
 """
 
+from typing import TYPE_CHECKING
+
 from leyden._lib.extras import lazy_package
 
-__getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
+if TYPE_CHECKING:
+    from leyden.gateway.control import GatewayState as GatewayState
+    from leyden.gateway.control import RemoteGateway as RemoteGateway
+    from leyden.gateway.limits import AttemptLimits as AttemptLimits
+    from leyden.gateway.proxy import LLMProxy as LLMProxy
+    from leyden.gateway.remote import FoundGateways as FoundGateways
+    from leyden.gateway.remote import control_key_of as control_key_of
+    from leyden.gateway.upstream import UpstreamModel as UpstreamModel
+    from leyden.gateway.upstream_metrics import UpstreamStatus as UpstreamStatus
+else:
+    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)

@@ -10,6 +10,20 @@ To add a method: extend the protocol, write a function in `sql/body/`, add a lin
 database: write a `Driver`, a `Transaction` and its migrations, and pass that contract suite.
 """
 
+from typing import TYPE_CHECKING
+
 from leyden._lib.extras import lazy_package
 
-__getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
+if TYPE_CHECKING:
+    from leyden.store.base import LightningStore as LightningStore
+    from leyden.store.base import StoreCapabilities as StoreCapabilities
+    from leyden.store.base import StoreStatistics as StoreStatistics
+    from leyden.store.client import LightningStoreClient as LightningStoreClient
+    from leyden.store.memory import InMemoryLightningStore as InMemoryLightningStore
+    from leyden.store.opening import open_store as open_store
+    from leyden.store.postgres import PostgresLightningStore as PostgresLightningStore
+    from leyden.store.server import LightningStoreServer as LightningStoreServer
+    from leyden.store.sqlite import SqliteLightningStore as SqliteLightningStore
+    from leyden.store.sweeper import Sweeper as Sweeper
+else:
+    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)

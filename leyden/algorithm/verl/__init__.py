@@ -16,6 +16,17 @@ The package does not import verl, torch or Ray before they are needed. To suppor
 verl, look at `trainer.py`, `replica.py` and `cpu.py`, which subclass verl's classes.
 """
 
+from typing import TYPE_CHECKING
+
 from leyden._lib.extras import lazy_package
 
-__getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="verl")
+if TYPE_CHECKING:
+    from leyden.algorithm.verl.daemon import AgentModeDaemon as AgentModeDaemon
+    from leyden.algorithm.verl.dataset import AgentDataset as AgentDataset
+    from leyden.algorithm.verl.dataset import LoadedDataset as LoadedDataset
+    from leyden.algorithm.verl.verl_algorithm import VERL as VERL
+    from leyden.algorithm.verl.verl_config import make_config as make_config
+    from leyden.algorithm.verl.verl_run import run_ppo as run_ppo
+    from leyden.algorithm.verl.verl_trainer import AgentLightningTrainer as AgentLightningTrainer
+else:
+    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="verl")

@@ -1,9 +1,0 @@
-from .adapters import Sb3Policy as Sb3Policy
-from .adapters import TianshouPolicy as TianshouPolicy
-from .dqn import DQN as DQN
-from .policies import AllOne as AllOne
-from .policies import NonLearnablePolicy as NonLearnablePolicy
-from .policies import Policy as Policy
-from .policies import PolicyOutput as PolicyOutput
-from .policies import RandomPolicy as RandomPolicy
-from .ppo import PPO as PPO
