@@ -15,11 +15,12 @@ down. It is moved to the innermost span that encloses it in time. If spans that 
 enclose it, the right one is unknown, and the span stays. A call is never moved below another call,
 and no span leaves an agent's subtree.
 
-`picture` draws a tree. The module knows spans and how `normalise` reads them. It changes no span.
+The module knows spans and how `normalise` reads them. It changes no span.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,6 @@ from typing import Any, TypeVar
 
 from leyden.adapter.normalise import AgentView, is_model_call, is_reward, read_agent
 from leyden.adapter.order import in_order
-from leyden.adapter.picture import TreeLine, draw
 from leyden.errors import ConfigError
 from leyden.types import Span, semconv
 
@@ -185,26 +185,28 @@ class TraceTree:
             host.children.sort(key=lambda node: (node.start_time or 0.0, node.span.sequence_id, node.id))
 
     def visualize(self, filename: str | Path | None = None, interested_span_match: str | None = None) -> str:
-        """Return the tree as an SVG picture, which shows each step below its parent with its time.
+        """Return the tree in Graphviz's language: a node for each span with its name and its seconds, below its parent.
 
-        filename: the file to write the picture to, if any. `.svg` is added to a name without it.
+        filename: the file to write it to, if any, which `dot -Tsvg FILE` draws. `.dot` is added to a name without it.
         interested_span_match: a regular expression; only spans whose name contains a match, and the
             spans above them, are drawn.
         """
         shown = self._ids_to_show(interested_span_match)
-        rows: list[TreeLine] = []
-        waiting: list[tuple[TraceTree, int]] = [(self, 0)]
-        while waiting:
-            node, depth = waiting.pop()
-            rows.append(TreeLine(node.span, depth))
-            below = [child for child in node.children if shown is None or child.id in shown]
-            waiting.extend((child, depth + 1) for child in reversed(below))
-        svg = draw(rows)
+        lines = ["digraph trace {", "rankdir=LR; node [shape=box];"]
+        numbers: dict[str, int] = {}
+        for node in self.traverse():
+            if shown is None or node.id in shown:
+                numbers[node.id] = len(numbers)
+                lines.append(f"{numbers[node.id]} [label={_label(node.span)}];")
+        for node in self.traverse():
+            below = (numbers[child.id] for child in node.children if child.id in numbers)
+            lines += [f"{numbers[node.id]} -> {child};" for child in below]
+        dot = "\n".join([*lines, "}\n"])
         if filename is not None:
             path = Path(filename)
-            path = path if path.suffix == ".svg" else path.with_name(f"{path.name}.svg")
-            path.write_text(svg, encoding="utf-8")
-        return svg
+            path = path if path.suffix == ".dot" else path.with_name(f"{path.name}.dot")
+            path.write_text(dot, encoding="utf-8")
+        return dot
 
     def _ids_to_show(self, match: str | None) -> set[str] | None:
         """Return the ids of the spans whose name contains a match, and of those above them; None
@@ -220,6 +222,12 @@ class TraceTree:
 
     def __repr__(self) -> str:
         return f"TraceTree(id={self.id!r}, name={self.span.name!r}, children={len(self.children)})"
+
+
+def _label(span: Span) -> str:
+    known = span.start_time is not None and span.end_time is not None
+    text = f"{span.name}\n{span.end_time - span.start_time:.3g} s" if known else span.name
+    return json.dumps(text, ensure_ascii=False).replace("\\u", "\\\\u")  # Graphviz has no \u
 
 
 def _circle_starts(ordered: Sequence[Span]) -> set[str]:

@@ -101,9 +101,9 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         filename: str | Path = "trace_tree",
         interested_span_match: str | None = None,
     ) -> TraceTree:
-        """Write a picture of the tree of spans from which calls are selected. Return the tree.
+        """Write the tree of spans from which calls are selected for Graphviz. Return the tree.
 
-        filename: the SVG file; `.svg` is added to a name without it.
+        filename: the file; `.dot` is added to a name without it, and `dot -Tsvg FILE` draws it.
         interested_span_match: a regular expression; only spans whose name contains a match, and the
             spans above them, are drawn.
         """

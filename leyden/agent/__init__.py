@@ -1,7 +1,8 @@
 """The user's agent: a function with a decorator, or a class.
 
-`base.py` has `LitAgent`, `decorator.py` the decorators. `inject.py` binds a function's parameters,
-`result.py` records what an agent returns, and `version.py` identifies an agent's code. The package
+`lit_agent.py` has `LitAgent`, `decorator.py` the decorators. `inject.py` binds a function's parameters,
+`result.py` records what an agent returns, `version.py` identifies an agent's code, and `emitter/` has
+what an agent's code calls to add to its record. The package
 knows the current trace and the store's protocol, and no runner, algorithm or gateway.
 """
 

@@ -7,7 +7,7 @@ as a stream. A field that has no counterpart raises `Untranslatable`, which name
 fields are kept.
 
 - `dialect`: the class `Dialect`, and the protocols of its parts;
-- `base`: the table of all dialects;
+- `all_dialects`: the table of all dialects;
 - `openai`: chat, completions and embeddings;
 - `passage`: one call between a client of one dialect and a server of another;
 - `chat`: request token ids and log-probabilities, hide them from clients, assemble streams;
@@ -15,7 +15,7 @@ fields are kept.
 - `checks`: refuse malformed requests before any model sees them;
 - `encoding`, `fields`: JSON and events as bytes, reading fields.
 
-To add a dialect, write a package with its `Dialect`, and add it to the table in `base`. No other
+To add a dialect, write a package with its `Dialect`, and add it to the table in `all_dialects`. No other
 module lists the dialects.
 """
 

@@ -1,6 +1,6 @@
 """Backends that sample and train a policy.
 
-- `base`: the protocol `PolicyBackend`, which is a `Learner` and a `Sampler`;
+- `policy_backend`: the protocol `PolicyBackend`, which is a `Learner` and a `Sampler`;
 - `embedded`: a Hugging Face model, decoded and trained in this process, with an OpenAI-compatible
   endpoint;
 - `isolated`: the embedded backend in a child process;

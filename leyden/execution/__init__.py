@@ -1,4 +1,4 @@
-"""Run the algorithm and the runners: in threads, in processes or on a cluster.
+"""Run the algorithm and the runners (`runner/`): in threads, in processes or on a cluster.
 
 A strategy receives two bundles (coroutine functions) and does not know what they do. It starts
 them, stops the runners when the algorithm is done, and leaves no thread or process behind. To add a

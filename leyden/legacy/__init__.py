@@ -6,9 +6,9 @@ tasks), and the messages (`Task`, `TaskIfAny`, `RolloutLegacy`, `GenericResponse
 tasks, resources and reports; `tasks.py` maps them to a store. Each use gives a
 DeprecationWarning that names what to write in new code.
 
-It knows stores, agents and runners, and neither algorithms nor trainers: `TrainerLegacy` is in
-`leyden.trainer`. The protocol is complete, so nothing is added to it. New features belong to the
-store and its own protocol.
+`TrainerLegacy` has the methods and names of the old Trainer, which each `Trainer` has beside its own. The package
+knows stores, agents and runners, and no algorithm. The protocol is complete, so nothing is added to it. New features
+belong to the store and its own protocol.
 """
 
 from leyden.legacy.reports import LegacyAgent, report_of

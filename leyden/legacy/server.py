@@ -1,6 +1,6 @@
 """`AgentLightningServer`: a server of Agent Lightning 0.1 over a store.
 
-It knows sockets and threads; `app.py` knows requests, and `tasks.py` the store.
+It knows sockets and threads; `legacy_app.py` knows requests, and `tasks.py` the store.
 """
 
 from __future__ import annotations

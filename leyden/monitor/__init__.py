@@ -1,7 +1,7 @@
 """Watch a running system: the health of workers, metrics of machines, alerts, and the page for
 Prometheus.
 
-Lives here: the names of all metrics (`metrics.py`), the probe of a machine, its GPUs and a process
+Lives here: the names of all metrics (`metric_names.py`), the probe of a machine, its GPUs and a process
 (`system.py`, `gpu.py`), the health of a worker (`health.py`), the rules that raise alerts
 (`rules.py`), sinks and actions for alerts (`alert.py`, `actions.py`), the schedule that brings them
 together (`monitor.py`), and the page that Prometheus reads (`prometheus.py`, imported on its own).

@@ -6,7 +6,7 @@ waiting, `sweeper.py` ends attempts whose time is over. `wire.py`, `server.py` a
 a store in another process. The package knows nothing of agents, runners or training.
 
 To add a method: extend the protocol, write a function in `sql/body/`, add a line each in
-`sql/store.py`, `wire.py` and `client.py`, and a test in `tests/contracts/store/`. To add a
+`sql/sql_store.py`, `wire.py` and `client.py`, and a test in `tests/contracts/store/`. To add a
 database: write a `Driver`, a `Transaction` and its migrations, and pass that contract suite.
 """
 

@@ -1,6 +1,6 @@
 """`LightningStoreServer`: serve a store to other processes and machines over HTTP.
 
-The module knows sockets and threads; `app.py` knows requests and replies, `wire.py` the routes. To
+The module knows sockets and threads; `store_app.py` knows requests and replies, `wire.py` the routes. To
 serve more than the store, give the server a view (GET), or `StoreApp` a handler (POST).
 """
 

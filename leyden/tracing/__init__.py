@@ -5,7 +5,7 @@ delivery of spans to the store.
 collects OpenTelemetry's spans. `AgentOpsTracer` and `WeaveTracer` collect the calls that these
 libraries trace (both are optional). `DummyTracer` collects only what the agent's code emits. The
 package knows the store's protocol and no runner, agent or model. For a new source of spans see
-`base.py`; for other processes see `carry.py`.
+`tracer.py`; for other processes see `carry.py`; for a client or framework see `instrumentation/`.
 """
 
 from leyden.tracing.agentops import AgentOpsTracer as AgentOpsTracer

@@ -1,7 +1,7 @@
 """`PolicyAlgorithm`: the base class of all algorithms that train a policy.
 
 It starts the policy, routes the gateway to it, gives it to agents as a resource, runs rollouts, and
-saves the policy. A subclass defines what a step learns from: fresh rollouts (`algorithm.py`) or
+saves the policy. A subclass defines what a step learns from: fresh rollouts (`policy_gradient.py`) or
 recorded ones (`recorded.py`).
 """
 

@@ -3,17 +3,17 @@ runners, store and gateway make its rollouts.
 
 | module | has |
 |---|---|
-| `algorithm.py` | `VERL`, the algorithm |
-| `config.py`, `defaults.yaml` | its configuration |
+| `verl_algorithm.py` | `VERL`, the algorithm |
+| `verl_config.py`, `defaults.yaml` | its configuration |
 | `daemon.py` | `AgentModeDaemon`, which runs prompts as rollouts |
 | `rows.py` | the functions that make a batch of rollouts |
 | `dataset.py` | data sets in verl's form |
-| `running.py` | a whole run of verl's trainer |
-| `trainer.py`, `replica.py`, `cpu.py` | the trainer, the engine and the CPU platform for verl |
+| `verl_run.py` | a whole run of verl's trainer |
+| `verl_trainer.py`, `replica.py`, `cpu.py` | the trainer, the engine and the CPU platform for verl |
 | `plugin.py` | registers the engines in each of verl's processes |
 
 The package does not import verl, torch or Ray before they are needed. To support another version of
-verl, look at `trainer.py`, `replica.py` and `cpu.py`, which subclass verl's classes.
+verl, look at `verl_trainer.py`, `replica.py` and `cpu.py`, which subclass verl's classes.
 """
 
 from typing import TYPE_CHECKING

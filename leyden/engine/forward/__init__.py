@@ -1,6 +1,6 @@
 """Forward passes of a model: its own, or a faster one after a check that both give equal numbers.
 
-- `base`: the protocol `ModelForward`, and the storage of a cache;
+- `model_forward`: the protocol `ModelForward`, and the storage of a cache;
 - `cached`: runs any causal model of transformers through its own `forward`;
 - `layout`: the fast path for the Llama and Qwen family;
 - `prefix_tree`: finds the tokens that rows share;

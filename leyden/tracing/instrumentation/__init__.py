@@ -2,7 +2,7 @@
 which does nothing if the library is not installed.
 
 `instrument("httpx", "openai")` enters several of them; a tracer keeps them entered while a trace is
-open. `route.py` says where a model call goes, and `registry.py` lists the instrumentations. None of
+open. `route.py` says where a model call goes, and `instruments.py` lists the instrumentations. None of
 them knows a tracer, a runner or a gateway.
 """
 

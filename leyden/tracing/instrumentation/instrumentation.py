@@ -1,7 +1,7 @@
 """The base of instrumentations: a library is changed while at least one block is open.
 
 This module knows no library. To instrument one, write a module with a subclass of `Instrumentation`
-(of `Patches` if it replaces methods), and add a line to `registry.py`.
+(of `Patches` if it replaces methods), and add a line to `instruments.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A run folder holds `run.json` (`folder.py` says which fields), `metrics.jsonl` (
 stage), `failures.jsonl` (a line for each failed rollout), `run.log`, and beside them what others
 keep: `store.sqlite`, `checkpoints/`, `model/`.
 
-To record something more about a run, add it to the configuration (`config.py`). To show something
+To record something more about a run, add it to the configuration (`run_description.py`). To show something
 more, add it to `RunMetrics`, which every reader of a run uses.
 """
 

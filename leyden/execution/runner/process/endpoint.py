@@ -3,7 +3,7 @@
 
 | request | does |
 |---|---|
-| `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reward.py` |
+| `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reported_reward.py` |
 
 A path is served while its attempt runs. To offer another path, add a handler where
 `AttemptReports` opens its receiver.

@@ -1,7 +1,7 @@
 """`ProcessAgent`: one attempt is one run of a program, whose output, exit code or reports give the
 reward.
 
-It combines the files and variables (`environment.py`), the address for reports (`endpoint.py`) and
+It combines the files and variables (`process_environment.py`), the address for reports (`endpoint.py`) and
 the running program (`program.py`), and decides whether the end of the program is a result. To read
 a reward from somewhere else, give a function as `reward`.
 """

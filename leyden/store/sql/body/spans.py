@@ -1,5 +1,5 @@
 """Add spans. Each span is a heartbeat of its attempt, and is numbered by the attempt's counter.
-`search.py` and `stream.py` read spans.
+`search.py` and `span_stream.py` read spans.
 """
 
 from __future__ import annotations
