@@ -2,8 +2,8 @@
 
 Lives here: `TrainLoop` (order of stages, hooks, counters), `Callback` and the callbacks that ship,
 directory checkpoints, metrics, writers, the handling of signals that end a run, and what a run writes and reads
-(`runs/`). The loop knows no store, no agent, no model and no tensor. It trains a `Vessel`: an object, synchronous or not, with
-the methods step and validate, and save and load or state_dict and load_state_dict.
+(`runs/`). The loop knows no store, no agent, no model and no tensor. It trains a `Vessel`: an object, synchronous or
+not, with the methods step and validate, and save and load or state_dict and load_state_dict.
 
     checkpoint = Checkpoint("run/checkpoints")
     writers = [CsvWriter("run/metrics.csv")]

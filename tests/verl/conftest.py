@@ -15,7 +15,7 @@ os.environ.update(
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     for module in (
-        "leyden.algorithm.verl.cpu",  # registers the platform before verl looks for one
+        "examples.verl_cpu.cpu",  # registers the platform before verl looks for one
         "verl.trainer.ppo.ray_trainer",
         "verl.trainer.ppo.v1.utils",
     ):

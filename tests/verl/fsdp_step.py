@@ -9,7 +9,7 @@ from pathlib import Path
 
 os.environ.update(VERL_PLATFORM="cpu", RAY_USAGE_STATS_ENABLED="0", VERL_LOGGING_LEVEL="ERROR")
 
-import leyden.algorithm.verl.cpu as cpu  # noqa: I001 -- the platform is registered before verl looks for one
+import examples.verl_cpu.cpu as cpu  # noqa: I001 -- the platform is registered before verl looks for one
 import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict

@@ -9,11 +9,11 @@ runners, store and gateway make its rollouts.
 | `rows.py` | the functions that make a batch of rollouts |
 | `dataset.py` | data sets in verl's form |
 | `verl_run.py` | a whole run of verl's trainer |
-| `verl_trainer.py`, `replica.py`, `cpu.py` | the trainer, the engine and the CPU platform for verl |
+| `verl_trainer.py`, `replica.py` | the trainer and the rollout engine for verl |
 | `plugin.py` | registers the engines in each of verl's processes |
 
 The package does not import verl, torch or Ray before they are needed. To support another version of
-verl, look at `verl_trainer.py`, `replica.py` and `cpu.py`, which subclass verl's classes.
+verl, look at `verl_trainer.py`, `replica.py` and `examples/verl_cpu`, which subclass verl's classes.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
 """Importing this module adds Leyden's engines to verl's registries: the rollout engine `leyden`,
-and, with `VERL_PLATFORM=cpu`, the FSDP2 engine of CPUs.
+and the engines of the platform that `leyden.platform` names.
 
 Each of verl's processes imports it, because `actor_rollout_ref.model.external_lib` names it.
 """
@@ -8,12 +8,13 @@ Each of verl's processes imports it, because `actor_rollout_ref.model.external_l
 
 from __future__ import annotations
 
-from verl.plugin.platform import get_platform
+import os
+from importlib import import_module
 
 from leyden.algorithm.verl import replica
 
 replica.register()
-if get_platform().device_name == "cpu":
-    from leyden.algorithm.verl.cpu import register_engine
-
-    register_engine()
+for name in filter(None, os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")):
+    register_engine = getattr(import_module(name), "register_engine", None)
+    if register_engine is not None:
+        register_engine()

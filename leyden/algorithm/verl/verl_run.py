@@ -96,11 +96,19 @@ def _train(trainer: Any, daemon: AgentModeDaemon, loop_manager: Any) -> None:
 
 
 def use_platform(config: Any) -> None:
-    """Let verl use CPUs if `trainer.device` is "cpu". Call it before verl is imported."""
-    if config.trainer.device == "cpu":
-        os.environ["VERL_PLATFORM"] = "cpu"
-        os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", "leyden.algorithm.verl.cpu")
-        importlib.import_module("leyden.algorithm.verl.cpu")  # it registers the platform
+    """Let verl use the platform that `leyden.platform` registers. Call it before verl is imported.
+
+    Raise ConfigError for CPUs without one, because verl has none.
+    """
+    if (module := config.leyden.platform) is not None:
+        os.environ["VERL_PLATFORM"] = config.trainer.device
+        os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", module)
+        importlib.import_module(module)
+    elif config.trainer.device == "cpu":
+        raise ConfigError(
+            "trainer.device is 'cpu', which verl has no platform for; set leyden.platform to a module that registers one, "
+            "such as examples.verl_cpu.cpu in a clone of Leyden"
+        )
 
 
 def use_plug_points(config: Any) -> None:

@@ -13,6 +13,7 @@ of verl is patched.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import ray
@@ -140,13 +141,13 @@ class AgentLightningTrainer(PPOTrainerSync):
         """The metrics of a validation that is not reported yet."""
 
     def _init_resource_pool_mgr(self) -> None:
-        """Set up verl's workers; on CPUs, replace those of the policy by `CPUWorker`."""
+        """Set up verl's workers; replace those of the policy if the platform has its own."""
         super()._init_resource_pool_mgr()
-        if self.config.trainer.device == "cpu":
-            from leyden.algorithm.verl.cpu_worker import CPUWorker
-
+        platform = self.config.leyden.platform
+        worker = None if platform is None else getattr(import_module(platform), "policy_worker", None)
+        if worker is not None:
             for role in set(self.role_worker_mapping) & {Role.ActorRollout, Role.ActorRolloutRef}:
-                self.role_worker_mapping[role] = ray.remote(CPUWorker)
+                self.role_worker_mapping[role] = ray.remote(worker())
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train to the last step. agent_loop_manager: makes the rollouts."""

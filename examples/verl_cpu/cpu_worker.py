@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from leyden.algorithm.verl.cpu import register_engine
+from examples.verl_cpu.cpu import register_engine
 
 
 class CPUWorker(ActorRolloutRefWorker):

@@ -1,8 +1,8 @@
 """Run verl's training engine on CPUs: a platform and an FSDP2 engine for verl's registries.
 
-verl 0.9 has platforms for accelerators only. With the environment variables `VERL_PLATFORM=cpu` and
-`VERL_USE_EXTERNAL_MODULES=leyden.algorithm.verl.cpu`, each of its processes imports this module. It
-is meant for tests and small models: FSDP2 on gloo, in float32. FSDP1 refuses CPU parameters.
+verl 0.9 has platforms for accelerators only. With the keys `trainer.device=cpu` and
+`leyden.platform=examples.verl_cpu.cpu` each of its processes imports this module. It is meant for
+tests and small models: FSDP2 on gloo, in float32. FSDP1 refuses CPU parameters.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -106,6 +106,13 @@ class CPUPlatform(PlatformBase):
 
     def cudart(self) -> Any:
         return None
+
+
+def policy_worker() -> type:
+    """Return the class of verl's workers that hold the policy."""
+    from examples.verl_cpu.cpu_worker import CPUWorker
+
+    return CPUWorker
 
 
 @cache
