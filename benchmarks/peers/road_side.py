@@ -23,7 +23,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_TH
 
 import psutil
 
-from leyden._lib.garbage import look_for_cycles_rarely
+from leyden._lib.aio import look_for_cycles_rarely
 
 AGENTS = 64
 QUESTION = {"messages": [{"role": "user", "content": "guess 0..9"}], "temperature": 1.0, "max_tokens": 4}

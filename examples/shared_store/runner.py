@@ -12,7 +12,7 @@ import signal
 from agent import read_aloud
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 
 
 async def main(url: str, concurrency: int) -> None:

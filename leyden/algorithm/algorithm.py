@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden._lib import ids
+from leyden._lib.aio import Latch
 from leyden._lib.arguments import KeepsArguments
-from leyden._lib.latch import Latch
 from leyden._lib.options import NamedOptions
 from leyden._lib.text import error_line
 from leyden.adapter import TraceAdapter

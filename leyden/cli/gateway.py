@@ -89,7 +89,7 @@ def gateway(
     """
     import asyncio
 
-    from leyden._lib.garbage import look_for_cycles_rarely
+    from leyden._lib.aio import look_for_cycles_rarely
     from leyden._lib.logs import setup_logging
 
     setup_logging("WARNING")

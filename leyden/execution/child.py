@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
+from leyden._lib.aio import Latch
 from leyden._lib.frames import current_frames
 from leyden._lib.host.child import ChildFailure, Parent
 from leyden._lib.host.orphans import RUNNER_MARK, carry_mark, kill_marked
-from leyden._lib.latch import Latch
 from leyden._lib.logs import setup_child_logging
 from leyden._lib.own_loop import run_on_own_loop
 from leyden.errors import StoreError

@@ -15,11 +15,10 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, cast, get_args
 
+from leyden._lib.aio import Latch, first_done
 from leyden._lib.host.listening import check_token, netloc, reachable
-from leyden._lib.latch import Latch
 from leyden._lib.logs import notice
 from leyden._lib.options import check_flag, check_number, check_port
-from leyden._lib.racing import first_done
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.env_variables import managed_store as managed_by_environment
 from leyden.execution.env_variables import named_variable, variable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 
 
 class ExecutionEvent(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden._lib.options import NamedOptions
 from leyden.store.base import LightningStore
 

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from leyden._lib.aio import Latch
 from leyden._lib.host.child import GUARD_MISSING, Backoff, Child, StartMethod, describe_exit, missing_guard
-from leyden._lib.latch import Latch
 from leyden.errors import RunnerDied, StoreError
 from leyden.execution.child import (
     Alive,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal, get_args
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
 from leyden.execution.agent_loop import Residence

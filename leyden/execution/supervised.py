@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden._lib.options import check_number
 from leyden.errors import StoreError
 from leyden.execution.events import StopSignal

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.execution.events import StopSignal
 
 _CANCEL_SECONDS = 1.5

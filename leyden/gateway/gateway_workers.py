@@ -27,8 +27,8 @@ from urllib.parse import unquote
 import aiohttp
 import yarl
 
+from leyden._lib.aio import look_for_cycles_rarely
 from leyden._lib.attempt_key import named_by
-from leyden._lib.garbage import look_for_cycles_rarely
 from leyden._lib.host import pages
 from leyden._lib.host.child import Backoff, Child, ChildFailure, Parent, describe_exit
 from leyden._lib.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply

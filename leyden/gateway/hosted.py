@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from leyden._lib.garbage import look_for_cycles_rarely
+from leyden._lib.aio import look_for_cycles_rarely
 from leyden.errors import GatewayError
 from leyden.gateway.control import PREFIX
 from leyden.gateway.gate import Gate

@@ -9,10 +9,10 @@ import asyncio
 import threading
 from typing import Any, Self
 
+from leyden._lib.aio import Latch
 from leyden._lib.host.asgi import AsgiThread
 from leyden._lib.host.http import SiteGuard
 from leyden._lib.host.listening import is_loopback, listen, netloc, reachable
-from leyden._lib.latch import Latch
 from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.runner import AttemptRecorder

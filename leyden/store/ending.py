@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden._lib.text import fault_reason
 from leyden.errors import ConfigError
 from leyden.store.wire import PREFIX

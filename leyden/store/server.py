@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from leyden._lib.aio import Latch
 from leyden._lib.host.asgi import AsgiThread, ConnectionLimits
 from leyden._lib.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
 from leyden._lib.host.listening import check_token, is_loopback, listen, listen_unix, netloc, reachable, unix_url
-from leyden._lib.latch import Latch
 from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, StoreError
 from leyden.store.base import LightningStore

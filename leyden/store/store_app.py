@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from leyden._lib import ids
+from leyden._lib.aio import Latch
 from leyden._lib.host import pages
 from leyden._lib.host.http import (
     JSON,
@@ -43,7 +44,6 @@ from leyden._lib.host.http import (
     read_body,
     send_reply,
 )
-from leyden._lib.latch import Latch
 from leyden.errors import ConfigError, LeydenError, StoreError
 from leyden.store.base import LightningStore
 from leyden.store.openapi import openapi_json

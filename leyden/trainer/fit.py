@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from leyden._lib.aio import Latch
 from leyden._lib.exhaustion import warn_if_exhausted
 from leyden._lib.formatting import printable_on
 from leyden._lib.host.listening import is_loopback
-from leyden._lib.latch import Latch
 from leyden._lib.logs import log_for_files, notice
 from leyden._lib.text import describe_error, error_line
 from leyden.adapter import TraceAdapter

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.store import SqliteLightningStore
 
 

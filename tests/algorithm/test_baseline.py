@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.errors import ConfigError
 from leyden.store import InMemoryLightningStore
 from leyden.types import Retention

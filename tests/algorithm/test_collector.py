@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.algorithm import Budget, CollectedRollout, RolloutCollector, rollout_id_at, rollout_id_of
 from leyden.errors import BudgetExceeded, ConfigError, UnknownResources
 from leyden.store import InMemoryLightningStore, SqliteLightningStore, Sweeper

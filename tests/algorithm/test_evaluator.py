@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.algorithm import Budget, Evaluator, RolloutCollector, Scores
 from leyden.algorithm.reported import AGENT_VERSION, ReportedVersion
 from leyden.errors import BudgetExceeded, ConfigError

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.client_server import ClientServerExecutionStrategy, Role
 from leyden.gateway import LLMProxy

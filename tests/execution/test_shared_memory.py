@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.errors import ConfigError
 from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.errors import ConfigError
 from leyden.monitor import DEFAULT_RULES, AlertRule, Monitor, PauseClaiming, RestartWorker, health_of
 from leyden.monitor.monitor import Watch

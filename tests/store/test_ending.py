@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.errors import ConfigError, StoreError
 from leyden.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer, client
 from leyden.store.ending import End

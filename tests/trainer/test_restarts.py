@@ -13,7 +13,7 @@ import pytest
 
 import leyden as ly
 from leyden._lib import ids
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store import SqliteLightningStore

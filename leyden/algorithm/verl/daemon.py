@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from leyden._lib import ids
-from leyden._lib.racing import first_done
+from leyden._lib.aio import first_done
 from leyden.adapter import TraceAdapter
 from leyden.algorithm.collector import RolloutCollector, rollout_id_at
 from leyden.algorithm.policy_gradient.rollout_metrics import rollout_metrics

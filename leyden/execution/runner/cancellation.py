@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 
-from leyden._lib.racing import first_done
+from leyden._lib.aio import first_done
 from leyden.errors import LeydenError, UnknownRollout
 from leyden.store.base import LightningStore
 from leyden.types import Rollout, RolloutStatus

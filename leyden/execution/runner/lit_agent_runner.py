@@ -16,9 +16,8 @@ import time
 from collections.abc import Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch, first_done
 from leyden._lib.options import check_number
-from leyden._lib.racing import first_done
 from leyden.agent import LitAgent, agent_version
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.runner.attempt import AttemptRunner, Outcome

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden._lib.options import NamedOptions
 from leyden.agent import LitAgent
 from leyden.execution.runner.calls import Debugger

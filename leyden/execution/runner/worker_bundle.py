@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.agent import LitAgent
 from leyden.execution.runner.runner import AttemptRecorder, Hook, Runner, torn_down
 from leyden.store.base import LightningStore

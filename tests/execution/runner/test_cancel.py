@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.errors import StoreError
 from leyden.gateway import UpstreamModel
 from leyden.store import InMemoryLightningStore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.agent import LitAgent
 from leyden.algorithm import Dataset
 from leyden.errors import ConfigError, MissingResource, StoreError, UnknownRollout

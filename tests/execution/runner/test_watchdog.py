@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden._lib.throttle import first_on_this_machine
 from leyden.execution.runner import stall
 from leyden.execution.runner.watchdog import InFlight, LagWatchdog

@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from leyden import algorithm as native_algorithm
 from leyden import execution as native_execution
 from leyden import store as native_store
-from leyden._lib.latch import Latch
+from leyden._lib.aio import Latch
 from leyden.agent import LitAgent
 from leyden.execution import runner as native_runner
 from leyden.execution.loops import on_the_loop_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leyden._lib.garbage import look_for_cycles_rarely
+from leyden._lib.aio import look_for_cycles_rarely
 
 
 class Node:
