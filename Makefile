@@ -92,7 +92,7 @@ wheels: $(VENV)/.installed-dev
 	@cd packages/leyden-compat && ../../$(PY) -m hatchling build -t wheel -d ../../dist
 
 lock:
-	$(call with_python,constraints/lock.py $(or $(ENV),dev))
+	$(call with_python,constraints/install.py --lock $(or $(ENV),dev))
 
 clean:
 	rm -rf $(VENV) .venvs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

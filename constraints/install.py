@@ -10,6 +10,8 @@ interrupted set-up is never mistaken for a finished one. A lock keeps two of the
 
 Only the standard library is used: this runs before anything is installed. It does not know what the environments are
 used for. To add one, write `NAME.in` and run `make lock ENV=NAME`.
+
+It is pip and not uv: uv takes torch's build with CUDA where pip is offered the one for CPUs (uv 0.13.9, torch 2.13.0).
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import venv
@@ -31,6 +35,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD_TOOLS = ["hatchling", "editables"]
+TORCH = "torch==2.13.0"
+UNWANTED = {"torchvision": "nothing here reads images, and its pins follow torch's"}
+HEADER = """\
+# Every package of one environment, exactly. Written by `make lock ENV={name}` from {sources}; do not edit.
+# torch's own requirements differ from one build to another (CPU, CUDA); each build pins them itself.
+"""
 SOURCE_ONLY = ("antlr4-python3-runtime", "gpustat", "gym", "wget")
 """Packages without a wheel. They are built in isolation, because their build needs tools of its own."""
 LOG_LINES_SHOWN = 25
@@ -204,11 +214,53 @@ def finish(env: Environment) -> None:
         aside.replace(each.stamp)
 
 
+def lock(name: str) -> Path:
+    """Resolve an environment anew and write down every version. Return the file.
+
+    The resolve happens in an empty environment, so nothing depends on what was installed before. Leyden itself is left
+    out, and a version's local part too (`2.13.0+cpu` is pinned as `2.13.0`): which build is taken is the package index's
+    affair. What `NAME-without.in` lists is removed before the versions are written down.
+    """
+    sources = [path for path in (HERE / f"{name}.in", HERE / f"{name}-optional.in") if path.exists()]
+    if not sources:
+        raise SetUpFailed(f"constraints/{name}.in is missing: write there what the environment is for")
+    editable = any(line.startswith("-e ") for path in sources for line in path.read_text().splitlines())
+    requirements = [argument for path in sources for argument in ("--requirement", str(path))]
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True, symlinks=True)
+        pip = [f"{folder}/bin/python", "-m", "pip"]
+        guard = Path(folder) / "guard.txt"
+        guard.write_text(TORCH + "\n")
+        tools = BUILD_TOOLS if editable else []
+        subprocess.run([*pip, "install", "--quiet", "--no-compile", "--constraint", guard, *tools, *requirements],
+                       cwd=ROOT, check=True)  # fmt: skip
+        if (without := HERE / f"{name}-without.in").exists():
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", "--requirement", str(without)], check=True)
+        frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True).stdout
+    pins = [
+        re.sub(r"\+[\w.]+$", "", line)
+        for line in frozen.splitlines()
+        if "==" in line and not line.startswith(("-e", "#"))
+    ]
+    for package, why in UNWANTED.items():
+        if any(pin.startswith(f"{package}==") for pin in pins):
+            raise SetUpFailed(f"{name} would contain {package}: {why}; find what asks for it")
+    target = HERE / f"{name}.txt"
+    header = HEADER.format(name=name, sources=" and ".join(path.name for path in sources))
+    target.write_text(header + "\n".join(sorted(pins, key=str.lower)) + "\n")
+    return target
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make one of the project's environments from its pins.")
     parser.add_argument("name", help="dev, demo, or the name of another constraints/NAME.in")
+    parser.add_argument("--lock", action="store_true", help="resolve it anew and write its pins, instead of making it")
+    options = parser.parse_args()
     try:
-        install(parser.parse_args().name)
+        if options.lock:
+            print(f"wrote {lock(options.name).relative_to(ROOT)}")
+        else:
+            install(options.name)
     except SetUpFailed as failure:
         print(failure, file=sys.stderr)
         return 1
