@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.promptsim import Behaviour, Kind, PromptSetting, RuleInteraction, Skill, World
+from benchmarks.promptsim import Behaviour, Kind, PromptSetting, PromptSim, RuleInteraction, Skill, World
 from benchmarks.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES, SEED_PROMPT
-from leyden.testing import PromptSim
 
 N_TRAIN, N_VAL = 60, 40
 BUDGET, LIMIT = 800, 4000

@@ -439,7 +439,8 @@ class ScoredProgram(Program):
         self.random = random.Random(0)
 
     def span(self, ids, i, size):
-        from leyden.types import reward_attributes, semconv
+        from leyden import semconv
+        from leyden.types import reward_attributes
 
         span = super().span(ids, i, size)
         if i == 1:

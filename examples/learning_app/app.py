@@ -29,6 +29,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel, ValidationError
 
 import leyden as ly
+from benchmarks.promptsim import PromptSim
 from leyden.errors import LeydenError
 from leyden.serving import OnlineSession
 from leyden.serving.continual import (
@@ -43,7 +44,7 @@ from leyden.serving.continual import (
     Trigger,
 )
 from leyden.store import LightningStore, SqliteLightningStore
-from leyden.testing import FakeUpstream, PromptSim
+from leyden.testing import FakeUpstream
 from leyden.types import AuditRecord, PromptTemplate
 
 PAGE = Path(__file__).parent / "page.html"

@@ -225,8 +225,9 @@ class TraceTree:
 
 
 def _label(span: Span) -> str:
-    known = span.start_time is not None and span.end_time is not None
-    text = f"{span.name}\n{span.end_time - span.start_time:.3g} s" if known else span.name
+    text = span.name
+    if span.start_time is not None and span.end_time is not None:
+        text += f"\n{span.end_time - span.start_time:.3g} s"
     return json.dumps(text, ensure_ascii=False).replace("\\u", "\\\\u")  # Graphviz has no \u
 
 

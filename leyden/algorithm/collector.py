@@ -31,8 +31,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel
 
 from leyden._lib import ids
-from leyden._lib.clock import unix_time
 from leyden._lib.aio import first_done
+from leyden._lib.clock import unix_time
 from leyden._lib.numbers import exact_number
 from leyden._lib.options import check_number
 from leyden.algorithm.budget import Budget, busy_seconds

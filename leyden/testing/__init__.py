@@ -4,8 +4,6 @@
   every answer it gave. A test sets its answers (`Reply`, `ToolCall`) and its faults
   (`Misbehaviour`). It reads requests and writes answers without `leyden.dialects`, so that it can
   judge the dialects' translations. `python -m leyden.testing` starts one for other programs.
-- `PromptSim`: a simulated problem for prompt optimisers whose best prompt is known. One simulated
-  model works with the prompt, a second one rewrites it.
 - `LuckGame`: a game whose true advantages are known, for algorithms that credit single calls.
 - `audit_store`: lists inconsistent records of a store, after an accident or for a
   new kind of store.
@@ -13,7 +11,6 @@
 They are part of the package so that the tests of your own agents can use them.
 """
 
-from benchmarks.promptsim import PromptSim as PromptSim
 from leyden.testing.audit import audit_store as audit_store
 from leyden.testing.fake_tokens import ToolCall as ToolCall
 from leyden.testing.fake_tokens import decode as decode

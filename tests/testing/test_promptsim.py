@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.promptsim import FAMILIES, AnswerRule, Behaviour, Kind, PromptSetting, RuleInteraction, World
+from benchmarks.promptsim import FAMILIES, AnswerRule, Behaviour, Kind, PromptSetting, PromptSim, RuleInteraction, World
 from benchmarks.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES
 from leyden.errors import ConfigError
-from leyden.testing import PromptSim
 
 TEXTS = [*(clause for rule in RULES for clause in rule.clauses), *DISTRACTORS, *FLUFF]
 CLAUSES = {rule.name: rule.clauses[0] for rule in RULES}
@@ -205,7 +204,7 @@ def outcomes(seed: int) -> str:
 
 
 def test_the_same_seed_has_the_same_outcomes_in_another_process_and_another_seed_has_not() -> None:
-    program = f"from leyden.testing import PromptSim\n{inspect.getsource(outcomes)}\nprint(outcomes(3))"
+    program = f"from benchmarks.promptsim import PromptSim\n{inspect.getsource(outcomes)}\nprint(outcomes(3))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout == outcomes(3) + "\n"
     assert outcomes(4) != outcomes(3)

@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 
 import leyden as ly
-from benchmarks.promptsim import PromptSetting, Skill
+from benchmarks.promptsim import PromptSetting, PromptSim, Skill
 from benchmarks.promptsim.vocabulary import DISTRACTORS, FLUFF, RULES
 from leyden.algorithm import Evaluator
 from leyden.algorithm.apo.requests import RequestTemplate, shipped_requests
-from leyden.testing import FakeUpstream, PromptSim
+from leyden.testing import FakeUpstream
 
 COLD, SECRET, PARCEL = (rule for rule in RULES if rule.name in ("apology", "password", "tracking"))
 PROMPT = "You answer the tickets of a shop.\nAsk for the order number."

@@ -98,7 +98,7 @@ def test_an_error_of_neither_leyden_nor_the_user_stays_whole(monkeypatch: pytest
 
 
 def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "leyden.trainer")
+    caplog.set_level(logging.DEBUG, "leyden")
     with contextlib.suppress(UnknownRollout):
         trainer = ly.Trainer(algorithm=asks_for_what_there_is_not, store=ly.InMemoryLightningStore())
         trainer.fit(agent, ["task"])

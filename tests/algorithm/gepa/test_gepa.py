@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from benchmarks.promptsim import PromptSim
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.gepa.reflective import objective_scores
 from leyden.algorithm.prompts import PromptResult, best_label, read_history
 from leyden.errors import ConfigError, ReflectionFailed
 from leyden.store import InMemoryLightningStore
-from leyden.testing import FakeUpstream, Misbehaviour, PromptSim
+from leyden.testing import FakeUpstream, Misbehaviour
 from tests.algorithm.apo import rules
 from tests.algorithm.gepa import evolving
 
