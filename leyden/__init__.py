@@ -13,6 +13,7 @@ from leyden._lib.extras import lazy_package
 __version__ = "0.1.0.dev0"
 __path__.append(f"{__path__[0]}/_lib/absent")  # modules of other distributions, and what to install for them
 if TYPE_CHECKING:
+    from leyden._lib.host.asgi import ConnectionLimits as ConnectionLimits
     from leyden._lib.logs import configure_logger as configure_logger
     from leyden._lib.logs import setup_logging as setup_logging
     from leyden.adapter import LlmProxyTraceToTriplet as LlmProxyTraceToTriplet

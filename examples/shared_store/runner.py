@@ -12,11 +12,11 @@ import signal
 from agent import read_aloud
 
 import leyden as ly
-from leyden._lib.aio import Latch
+from leyden.execution.events import ThreadingEvent
 
 
 async def main(url: str, concurrency: int) -> None:
-    stop = Latch()
+    stop = ThreadingEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     runner = ly.LitAgentRunner(concurrency=concurrency)
