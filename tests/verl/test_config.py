@@ -206,6 +206,9 @@ def test_a_ray_that_is_not_started_is_named_with_the_setting(address: str, messa
         pass
 
 
+CPU = {"leyden.platform": "examples.verl_cpu.cpu"}
+
+
 @llm_rollout
 async def won(task: int, llm: LLM) -> float:
     """Win."""
@@ -218,12 +221,16 @@ async def won(task: int, llm: LLM) -> float:
         ({"actor_rollout_ref.model.path": "/no/model"}, "ConfigError: actor_rollout_ref.model.path is '/no/model'"),
         ({"actor_rollout_ref.actor.ppo_mini_batch_size": 8}, "ConfigError: verl refuses the configuration: "),
         ({"trainer.v1.trainer_mode": "separate_async"}, "ConfigError: trainer.v1.trainer_mode is 'separate_async'"),
+        (
+            {"leyden.platform": None},
+            "ConfigError: trainer.device is 'cpu', which verl has no platform for; set leyden.p",
+        ),
     ],
 )
 async def test_a_configuration_that_cannot_work_is_the_cause_in_the_runs_record(
     keys: dict[str, Any], cause: str, tmp_path: Path
 ) -> None:
-    given = {"actor_rollout_ref.model.path": MODEL, "data.train_batch_size": 4, "trainer.device": "cpu", **keys}
+    given = {"actor_rollout_ref.model.path": MODEL, "data.train_batch_size": 4, "trainer.device": "cpu", **CPU, **keys}
     async with InMemoryLightningStore() as store:
         trainer = Trainer(algorithm=VERL(given), store=store, run_dir=tmp_path / "run", progress=False)
         with pytest.raises(ConfigError) as caught:
