@@ -13,7 +13,7 @@ import pytest
 
 from leyden_compat.order_execution import OrderDir, SingleAssetOrderExecutionSimple, load_bars, load_orders
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "rl_order_execution" / "make_data.py"
+SCRIPT = Path(__file__).parents[2] / "packages" / "leyden-compat" / "examples" / "rl_order_execution" / "make_data.py"
 
 
 @pytest.fixture(scope="module")

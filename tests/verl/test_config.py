@@ -26,7 +26,7 @@ from leyden.trainer import Trainer
 from leyden.types import LLM
 
 pytestmark = pytest.mark.verl
-MODEL = str(Path(leyden.__file__).parent / "demo" / "weights")
+MODEL = str(Path(leyden.__file__).parent / "cli" / "demo" / "weights")
 
 
 def test_the_keys_of_the_guide_from_verl_are_verls_own() -> None:

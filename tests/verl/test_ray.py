@@ -20,7 +20,7 @@ from leyden.errors import ConfigError
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = str(ROOT / "leyden" / "demo" / "weights")
+MODEL = str(ROOT / "leyden" / "cli" / "demo" / "weights")
 PAGE = ROOT / "docs" / "how-to" / "verl.md"
 
 
