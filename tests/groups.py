@@ -50,7 +50,7 @@ class Group:
     """The most it may take, its environment's set-up included."""
     missing: Callable[[], str | None] = nothing
     """What this machine lacks for it, or None."""
-    covers: tuple[str, ...] = ("leyden/",)
+    covers: tuple[str, ...] = ("leyden/", "packages/")
     """Paths that the group tests, from the repository's root. `tests/<group>/` is always one of them."""
     together: bool = False
     """Its tests mostly wait, so that some run beside each other; those that share something are an `xdist_group`."""
@@ -60,19 +60,19 @@ AGENTS = (
     "leyden/adapter/",
     "leyden/dialects/",
     "leyden/engine/",
-    "leyden/tracing/instrumentation/",
     "leyden/tracing/",
     "examples/frameworks/",
 )
+ORDERS = ("packages/leyden-compat/leyden_compat/order_execution/", "packages/leyden-compat/examples/")
 GROUPS = [
     Group("slow", "dev", 25, together=True),
     Group("faults", "dev", 18, together=True),
     Group("backends", "backends", 16, covers=("leyden/store/", "leyden/types/")),
-    Group("ray", "ray", 8, covers=("leyden/execution/", "leyden/_lib/host/", "leyden/execution/runner/")),
-    Group("tracers", "tracers", 8, covers=("leyden/tracing/instrumentation/", "leyden/tracing/")),
+    Group("ray", "ray", 8, covers=("leyden/execution/", "leyden/_lib/host/")),
+    Group("tracers", "tracers", 8, covers=("leyden/tracing/",)),
     Group("writers", "writers", 6, covers=("leyden/training/",)),
-    Group("rl_data", "rl-data", 4, covers=("leyden/rl/",)),
-    Group("rl_peers", "rl-peers", 10, covers=("leyden/rl/",)),
+    Group("rl_data", "rl-data", 4, covers=("leyden/rl/", *ORDERS)),
+    Group("rl_peers", "rl-peers", 10, covers=("leyden/rl/", *ORDERS, "packages/leyden-compat/leyden_compat/qlib/")),
     Group("legacy_peers", "legacy-peers", 8, covers=("leyden/_lib/host/", "leyden/legacy/", "leyden/trainer/")),
     Group(
         "compat_peers",
