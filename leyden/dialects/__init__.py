@@ -10,9 +10,12 @@ fields are kept.
 - `all_dialects`: the table of all dialects;
 - `openai`: chat, completions and embeddings;
 - `passage`: one call between a client of one dialect and a server of another;
-- `chat`: request token ids and log-probabilities, hide them from clients, assemble streams;
+- `chat_dialect`: request token ids and log-probabilities, hide them from clients, assemble streams;
+- `chat_reader`: answers and chunks of chat servers, read into one form;
+- `ordering`: tool calls of a stream, one after the other;
+- `sampling`: the sampling parameters, and the values that change nothing;
 - `messages`, `responses`: a package each, with its dialect and its translations;
-- `checks`: refuse malformed requests before any model sees them;
+- `request_checks`: refuse malformed requests before any model sees them;
 - `encoding`, `fields`: JSON and events as bytes, reading fields.
 
 To add a dialect, write a package with its `Dialect`, and add it to the table in `all_dialects`. No other

@@ -9,7 +9,7 @@ The modules:
 
 - `proxy`: `LLMProxy`, its options, and the start and stop of its server thread;
 - `asgi`: headers and error replies;
-- `app`: the routes, and the check of each caller's key;
+- `gateway_app`: the routes, and the check of each caller's key;
 - `exchange`: one call under way;
 - `relay`: sends a call to a model, and the response back;
 - `transport`, `litellm_transport`: how a request reaches a server;
@@ -19,13 +19,13 @@ The modules:
 - `balance`: which server of a model takes a call;
 - `upstream_metrics`: counts and latencies of the servers;
 - `buffering`: which servers lose token ids when they stream;
-- `replay`: recorded calls that answer in the model's place;
+- `call_replay`: recorded calls that answer in the model's place;
 - `retries`: calls that a client sends again;
 - `responses`: the earlier turns of the Responses API, while an attempt lasts;
 - `record`: one call as one span, and the proof of its tokens;
 - `prefixes`: which earlier call each prompt continues;
-- `recorder`, `spool`, `aside`: the queue between the response and the store, and its files;
-- `workers`: the gateway in several processes;
+- `recorder`, `spool`, `dead_letters`: the queue between the response and the store, and its files;
+- `gateway_workers`: the gateway in several processes;
 - `hosted`: the gateway in the process of the engine;
 - `remote`: a gateway that another process runs;
 - `control`: commands to a running gateway.

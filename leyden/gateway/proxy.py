@@ -1,7 +1,7 @@
 """`LLMProxy`: the gateway's options, and the start and stop of its server.
 
 The server runs in a daemon thread with an event loop of its own, so a busy agent or algorithm
-never holds up a model call. The routes are in `app`; what happens to a call is in `relay`.
+never holds up a model call. The routes are in `gateway_app`; what happens to a call is in `relay`.
 """
 
 from __future__ import annotations

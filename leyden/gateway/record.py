@@ -71,7 +71,7 @@ class ModelCall:
     policy_version_at_end: int | None = None
     """The version of the weights when the call had ended."""
     fields: Json = field(default_factory=dict[str, Any])
-    """The fields of the agent's own request that a replay compares (`replay.compared_fields`)."""
+    """The fields of the agent's own request that a replay compares (`call_replay.compared_fields`)."""
     misdirected: str | None = None
     """Why it is not proven that the attempt of the call's address made it; None if nothing speaks
     against it. Such a call is recorded as an error, so that no algorithm trains on it."""

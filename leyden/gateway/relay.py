@@ -1,7 +1,7 @@
 """Relay one call to a model, and the response back to the agent.
 
 The module knows dialects only through `Passage` and servers only through `Transport`. Routes and
-admission are in `app`; the form of a call's record is in `record`.
+admission are in `gateway_app`; the form of a call's record is in `record`.
 """
 
 from __future__ import annotations

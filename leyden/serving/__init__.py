@@ -3,7 +3,7 @@
 - `session`: `OnlineSession` serves requests with released resources; `assignment` chooses the
   version, `released` follows the labels, `addresses` the gateway, `outbox` delivers records.
 - `blocking`: a store and an algorithm without `await`, for plain loops.
-- `app`: the session over HTTP.
+- `serving_app`: the session over HTTP.
 - `continual`: learning while serving: a canary, promotion and rollback.
 
 The package uses stores, gateways and algorithms through their public interfaces. To add a way to

@@ -2,7 +2,7 @@
 
 No request waits for the network. The released versions are in memory, and follow the store in the
 background (`released`); so does the state of the gateway (`addresses`). Ids are made and signed
-here, and records are sent to the store by the `outbox`. The module knows no HTTP server (`app`
+here, and records are sent to the store by the `outbox`. The module knows no HTTP server (`serving_app`
 does), and does not decide on releases.
 """
 

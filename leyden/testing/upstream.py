@@ -4,7 +4,7 @@ An answer depends on the request and its `seed` alone. It has real token ids and
 in vLLM's convention where the API has room for them, streamed or not. The server keeps each answer
 as a `ServedCall` to compare with. On demand it misbehaves as real servers do.
 
-It knows nothing of the gateway. The module `requests` parses requests, `answers` writes answers.
+It knows nothing of the gateway. The module `requests` parses requests, `api_answers` writes answers.
 To add a way to misbehave, add a field to `Misbehaviour` and honour it there or here.
 """
 

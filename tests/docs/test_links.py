@@ -9,7 +9,9 @@ from tests.docs.snippets import ROOT
 
 PAGES = [
     path.relative_to(ROOT)
-    for path in sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")))
+    for path in sorted(
+        path for pages in ("*.md", "docs/**/*.md", "examples/**/*.md", "packages/**/*.md") for path in ROOT.glob(pages)
+    )
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

@@ -1,7 +1,7 @@
 """vLLM as the sampler beside Leyden's learner.
 
 - `process`: the server as a child process, or at a URL;
-- `client`: the server's HTTP routes;
+- `vllm_client`: the server's HTTP routes;
 - `folder`: model folders in the form in which a server reloads them;
 - `parity`: the probes that compare sampler and learner;
 - `backend`: `VLLMBackend`, which composes these.

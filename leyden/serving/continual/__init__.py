@@ -1,7 +1,7 @@
 """Learn in production: train on recorded requests, check the candidate, serve it to a share of the
 users (a canary), and promote it or roll it back.
 
-- `metrics`: the metrics by which a canary is judged.
+- `decision_metrics`: the metrics by which a canary is judged.
 - `order`: puts requests into the order in which they were assigned.
 - `guard`: the verdict on a canary, a pure function of its requests' outcomes.
 - `release`: the states of a release and their transitions, as a table.

@@ -463,7 +463,7 @@ class PostgresTransaction:
 
 def _askable(value: Any) -> Any:
     """Return a substitute for a text with U+0000, which cannot be sent: no stored name contains
-    either (`checks.py`).
+    either (`types/checks.py`).
     """
     if isinstance(value, list):
         return [_askable(entry) for entry in cast(list[Any], value)]

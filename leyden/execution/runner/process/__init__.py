@@ -1,12 +1,12 @@
 """Any program as an agent: `ProcessAgent`.
 
-- `agent`: `ProcessAgent`, its options, and the rule by which a run counts as a result;
-- `environment`: the variables and files that a program finds;
+- `process_agent`: `ProcessAgent`, its options, and the rule by which a run counts as a result;
+- `process_environment`: the variables and files that a program finds;
 - `program`: one program under its supervisor, from the runner's side;
 - `supervisor`: the script between the runner and the program, which ends the program with all of
   its descendants;
 - `endpoint`: the loopback address for rewards and spans;
-- `reward`: how a program writes a reward.
+- `reported_reward`: how a program writes a reward.
 
 The package knows traces and resources, and no store, gateway or algorithm: a `ProcessAgent` is an
 agent like any other, for any runner.
