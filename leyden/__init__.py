@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from leyden._lib.extras import lazy_package
 
 __version__ = "0.1.0.dev0"
-__path__.append(f"{__path__[0]}/_lib/absent")  # modules of other distributions, and what to install for them
 if TYPE_CHECKING:
     from leyden._lib.host.asgi import ConnectionLimits as ConnectionLimits
     from leyden._lib.logs import configure_logger as configure_logger
@@ -124,4 +123,4 @@ if TYPE_CHECKING:
     from leyden.types import find_final_reward as find_final_reward
     from leyden.types import semconv as semconv
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy_package(__name__)

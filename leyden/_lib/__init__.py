@@ -2,6 +2,5 @@
 
 Atomic files, logs, ids, JSON, numbers, event loops in threads (`own_loop.py`, `per_loop.py`), what waits for several
 things (`aio.py`), checks of options (`options.py`), components from names (`components.py`), optional
-packages and lazy ones (`extras.py`), child processes and HTTP servers (`host/`). `absent/` stands in for modules of
-distributions that are not installed.
+packages and lazy ones (`extras.py`), child processes and HTTP servers (`host/`).
 """

@@ -13,8 +13,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from leyden.errors import MissingExtra
 
@@ -85,16 +84,16 @@ def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
 
 
 def lazy_package(
-    package: str, file: str, *, extra: str | None = None
+    package: str, *, extra: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package, from its imports under `if
     TYPE_CHECKING`.
 
-    package, file: `__name__` and `__file__` of the package.
+    package: `__name__` of the package, whose import is under way.
     extra: the extra that its modules need. A name whose module cannot be imported without it raises
         MissingExtra, which names the extra and how to install it.
     """
-    homes = _homes(file)
+    homes = _homes(package)
     public = sorted(homes)
 
     def resolve(name: str) -> Any:
@@ -116,9 +115,18 @@ def lazy_package(
     return resolve, lambda: public, public
 
 
-def _homes(file: str) -> dict[str, str]:
-    """Return the module of each name that a file imports under `if TYPE_CHECKING`."""
-    body = ast.parse(Path(file).read_text(encoding="utf-8")).body
+def _homes(package: str) -> dict[str, str]:
+    """Return the module of each name that a package imports under `if TYPE_CHECKING`.
+
+    The source comes from the package's loader, because it can be in a zip file.
+    """
+    spec = sys.modules[package].__spec__
+    source = None if spec is None else cast(Any, spec.loader).get_source(package)
+    if source is None:
+        raise ImportError(
+            f"{package} needs its own source, and only its bytecode is here; install it with its .py files"
+        )
+    body = ast.parse(source).body
     blocks = (node.body for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     imports = (node for block in blocks for node in block if isinstance(node, ast.ImportFrom) and node.module)
     return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -49,4 +49,4 @@ if TYPE_CHECKING:
     from leyden.algorithm.policy_gradient import VinePPO as VinePPO
     from leyden.algorithm.verl.verl_algorithm import VERL as VERL
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy_package(__name__)

@@ -49,4 +49,4 @@ if TYPE_CHECKING:
     from leyden.gateway.upstream import UpstreamModel as UpstreamModel
     from leyden.gateway.upstream_metrics import UpstreamStatus as UpstreamStatus
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy_package(__name__)

@@ -54,4 +54,4 @@ if TYPE_CHECKING:
     from leyden.rl.trainer import backtest as backtest
     from leyden.rl.trainer import train as train
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="rl")
+    __getattr__, __dir__, __all__ = lazy_package(__name__, extra="rl")

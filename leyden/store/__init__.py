@@ -26,4 +26,4 @@ if TYPE_CHECKING:
     from leyden.store.sqlite import SqliteLightningStore as SqliteLightningStore
     from leyden.store.sweeper import Sweeper as Sweeper
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy_package(__name__)

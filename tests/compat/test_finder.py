@@ -1,5 +1,6 @@
 """Foreign packages under their own names: served from tables, in every process of a program."""
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -94,6 +95,26 @@ def test_an_installed_qlib_has_its_backtest_which_meets_leydens_classes(tmp_path
     assert printed == ["True", str(package / "strategy.py"), "leyden_compat.qlib.parts"]
     (package / "strategy.py").unlink()
     assert "`pip install pyqlib`" in run(tmp_path, "-m", "leyden.compat", "program.py", status=1).stderr
+
+
+@pytest.mark.parametrize("name", ["finder", "importing", "agentlightning", "agentlightning.store", "qlib.parts"])
+def test_a_module_has_two_names_and_is_loaded_once(name: str) -> None:
+    again = importlib.import_module(f"leyden.compat.{name}")
+    assert again is importlib.import_module(f"leyden_compat.{name}")
+    assert again.__name__ == f"leyden_compat.{name}"
+
+
+def test_a_module_that_is_not_there_is_missing_under_the_name_that_was_written() -> None:
+    for name in ("leyden.compat.nothing", "leyden.compat.nothing.more", "leyden.compat.finder.more"):
+        with pytest.raises(ModuleNotFoundError, match=r"leyden\.compat\."):
+            importlib.import_module(name)
+
+
+def test_a_module_runs_under_either_name(tmp_path: Path) -> None:
+    one, other = (
+        run(tmp_path, "-m", f"{name}.importing", "--help").stdout for name in ("leyden.compat", "leyden_compat")
+    )
+    assert one == other and "Import a running Agent Lightning" in one
 
 
 def test_help_has_examples_and_a_missing_script_is_named(tmp_path: Path) -> None:

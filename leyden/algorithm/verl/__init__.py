@@ -29,4 +29,4 @@ if TYPE_CHECKING:
     from leyden.algorithm.verl.verl_run import run_ppo as run_ppo
     from leyden.algorithm.verl.verl_trainer import AgentLightningTrainer as AgentLightningTrainer
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="verl")
+    __getattr__, __dir__, __all__ = lazy_package(__name__, extra="verl")

@@ -21,4 +21,4 @@ if TYPE_CHECKING:
     from leyden.rl.policy.policies import RandomPolicy as RandomPolicy
     from leyden.rl.policy.ppo import PPO as PPO
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="rl")
+    __getattr__, __dir__, __all__ = lazy_package(__name__, extra="rl")

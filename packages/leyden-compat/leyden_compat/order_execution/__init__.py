@@ -38,4 +38,4 @@ if TYPE_CHECKING:
     from leyden_compat.order_execution.state import SAOEMetrics as SAOEMetrics
     from leyden_compat.order_execution.state import SAOEState as SAOEState
 else:
-    __getattr__, __dir__, __all__ = lazy_package(__name__, __file__, extra="rl")
+    __getattr__, __dir__, __all__ = lazy_package(__name__, extra="rl")
