@@ -275,7 +275,7 @@ class Route:
         Raise ConfigError, which names it, for a value that is not JSON.
         """
         given = {
-            name: _exact(value, name, free=_is_free(self.hints[name]))
+            name: _exact(value, name, free=_is_free(self.hints[name])) if name in self._holding_any_json else value
             for name, value in arguments.items()
             if name not in self.in_path
         }
@@ -295,6 +295,11 @@ class Route:
     def _positional(self) -> list[str]:
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
         return [p.name for p in self.signature.parameters.values() if p.kind is kinds]
+
+    @cached_property
+    def _holding_any_json(self) -> frozenset[str]:
+        """The arguments that hold parts which may be any JSON."""
+        return frozenset(name for name, hint in self.hints.items() if _is_free(hint) or _has_free_fields(hint))
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -535,6 +540,13 @@ def _exact(value: Any, name: str, *, free: bool) -> Any:
 @cache
 def _free_fields(model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(name for name, field in model.model_fields.items() if _is_free(field.annotation))
+
+
+def _has_free_fields(hint: Any) -> bool:
+    """Return whether a type is, or a mapping or a list of, a model with a field that may be any JSON."""
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return bool(_free_fields(hint))
+    return any(map(_has_free_fields, typing.get_args(hint)))
 
 
 def _is_free(hint: Any) -> bool:
