@@ -37,15 +37,19 @@ def extension(group: str, name: str, *, needed_by: str) -> Any:
     """Load what another distribution of Leyden's, such as leyden-compat, declares under
     `[project.entry-points."leyden.GROUP"]`.
 
-    Raise MissingExtra, which says how to install it, if it is not installed.
+    Raise MissingExtra, which says how to install it, if it is not installed or cannot be imported.
     """
     from importlib.metadata import entry_points
 
+    how = "in a clone of Leyden: pip install -e . -e packages/leyden-compat"
     for found in entry_points(group=f"leyden.{group}", name=name):
-        return found.load()
-    raise MissingExtra(
-        f"{needed_by} needs leyden-compat, which is not installed (in a clone of Leyden: pip install -e . -e packages/leyden-compat)"
-    )
+        try:
+            return found.load()
+        except (ImportError, AttributeError) as error:  # a clone that was moved, or the release of another Leyden
+            raise MissingExtra(
+                f"{needed_by} needs leyden-compat, which is installed and cannot be loaded ({error}); install it again ({how})"
+            ) from error
+    raise MissingExtra(f"{needed_by} needs leyden-compat, which is not installed ({how})")
 
 
 def require_packages(*packages: str, extra: str, needed_by: str) -> None:

@@ -71,7 +71,11 @@ try:
 except MissingExtra as missing:
     _why_no_rl = str(missing)
 
-    @app.command("rl", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    @app.command(
+        "rl",
+        hidden=True,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )
     def rl() -> None:
         raise MissingExtra(_why_no_rl)
 

@@ -1,6 +1,7 @@
 """What `pip install leyden` and `pip install leyden-compat` bring."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -57,11 +58,20 @@ def test_the_core_works_alone_and_says_what_brings_the_aliases(tmp_path: Path):
         return (done.stdout + done.stderr).splitlines()
 
     run("-m", "pip", "install", "--quiet", str(core))
-    for command in (["-m", "leyden.compat", "program.py"], ["-m", "leyden", "rl", "train", "ppo.yaml"]):
+    rl = ["-m", "leyden", "rl"]
+    for command in (["-m", "leyden.compat", "program.py"], [*rl, "train", "ppo.yaml"], [*rl, "--help"], rl):
         (line,) = run(*command, status=1)
         assert "leyden-compat, which is not installed" in line and "pip install" in line
-    assert "leyden-compat, which is not installed" in run("-c", "import leyden.compat", status=1)[-1]
+    for module in ("leyden.compat", "leyden.compat.qlib"):
+        assert "leyden-compat, which is not installed" in run("-c", f"import {module}", status=1)[-1]
 
     run("-m", "pip", "install", "--quiet", "--no-index", "--find-links", str(dist), "leyden[compat]")
     assert run("-m", "leyden.compat", "program.py") == ["InMemoryLightningStore agentlightning"]
     assert "backtest" in "\n".join(run("-m", "leyden", "rl", "--help"))
+
+    (folder,) = (tmp_path / "env" / "lib").glob("python*/site-packages/leyden_compat")
+    shutil.rmtree(folder)
+    assert "runs" in "\n".join(run("-m", "leyden", "--help")), "other commands do not need it"
+    for command in (["-m", "leyden.compat", "program.py"], [*rl, "train", "ppo.yaml"]):
+        (line,) = run(*command, status=1)
+        assert "leyden-compat, which is installed and cannot be loaded (No module named 'leyden_compat')" in line
