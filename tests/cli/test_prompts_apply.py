@@ -144,6 +144,32 @@ def test_two_prompts_are_put_into_one_file_also_if_they_change_places() -> None:
     assert with_prompts(b'["one", "two"]', ".json", prompts, path="a.json") == b'["two", "one"]'
 
 
+@pytest.mark.parametrize(
+    ("content", "suffix"), [(b"a = 'one'\n", ".py"), (b'{"a": "one"}', ".json"), (b"one\n", ".txt")]
+)
+@pytest.mark.parametrize("other", ["six", "one"])
+def test_a_text_with_which_two_prompts_began_is_not_replaced_by_one_of_them(
+    content: bytes, suffix: str, other: str
+) -> None:
+    with pytest.raises(ConfigError, match="for another prompt too"):
+        with_prompts(content, suffix, {"a": ("one", "two"), "b": ("one", other)}, path="a")
+
+
+@pytest.mark.parametrize("ends", [("\n", "\r\n"), ("\r\n\n", ""), (" \r", "\r"), ("\r\n", "\n\r\n")])
+def test_the_white_space_around_a_prompt_that_is_a_file_stays_byte_by_byte(ends: tuple[str, str]) -> None:
+    changed = with_prompts("Be kind.".join(ends).encode(), ".md", {"p": ("Be kind.", "Better.")}, path="a.md")
+    assert changed == "Better.".join(ends).encode()
+
+
+def test_a_better_prompt_that_the_file_has_elsewhere_already_stays_there() -> None:
+    source = b"a = 'Be kind.'\nold = {'Better.': ['Better.', b'Better.']}\n"
+    changed = with_prompts(source, ".py", {"p": ("Be kind.", "Better.")}, path="a.py")
+    assert changed == source.replace(b"'Be kind.'", b'"Better."')
+    assert with_prompts(b'["Better.", "Be kind."]', ".json", {"p": ("Be kind.", "Better.")}, path="a.json") == (
+        b'["Better.", "Better."]'
+    )
+
+
 def test_a_link_to_a_file_stays_a_link_when_the_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "real.txt").write_text("old")
     (tmp_path / "link.txt").symlink_to("real.txt")
