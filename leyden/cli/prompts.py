@@ -234,7 +234,7 @@ def extract(
     found = _recorded(_opened(run, run_id), limit)
     if not found.prompts:
         raise ConfigError(
-            f"the calls of {len(found.conversations):,} rollouts have no prompt in common: {found.n_calls:,} model calls "
+            f"the calls of {found.n_rollouts:,} rollouts have no prompt in common: {found.n_calls:,} model calls "
             "were recorded; at least two rollouts that call a model through the gateway or a traced client are needed"
         )
     if out is not None:
@@ -243,7 +243,7 @@ def extract(
     if as_json:
         echo_json(found.as_json())
     else:
-        echo_text(found.shown(out))
+        echo_text("\n".join(found.shown(out)))
 
 
 # ---- reading -------------------------------------------------------------------------------------

@@ -1,91 +1,43 @@
-"""The work of `leyden prompts extract`: read recorded calls, find their prompts and tasks, and
-print or write them.
-"""
+"""The work of `leyden prompts extract`: read recorded calls, find their prompts and tasks, and print or write them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from leyden._lib.formatting import figure, one_line
 from leyden._lib.numbers import mean_of
 from leyden.adapter.calls import model_calls
-from leyden.algorithm.prompts.extraction import (
-    Conversation,
-    ExtractedPrompt,
-    conversation_of,
-    extract_prompts,
-    formatting_call,
-)
-from leyden.algorithm.usage import fixed_pieces
+from leyden.algorithm.prompts.extraction import Conversation, ExtractedPrompt, conversation_of, extract_prompts
 from leyden.cli.output import write_output
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, PromptTemplate
 
 _EXAMPLE_CHARACTERS = 60
-_PAGE = 200
-"""Rollouts whose spans are read at once."""
+_PAGE = 200  # rollouts whose spans are read at once
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The recorded calls, rewards and prompts of an agent's rollouts."""
+    """The prompts of an agent, and the rollouts from which they were extracted."""
 
-    conversations: Sequence[Conversation]
-    n_calls: int
-    """Model calls of all rollouts."""
-    rewards: Sequence[float]
-    """The final reward of each rollout that has one."""
-    templates: dict[str, PromptTemplate]
-    """The prompts that the rollouts were given as resources, by name."""
     prompts: Sequence[ExtractedPrompt]
-
-    @property
-    def tasks(self) -> list[Any]:
-        """The different inputs, in the order of the rollouts."""
-        return list({json.dumps(each.task, sort_keys=True): each.task for each in self.conversations}.values())
-
-    def resource_of(self, prompt: ExtractedPrompt) -> str | None:
-        """Return the name of the resource that a prompt comes from; None if it is hard-coded.
-
-        A prompt comes from a resource if it has all pieces of the template between placeholders.
-        """
-        found = " ".join(prompt.template.template.replace("{{", "{").replace("}}", "}").split())
-        for name, template in self.templates.items():
-            pieces = fixed_pieces(template)
-            if pieces and all(piece in found for piece in pieces):
-                return name
-        return None
+    tasks: Sequence[Any]
+    """The different inputs, in the order of the rollouts."""
+    rewards: Sequence[float]
+    n_rollouts: int
+    n_calls: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts, tasks and prompts as JSON data."""
-        return {
-            "rollouts": len(self.conversations),
-            "mean_reward": mean_of(self.rewards) if self.rewards else None,
-            "tasks": self.tasks,
-            "prompts": [
-                {
-                    "name": prompt.name,
-                    "role": prompt.role,
-                    "call": prompt.call,
-                    "rollouts": len(prompt.rollouts),
-                    "template": prompt.template.template,
-                    "placeholders": {
-                        name: {
-                            "expression": each.expression,
-                            "description": each.description,
-                            "examples": list(each.examples),
-                        }
-                        for name, each in prompt.placeholders.items()
-                    },
-                    "resource": self.resource_of(prompt),
-                }
-                for prompt in self.prompts
-            ],
-        }
+        prompts = [
+            {**asdict(prompt), "rollouts": len(prompt.rollouts), "template": prompt.template.template}
+            for prompt in self.prompts
+        ]
+        reward = mean_of(self.rewards) if self.rewards else None
+        return {"rollouts": self.n_rollouts, "mean_reward": reward, "tasks": self.tasks, "prompts": prompts}
 
     def write(self, folder: Path) -> Iterator[Path]:
         """Write each prompt and the tasks to files of a folder, and yield their paths."""
@@ -95,54 +47,39 @@ class Recorded:
             write_output(folder / name, text)
             yield folder / name
 
-    def shown(self, folder: Path | None) -> str:
-        """Return the whole result as text for a person.
-
-        folder: where the files were written; None if they were not.
-        """
-        lines: list[str] = []
+    def shown(self, folder: Path | None) -> Iterator[str]:
+        """Yield the lines of the result for a person. folder: where the files were written; None if they were not."""
         for prompt in self.prompts:
-            lines += [*self._shown_prompt(prompt), ""]
-        lines.append(f"tasks     {len(self.tasks):,} different ones in {len(self.conversations):,} rollouts")
-        reward = "no rollout has one"
-        if self.rewards:
-            reward = f"{figure(mean_of(self.rewards), 3)}, the mean of {len(self.rewards):,} rollouts"
-        lines.append(f"reward    {reward}")
-        hard_coded = [prompt for prompt in self.prompts if self.resource_of(prompt) is None]
-        return "\n".join([*lines, *(_change(hard_coded, folder) if hard_coded else [])])
-
-    def _shown_prompt(self, prompt: ExtractedPrompt) -> Iterator[str]:
-        """Yield the lines that show a prompt: where it is used, its template and its
-        placeholders.
-        """
-        count = f"{len(prompt.rollouts):,} of {len(self.conversations):,} rollouts"
-        yield f"--- {prompt.name}: {prompt.role} message from call {prompt.call + 1} on, in {count}"
-        yield prompt.template.template
-        if (resource := self.resource_of(prompt)) is not None:
-            yield f"--- it comes from the resource {resource!r} already"
-        elif prompt.placeholders:
-            yield "---"
-        for name, each in prompt.placeholders.items():
-            examples = ", ".join(repr(one_line(text)[:_EXAMPLE_CHARACTERS]) for text in each.examples)
-            yield f"{{{name}}} is {each.description}, such as {examples}"
-
-
-def _change(prompts: Sequence[ExtractedPrompt], folder: Path | None) -> Iterator[str]:
-    """Yield lines that say how to change the agent, so that its prompts can be improved.
-
-    folder: where the prompts were written; None if they were not.
-    """
-    yield "\nTo have the prompts improved, give the agent a parameter `resources`, and send in place of the fixed text:"
-    for prompt in prompts:
-        yield f"    {formatting_call(prompt)}"
-    yield "Give the trainer the templates:"
-    yield "    initial_resources={"
-    for prompt in prompts:
-        path = (folder or Path("prompts")) / f"{prompt.name}.txt"
-        yield f"        {prompt.name!r}: ly.PromptTemplate(template=Path({str(path)!r}).read_text('utf-8')),"
-    yield "    }"
-    if folder is None:
-        yield "--out prompts writes these files, and the tasks."
+            count = f"{len(prompt.rollouts):,} of {self.n_rollouts:,} rollouts"
+            yield f"--- {prompt.name}: {prompt.role} message from call {prompt.call + 1} on, in {count}"
+            yield prompt.template.template
+            if prompt.resource is not None:
+                yield f"--- it comes from the resource {prompt.resource!r} already"
+            elif prompt.placeholders:
+                yield "---"
+            for name, each in prompt.placeholders.items():
+                examples = ", ".join(repr(one_line(text)[:_EXAMPLE_CHARACTERS]) for text in each.examples)
+                yield f"{{{name}}} is {each.description}, such as {examples}"
+            yield ""
+        yield f"tasks     {len(self.tasks):,} different ones in {self.n_rollouts:,} rollouts"
+        mean = (
+            f"{figure(mean_of(self.rewards), 3)}, the mean of {len(self.rewards):,} rollouts" if self.rewards else None
+        )
+        yield f"reward    {mean or 'no rollout has one'}"
+        hard_coded = [prompt for prompt in self.prompts if prompt.resource is None]
+        if not hard_coded:
+            return
+        yield "\nTo have the prompts improved, give the agent a parameter `resources`, and send in place of the fixed text:"
+        for prompt in hard_coded:
+            values = ", ".join(f"{name}={each.expression or '...'}" for name, each in prompt.placeholders.items())
+            yield f"    resources[{prompt.name!r}].format({values})"
+        yield "Give the trainer the templates:\n    initial_resources={"
+        for prompt in hard_coded:
+            path = str((folder or Path("prompts")) / f"{prompt.name}.txt")
+            yield f"        {prompt.name!r}: ly.PromptTemplate(template=Path({path!r}).read_text('utf-8')),"
+        yield "    }"
+        if folder is None:
+            yield "--out prompts writes these files, and the tasks."
 
 
 async def read_recorded(store: LightningStore, run_id: str, limit: int) -> Recorded:
@@ -161,11 +98,10 @@ async def read_recorded(store: LightningStore, run_id: str, limit: int) -> Recor
             n_calls += len(calls)
             conversations.append(conversation_of(rollout.input, calls))
     templates: dict[str, PromptTemplate] = {}
-    for resources_id in dict.fromkeys(rollout.resources_id for rollout in rollouts):
-        if resources_id is not None:
-            update = await store.get_resources_by_id(resources_id)
-            templates.update(
-                (name, each) for name, each in update.resources.items() if isinstance(each, PromptTemplate)
-            )
+    for resources_id in dict.fromkeys(rollout.resources_id for rollout in rollouts if rollout.resources_id is not None):
+        resources = (await store.get_resources_by_id(resources_id)).resources
+        templates |= {name: each for name, each in resources.items() if isinstance(each, PromptTemplate)}
+    tasks = {json.dumps(each.task, sort_keys=True): each.task for each in conversations}
     rewards = [each.attempt.reward for each in rollouts if each.attempt.reward is not None]
-    return Recorded(conversations, n_calls, rewards, templates, extract_prompts(conversations))
+    prompts = extract_prompts(conversations, templates)
+    return Recorded(prompts, list(tasks.values()), rewards, len(rollouts), n_calls)
