@@ -1,5 +1,6 @@
 """Groups of tests are declared once for the runner, the marks and the folders, and keep to their time."""
 
+import re
 import subprocess
 import sys
 import time
@@ -52,6 +53,20 @@ def test_every_group_has_tests():
 
 def test_what_a_group_covers_exists():
     assert [path for group in GROUPS for path in group.covers if not (ROOT / path).exists()] == []
+
+
+def test_a_group_whose_tests_import_the_aliases_has_them_in_its_environment():
+    uses = re.compile(r"\bleyden[_.]compat\b")
+    lacking = {
+        group.environment: str(file.relative_to(TESTS))
+        for group in GROUPS
+        for part in parts(group)
+        for file in ([part] if part.is_file() else sorted(part.rglob("*.py")))
+        if uses.search(file.read_text())
+        and "-e packages/leyden-compat"
+        not in (ROOT / "constraints" / f"{group.environment}.in").read_text().splitlines()
+    }
+    assert lacking == {}
 
 
 def test_a_size_of_the_attack_counts_as_a_mark():

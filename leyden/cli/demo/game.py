@@ -7,7 +7,7 @@ ignores the replies wins one game in three.
 
 The module knows neither models nor Leyden's store and gateway: any function from the last message
 to a reply can play. To change the difficulty, change `NUMBERS` and `TURNS`, and make the starting
-weights again (`make_weights`).
+weights again (`benchmarks/make_weights.py`).
 """
 
 from __future__ import annotations
