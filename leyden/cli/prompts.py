@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leyden.algorithm.prompts import CandidateRecord
-    from leyden.cli.prompts_extract import Recorded
     from leyden.training.runs import RecordedRun
     from leyden.types import PromptTemplate, ResourcesUpdate
 
@@ -229,9 +228,11 @@ def extract(
       leyden prompts extract http://127.0.0.1:4747 --run-id 3f0c2a9b11de --limit 50 --json
     """
 
+    from leyden.cli.prompts_extract import read_recorded
     from leyden.errors import ConfigError
 
-    found = _recorded(_opened(run, run_id), limit)
+    opened = _opened(run, run_id)
+    found = opened.read_store(lambda store: read_recorded(store, opened.record.run_id, limit))
     if not found.prompts:
         raise ConfigError(
             f"the calls of {found.n_rollouts:,} rollouts have no prompt in common: {found.n_calls:,} model calls "
@@ -247,12 +248,6 @@ def extract(
 
 
 # ---- reading -------------------------------------------------------------------------------------
-
-
-def _recorded(run: RecordedRun, limit: int) -> Recorded:
-    from leyden.cli.prompts_extract import read_recorded
-
-    return run.read_store(lambda store: read_recorded(store, run.record.run_id, limit))
 
 
 def _opened(run: str, run_id: str | None) -> RecordedRun:
