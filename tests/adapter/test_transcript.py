@@ -106,7 +106,7 @@ def test_a_stack_trace_shows_the_users_own_line_although_a_library_raised_far_be
         return [f'  File "{path}", line 7, in {function}', f"    {function}()"]
 
     library = [line for n in range(9) for line in frame(f"/x/site-packages/openai/part{n}.py", f"deep{n}")]
-    runner = str(Path(transcript.__file__).parent.parent / "runner" / "agent.py")
+    runner = str(Path(transcript.__file__).parent.parent / "execution" / "runner" / "attempt.py")
     trace = [
         "Traceback (most recent call last):",
         *frame(runner, "run"),

@@ -183,7 +183,7 @@ def test_json_on_a_terminal_reads_as_exactly_the_data(hostile: Path) -> None:
 def test_every_command_prints_through_one_place() -> None:
     """`typer.echo` and `print` are refused by ruff; a console of rich is made in one module."""
     folder = Path(ly.__file__).parent / "cli"
-    made = {path.name for path in folder.glob("*.py") if re.search(r"\bConsole\(", path.read_text())}
+    made = {path.name for path in folder.rglob("*.py") if re.search(r"\bConsole\(", path.read_text())}
     assert made == set(), "use `terminal()`"
 
 
