@@ -64,9 +64,11 @@ def check_id(what: str, value: str | None) -> None:
 
     what: what the message calls the id, such as "worker_id".
     """
-    if value is not None and not isinstance(cast(object, value), str):
+    if value is None:
+        return
+    if not isinstance(cast(object, value), str):
         raise ConfigError(f"{what} is {shown(value)}; give a text")
-    if value is not None and not (value.isprintable() and 0 < len(value) <= MAX_ID_LENGTH):
+    if not (value.isprintable() and 0 < len(value) <= MAX_ID_LENGTH):
         written = repr(value) if len(value) <= MAX_ID_LENGTH else f"{value[:20]!r}... ({len(value)} characters)"
         raise ConfigError(f"{what} {written} must have 1 to {MAX_ID_LENGTH} printable characters")
 
@@ -324,9 +326,10 @@ def check_live_rollout(live: LiveRollout) -> None:
     check_id("resources_id", live.resources_id)
     check_id("arm", live.arm)
     check_time("the start_time of a live rollout", live.start_time)
-    json_text(live.input, "the input of a rollout")
-    check_metadata(live.metadata, allowed=())
-    json_text(live.metadata, "the metadata of a rollout")
+    json_value(live.input, "the input of a rollout")
+    if live.metadata:
+        check_metadata(live.metadata, allowed=())
+        json_value(live.metadata, "the metadata of a rollout")
 
 
 def _fields_of(value: Any) -> Any:
