@@ -6,12 +6,15 @@ of commands therefore import nothing heavy (pydantic, rich, aiohttp) outside the
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import sys
 from typing import Annotated, Any, Literal
 
 import typer
+import typer.core
+import typer.main
 
 from leyden import __version__
 from leyden._lib.extras import extension
@@ -38,7 +41,19 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 _HELP = "Train agents, look at their runs, and serve what was learned.\n\n`leyden COMMAND -h` shows a command's options and examples."
 
+
+class _Commands(typer.core.TyperGroup):
+    """The commands. `rl` is loaded from leyden-compat only when called or listed, because it takes time to find."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "rl":
+            with contextlib.suppress(MissingExtra):
+                return typer.main.get_command(extension("commands", "rl", needed_by="leyden rl"))
+        return super().get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help=_HELP,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -66,18 +81,16 @@ app.add_typer(
     resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
 )
 app.add_typer(learning_commands, name="learning", short_help="Show and stop learning in production.")
-try:
-    app.add_typer(extension("commands", "rl", needed_by="leyden rl"), name="rl")
-except MissingExtra as missing:
-    _why_no_rl = str(missing)
 
-    @app.command(
-        "rl",
-        hidden=True,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    )
-    def rl() -> None:
-        raise MissingExtra(_why_no_rl)
+
+@app.command(
+    "rl",
+    hidden=True,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def rl() -> None:
+    """Say what brings the command, if leyden-compat is not installed."""
+    extension("commands", "rl", needed_by="leyden rl")
 
 
 def _show_version(wanted: bool) -> None:

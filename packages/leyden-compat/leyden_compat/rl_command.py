@@ -15,7 +15,9 @@ from leyden._lib.extras import require_packages
 from leyden.cli.output import echo, write_output
 from leyden.errors import ConfigError, LeydenError
 
-rl_commands = typer.Typer(help="Train and test policies in simulators.", no_args_is_help=True, rich_markup_mode=None)
+rl_commands = typer.Typer(
+    help="Train and test policies in simulators.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
 
 _CONFIG_NAME = "config.json"
 
