@@ -58,6 +58,8 @@ class Spool(Generic[T]):
         """The size of the file."""
         self._start = 0
         """The offset of the first waiting line."""
+        self._torn = False
+        """Whether a part of a line may lie behind the end, because writing it failed."""
         try:
             if path is None:
                 self._file = tempfile.TemporaryFile(prefix="leyden-spool-", buffering=0)  # noqa: SIM115 -- closed by `close`
@@ -129,9 +131,11 @@ class Spool(Generic[T]):
             free -= len(line)
             lines.append(line)
         try:
-            self._file.truncate(self._end)  # bytes of an earlier call that failed
-            self._file.seek(self._end)
-            _write(self._file, b"".join(lines))
+            if self._torn:
+                self._file.truncate(self._end)
+            self._torn = True
+            _write(self._file, b"".join(lines), self._end)
+            self._torn = False
         except OSError as error:
             with contextlib.suppress(OSError):  # else the next call removes the part that was written
                 self._file.truncate(self._end)
@@ -209,14 +213,13 @@ class Spool(Generic[T]):
         A file with a name is replaced by a new one, so that a crash loses nothing.
         """
         if self.path is None:
-            self._file.seek(0)
-            _write(self._file, waiting)
+            _write(self._file, waiting, 0)
             self._file.truncate(len(waiting))
         else:
             aside = self.path.with_name(f"{self.path.name}.new")
             file = _opened(aside, os.O_TRUNC)
             try:
-                _write(file, waiting)
+                _write(file, waiting, 0)
                 _lock(file)
                 aside.replace(self.path)
             except OSError:
@@ -238,11 +241,12 @@ def _opened(path: Path, flags: int = 0) -> Any:
     )  # a buffer would keep what a full disk refused
 
 
-def _write(file: Any, data: bytes) -> None:
-    """Write all of the data. A full disk may take a part before the error."""
+def _write(file: Any, data: bytes, at: int) -> None:
+    """Write all of the data from an offset on. A full disk may take a part before the error."""
     left = memoryview(data)
     while left:
-        left = left[file.write(left) :]
+        written = os.pwrite(file.fileno(), left, at)
+        left, at = left[written:], at + written
 
 
 def _lock(file: Any) -> None:

@@ -213,10 +213,12 @@ class Users:
         if not isinstance(user, str):
             raise ConfigError(f"user is {shown(user)}; give the user's id as a text, or None for a request without one")
         text = unicodedata.normalize("NFC", user)
-        shown_text = text[:_SHOWN]
-        if not shown_text.isascii() or " " in shown_text or not shown_text.isprintable():
-            shown_text = "".join(filter(_is_visible, unicodedata.normalize("NFKC", shown_text)))
-        name = shown_text.casefold()
+        name = text[:_SHOWN]
+        if name.isascii() and name.isprintable():
+            name = name.replace(" ", "")
+        else:
+            name = "".join(filter(_is_visible, unicodedata.normalize("NFKC", name)))
+        name = name.casefold()
         if not name or (len(text) < _SHOWN and name in _NOBODY):
             self._warn(
                 name[:20],

@@ -321,10 +321,13 @@ def check_who(who: str | None, why: str | None) -> None:
 
 def check_live_rollout(live: LiveRollout) -> None:
     """Raise ConfigError for a report on a live rollout that no store takes."""
-    check_id("rollout_id", live.rollout_id)
-    check_attempt_id(live.attempt_id)
-    check_id("resources_id", live.resources_id)
-    check_id("arm", live.arm)
+    ids = live.rollout_id, live.attempt_id, live.resources_id, "none" if live.arm is None else live.arm
+    together = "".join(ids)
+    if not (all(ids) and together.isprintable() and len(together) <= MAX_ID_LENGTH and live.attempt_id != "latest"):
+        check_id("rollout_id", live.rollout_id)
+        check_attempt_id(live.attempt_id)
+        check_id("resources_id", live.resources_id)
+        check_id("arm", live.arm)
     check_time("the start_time of a live rollout", live.start_time)
     json_value(live.input, "the input of a rollout")
     if live.metadata:
