@@ -50,7 +50,7 @@ from leyden.gateway.control import PREFIX, join_states
 from leyden.gateway.gateway_app import GatewayApp
 from leyden.gateway.proxy import LLMProxy
 from leyden.gateway.remote import ControlSecret
-from leyden.gateway.transport import arriving
+from leyden.gateway.transport import Arriving
 from leyden.store.opening import open_store
 from leyden.types import LIVE_KEY_PREFIX, parse_claim
 
@@ -356,7 +356,7 @@ class _Dispatch:
                     if length := response.headers.get("content-length"):
                         headers.append((b"content-length", length.encode()))
                     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                    async for piece in arriving(response):
+                    async for piece in Arriving(response):
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
             except aiohttp.ClientError:  # the client's reply breaks off too; whoever broke it off logs why

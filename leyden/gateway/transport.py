@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 import aiohttp
 
@@ -98,24 +98,40 @@ async def joined(pieces: AsyncIterator[bytes]) -> bytes:
     return b"".join(came)
 
 
-async def arriving(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
-    """Yield a body as it arrives, and raise aiohttp's error if the connection breaks.
+class Arriving:
+    """A body as it arrives, which raises aiohttp's error if the connection breaks.
 
-    aiohttp itself drops the bytes that came just before the break, and takes the reset of a
-    connection for the end of a body that has no length.
+    aiohttp itself drops the bytes that came just before the break, and takes the reset of a connection for the end of a
+    body that has no length.
     """
-    content, closed = response.content, _end_of_connection(response)
-    try:
-        async for piece in content.iter_any():
-            yield piece
-    except (aiohttp.ClientError, OSError):
-        content.set_exception(cast(Any, None))  # else it gives out nothing more
-        with contextlib.suppress(TimeoutError):  # its clock may have run out
-            if rest := content.read_nowait():
-                yield rest
-        raise
-    if closed is not None and closed.done():
-        closed.result()
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._content, self._closed = response.content, _end_of_connection(response)
+        self._error: Exception | None = None
+        """What to raise after the last bytes."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._error is not None:
+            raise self._error
+        try:
+            piece = await self._content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            self._content.set_exception(cast(Any, None))  # else it gives out nothing more
+            rest = b""
+            with contextlib.suppress(TimeoutError):  # its clock may have run out
+                rest = self._content.read_nowait()
+            if not rest:
+                raise
+            self._error = error
+            return rest
+        if piece:
+            return piece
+        if self._closed is not None and self._closed.done():
+            self._closed.result()
+        raise StopAsyncIteration
 
 
 def _end_of_connection(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
@@ -208,7 +224,7 @@ class _HttpResponse:
         """
         n_bytes = 0
         try:
-            async for piece in arriving(self._response):
+            async for piece in Arriving(self._response):
                 n_bytes += len(piece)
                 if n_bytes > MAX_ANSWER_BYTES:
                     raise Refusal(

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from leyden.errors import StoreError
 from leyden.gateway import LLMProxy, UpstreamModel, recorder, transport
 from leyden.gateway import gateway_app as app
-from leyden.gateway.transport import arriving
+from leyden.gateway.transport import Arriving
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, Span, semconv
@@ -43,7 +43,7 @@ async def post_and_see(url: str, asked: Any) -> tuple[int, bytes, bool]:
     body = b""
     async with aiohttp.ClientSession() as session, session.post(url, json=asked) as response:
         try:
-            async for piece in arriving(response):
+            async for piece in Arriving(response):
                 body += piece
         except aiohttp.ClientPayloadError:
             return response.status, body, True
