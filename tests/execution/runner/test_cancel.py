@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import openai
 import psutil
 import pytest
 
@@ -22,6 +21,8 @@ from leyden.errors import StoreError
 from leyden.gateway import UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
+
+openai = pytest.importorskip("openai")
 
 SOON = 2.0
 """Seconds; it takes less than one on a machine that is not busy."""

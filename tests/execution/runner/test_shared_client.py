@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 import leyden as ly
@@ -19,6 +18,8 @@ from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import Rollout, RolloutConfig, Span, semconv
 from tests.gateway.caller import new_caller, say
+
+openai = pytest.importorskip("openai")
 
 N_ROLLOUTS = 4
 
