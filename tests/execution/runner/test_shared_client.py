@@ -17,9 +17,10 @@ from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import Rollout, RolloutConfig, Span, semconv
-from tests.gateway.caller import new_caller, say
 
 openai = pytest.importorskip("openai")
+
+from tests.gateway.caller import new_caller, say  # noqa: E402
 
 N_ROLLOUTS = 4
 
