@@ -1,5 +1,5 @@
-"""What waits for several things, or for one from several threads and event loops; and how often an event loop's process
-looks for garbage.
+"""Helpers for event loops: wait for the first of several awaitables, wait for one event from threads and loops alike,
+and collect garbage less often.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from leyden.errors import ConfigError
 
 
 class _Place(NamedTuple):
-    """Where a text has a prompt as a string."""
+    """A string in a user's file that is a prompt of the run, with the offsets of its literal."""
 
     start: int
     end: int
@@ -190,5 +190,5 @@ _LANGUAGES: Mapping[str, tuple[Callable[[str, Collection[str]], Iterator[_Place]
     ".json": (_in_json, _json_literal),
     **dict.fromkeys(_TEXT, (_whole_text, str)),
 }
-"""By the ending of a file: where a text has prompts as strings, and how a prompt is written there. A text that cannot
-be read, and a place that must not be changed, raise SyntaxError or ValueError."""
+"""The two functions of a language, by the ending of its files: one finds the prompts in a file's text, the other writes
+a prompt as a literal. Both raise SyntaxError or ValueError for what cannot be read or must not be changed."""

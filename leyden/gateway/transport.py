@@ -108,7 +108,7 @@ class Arriving:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._content, self._closed = response.content, _end_of_connection(response)
         self._error: Exception | None = None
-        """What to raise after the last bytes."""
+        """The error of a broken connection, to raise after the last bytes that came; None while it holds."""
 
     def __aiter__(self) -> Self:
         return self

@@ -80,7 +80,7 @@ class ExtractedPrompt:
     """The indexes of the conversations that contain the prompt."""
     template: PromptTemplate
     placeholders: Mapping[str, Placeholder]
-    """By name, in order of appearance."""
+    """The placeholders of `template` by name, in the order in which the text has them."""
     resource: str | None
     """The name of the resource from which the prompt comes; None if it is hard-coded."""
 
