@@ -7,6 +7,7 @@ even imported unless its group is asked for, since its modules import what only 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import zlib
 from pathlib import Path
@@ -48,6 +49,18 @@ GROUP_FOLDERS = (
     "rl_data",
     "gpu",
 )
+SMALL_GROUPS = {
+    "ray",
+    "tracers",
+    "writers",
+    "rl_data",
+    "rl_peers",
+    "legacy_peers",
+    "compat_peers",
+    "maths_peers",
+    "litellm",
+}
+"""Groups that take so little time that all their tests are marked `merge`."""
 
 # before anything imports torch: two threads that spin cost a small machine more than they give
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -62,8 +75,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def asked_for(config: pytest.Config) -> set[str]:
+    """Return the groups of a mark expression such as "faults and merge"; the default one excludes all of them."""
+    expression: str = config.option.markexpr
+    return set() if expression.startswith("not") else set(re.findall(r"\w+", expression))
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.markexpr not in GROUP_FOLDERS:  # these tests know what a CPU computes
+    if not asked_for(config) & {*GROUP_FOLDERS}:  # these tests know what a CPU computes
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -81,7 +100,7 @@ def group_of(path: Path) -> str | None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     group = group_of(collection_path)
-    return True if group and config.option.markexpr != group else None
+    return True if group and group not in asked_for(config) else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,7 +111,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if group := group_of(item.path):
             item.add_marker(group)
-    number, _, count = config.getoption("--shard").partition("/")
+        if not SMALL_GROUPS.isdisjoint(mark.name for mark in item.iter_markers()):
+            item.add_marker("merge")
+    number, _, count = str(config.getoption("--shard")).partition("/")
     is_mine = {item: zlib.crc32(item.nodeid.encode()) % int(count) == int(number) - 1 for item in items}
     config.hook.pytest_deselected(items=[item for item in items if not is_mine[item]])
     items[:] = [item for item in items if is_mine[item]]

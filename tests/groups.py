@@ -1,14 +1,14 @@
-"""Run the larger groups of tests, each in its own environment and within its own time: `python tests/groups.py faults`.
+"""Run groups of tests, each in its own environment and within its own time: `python tests/groups.py faults`.
 
-Without a name: every group that this machine can run, those first whose part of the package the commits of the last
-day changed. A group's environment is `constraints/<environment>.in` and `.txt`; its tests carry its mark or lie in
-`tests/<group>/`. To add a group: a line in GROUPS, a mark in pyproject.toml.
+Without a name: every group that this machine can run. With `--merge` only the tests marked `merge`, which are run
+before a change is merged: those of `faults`, of `backends`, and of the groups whose part of the package the commits of
+the last day changed. A test that fails is not run again. A group's environment is `constraints/<environment>.in` and
+`.txt`; its tests carry its mark or lie in `tests/<group>/`. To add a group: a line in GROUPS, a mark in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -28,10 +29,11 @@ sys.path.insert(0, str(ROOT))
 from constraints.install import environment  # noqa: E402 (this file is run as a script)
 
 INSTALL = ROOT / "constraints" / "install.py"
-TESTS_FAILED = 1
-"""Exit status of pytest; other ones say that tests were not run to their end."""
-RAN_OUT_OF_TIME = 124
+NOT_RUN = "not run: "
 DAY_SECONDS = 24 * 60 * 60
+ALWAYS_MERGED = ("faults", "backends")
+MAX_CHANGED_GROUPS = 4
+"""How many groups beside these run before a merge."""
 
 
 def nothing() -> str | None:
@@ -54,6 +56,29 @@ class Group:
     """Paths that the group tests, from the repository's root. `tests/<group>/` is always one of them."""
     together: bool = False
     """Its tests mostly wait, so that some run beside each other; those that share something are an `xdist_group`."""
+    merge_minutes: float = 4
+    """The most that its tests marked `merge` may take, without its environment's set-up."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a group, or of a piece of one."""
+
+    piece: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    minutes: float = 0.0
+    trouble: str = ""
+    """Why not all of its tests were run to their end; empty: they were."""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.failed and not self.trouble
+
+    @property
+    def is_left_out(self) -> bool:
+        return self.trouble.startswith(NOT_RUN)
 
 
 AGENTS = (
@@ -66,29 +91,31 @@ AGENTS = (
 ORDERS = ("packages/leyden-compat/leyden_compat/order_execution/", "packages/leyden-compat/examples/")
 GROUPS = [
     Group("slow", "dev", 25, together=True),
-    Group("faults", "dev", 18, together=True),
-    Group("backends", "backends", 16, covers=("leyden/store/", "leyden/types/")),
-    Group("ray", "ray", 8, covers=("leyden/execution/", "leyden/_lib/host/")),
-    Group("tracers", "tracers", 8, covers=("leyden/tracing/",)),
-    Group("writers", "writers", 6, covers=("leyden/training/",)),
-    Group("rl_data", "rl-data", 4, covers=("leyden/rl/", *ORDERS)),
-    Group("rl_peers", "rl-peers", 10, covers=("leyden/rl/", *ORDERS, "packages/leyden-compat/leyden_compat/qlib/")),
-    Group("legacy_peers", "legacy-peers", 8, covers=("leyden/_lib/host/", "leyden/legacy/", "leyden/trainer/")),
+    Group("faults", "dev", 15, together=True, merge_minutes=6),
+    Group("backends", "backends", 10, covers=("leyden/store/", "leyden/types/"), together=True, merge_minutes=6),
+    Group("ray", "ray", 4, covers=("leyden/execution/", "leyden/_lib/host/")),
+    Group("tracers", "tracers", 3, covers=("leyden/tracing/",)),
+    Group("writers", "writers", 3, covers=("leyden/training/",)),
+    Group("rl_data", "rl-data", 3, covers=("leyden/rl/", *ORDERS)),
+    Group("rl_peers", "rl-peers", 5, covers=("leyden/rl/", *ORDERS, "packages/leyden-compat/leyden_compat/qlib/")),
+    Group("legacy_peers", "legacy-peers", 4, covers=("leyden/_lib/host/", "leyden/legacy/", "leyden/trainer/")),
     Group(
         "compat_peers",
         "compat-peers",
-        10,
+        6,
         covers=("packages/leyden-compat/leyden_compat/", "leyden/store/store_app.py"),
     ),
-    Group("maths_peers", "maths-peers", 8, covers=("leyden/objectives/",)),
-    Group("verl", "verl", 20, covers=("leyden/algorithm/verl/", "leyden/objectives/")),
-    Group("litellm", "litellm", 5, covers=("leyden/dialects/", "leyden/gateway/", "leyden/_lib/host/")),
-    Group("frameworks", "frameworks", 14, covers=AGENTS),
-    Group("crewai", "crewai", 12, covers=AGENTS),
-    Group("vllm", "vllm", 12, covers=("leyden/dialects/", "leyden/engine/", "leyden/gateway/", "leyden/_lib/host/")),
+    Group("maths_peers", "maths-peers", 5, covers=("leyden/objectives/",)),
+    Group("verl", "verl", 16, covers=("leyden/algorithm/verl/", "leyden/objectives/")),
+    Group("litellm", "litellm", 3, covers=("leyden/dialects/", "leyden/gateway/", "leyden/_lib/host/")),
+    Group("frameworks", "frameworks", 11, covers=AGENTS),
+    Group("crewai", "crewai", 10, covers=AGENTS),
+    Group("vllm", "vllm", 10, covers=("leyden/dialects/", "leyden/engine/", "leyden/gateway/", "leyden/_lib/host/")),
     Group("long", "dev", 120, together=True),
     Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/training/rng.py", "leyden/rl/")),
 ]
+QUICK = Group("quick", "dev", 12, together=True)
+"""The tests that belong to no group."""
 
 
 def parts(group: Group) -> list[Path]:
@@ -119,53 +146,65 @@ def changed_paths() -> list[str]:
     return sorted(set(subprocess.run(changes, capture_output=True, text=True, check=False).stdout.split()))
 
 
-def in_order(groups: Sequence[Group], changed: Sequence[str]) -> list[Group]:
-    """Return the groups of changed parts first, and otherwise in their order."""
-    return sorted(
-        groups, key=lambda group: not any(path.startswith((f"tests/{group.name}/", *group.covers)) for path in changed)
-    )
+def before_merge(changed: Sequence[str]) -> tuple[list[Group], list[Group]]:
+    """Return the groups that run before a merge, and those of changed parts that are too many to run."""
+    always = [group for group in GROUPS if group.name in ALWAYS_MERGED]
+    touched = [
+        group
+        for group in GROUPS
+        if group not in always
+        and group.name != "long"
+        and any(path.startswith((f"tests/{group.name}/", *group.covers)) for path in changed)
+    ]
+    return [*always, *touched[:MAX_CHANGED_GROUPS]], touched[MAX_CHANGED_GROUPS:]
 
 
-def reason_to_skip(group: Group, seconds_left: float, *, asked_for: bool) -> str | None:
-    if not parts(group):
-        return "no tests yet"
-    if not asked_for and (lacks := group.missing()):
-        return lacks
-    if group.minutes * 60 > seconds_left:
-        return f"it may take {group.minutes:g} minutes and {max(seconds_left, 0) / 60:.1f} are left"
-    return None
-
-
-def run(group: Group) -> int:
-    """Set the group's environment up, run its tests, and return pytest's exit status (124 when its time is over)."""
-    ends = time.monotonic() + group.minutes * 60
+def set_up(group: Group, ends: float) -> str:
+    """Make the group's environment; return the trouble that is in the way of its tests, or ""."""
+    if not parts(group) and group is not QUICK:
+        return f"{NOT_RUN}no tests yet"
+    if lacks := group.missing():
+        return f"{NOT_RUN}{lacks}"
     try:
-        if status := call([sys.executable, INSTALL, group.environment], ends):
-            return status
-        python = environment(group.environment).python
-        beside = ["-n", "logical", "--dist", "loadgroup"] if group.together else []
-        return run_pytest([python, "-m", "pytest", "-m", group.name, *parts(group)], beside, ends)
+        status = call([sys.executable, INSTALL, group.environment], ends)
     except subprocess.TimeoutExpired:
-        print(f"group {group.name}: stopped, its {group.minutes:g} minutes are over", flush=True)
-        return RAN_OUT_OF_TIME
+        return f"{NOT_RUN}its environment was not ready in time"
+    return f"its environment cannot be made (exit {status})" if status else ""
 
 
-def run_pytest(command: list[str | Path], beside: list[str], ends: float) -> int:
-    """Run tests with the options `beside`, and those that failed once more without, and return the exit status.
+def run(group: Group, ends: float, *, marks: str = "", shard: str = "1/1") -> Result:
+    """Run the tests of a group whose environment is set up until `ends`.
 
-    A test that measures time may fail on a busy machine and pass alone. It counts as passed, and is named in a line
-    `unsteady: TEST`, so that somebody looks at it.
+    marks: which of its tests, as a mark expression.
+    shard: which of its pieces, such as "1/2".
     """
+    began = time.monotonic()
+    chosen = [] if group is QUICK else ["-m", f"{group.name} and ({marks})" if marks else group.name, *parts(group)]
+    workers = os.environ.get("WORKERS", "logical") if group is QUICK else "logical"
+    beside = ["-n", workers, "--dist", "worksteal" if group is QUICK else "loadgroup"] if group.together else []
     with tempfile.TemporaryDirectory() as folder:
-        command = [*command, "-o", f"cache_dir={folder}"]
-        if (status := call([*command, *beside], ends)) != TESTS_FAILED:
-            return status
-        failed = json.loads((Path(folder) / "v/cache/lastfailed").read_text())
-        print(f"{len(failed)} failed; once more, alone", flush=True)
-        if (status := call([*command, "--last-failed"], ends)) == 0:
-            for name in sorted(failed):
-                print(f"unsteady: {name}", flush=True)
-        return status
+        report = Path(folder) / "report.xml"
+        options = ["--shard", shard, "--junitxml", report, "-o", f"cache_dir={folder}/cache"]
+        trouble = ""
+        try:
+            status = call([environment(group.environment).python, "-m", "pytest", *chosen, *beside, *options], ends)
+            trouble = "" if status in (0, 1) else f"pytest ended with {status}"
+        except subprocess.TimeoutExpired:
+            trouble = f"its {max(ends - began, 0) / 60:.1f} minutes are over"
+        counts = counts_of(report) if report.exists() else {}
+    minutes = round((time.monotonic() - began) / 60, 1)
+    return Result(group.name if shard == "1/1" else f"{group.name} {shard}", **counts, minutes=minutes, trouble=trouble)
+
+
+def counts_of(report: Path) -> dict[str, int]:
+    """Return how many tests of a JUnit report passed, failed and were skipped."""
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for suite in suites:
+        for name in total:
+            total[name] += int(suite.get(name, "0"))
+    failed = total["failures"] + total["errors"]
+    return {"passed": total["tests"] - failed - total["skipped"], "failed": failed, "skipped": total["skipped"]}
 
 
 def call(command: list[str | Path], ends: float) -> int:
@@ -183,29 +222,32 @@ def main() -> int:
     names = [group.name for group in GROUPS]
     parser = argparse.ArgumentParser(description="Run the larger groups of tests.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"some of {', '.join(names)}; none: all")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no group that may take longer")
-    parser.add_argument("--fast", action="store_true", help="the tests that belong to no group, instead of groups")
+    parser.add_argument("--merge", action="store_true", help="only what is run before a change is merged")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing that may take longer")
     options = parser.parse_args()
     if unknown := sorted(set(options.groups) - set(names)):
         parser.error(f"no group {', '.join(unknown)}; there are {', '.join(names)}")
 
     ends = time.monotonic() + options.minutes * 60
-    if options.fast:
-        beside = ["-n", os.environ.get("WORKERS", "logical"), "--dist", "worksteal"]
-        return run_pytest([sys.executable, "-m", "pytest"], beside, ends)
-    failed = []
-    for group in in_order(GROUPS, changed_paths()):
-        asked_for = group.name in options.groups
-        if options.groups and not asked_for:
-            continue
-        if reason := reason_to_skip(group, ends - time.monotonic(), asked_for=asked_for):
-            print(f"group {group.name}: skipped, {reason}", flush=True)
-            continue
-        print(f"group {group.name}: in the environment {group.environment}", flush=True)
-        if status := run(group):
-            print(f"group {group.name}: FAILED (exit {status})", flush=True)
-            failed.append(group.name)
-    return 1 if failed else 0
+    chosen, left_out = before_merge(changed_paths()) if options.merge else (GROUPS, [])
+    if options.groups:
+        chosen, left_out = [group for group in GROUPS if group.name in options.groups], []
+    failed = False
+    for group in chosen:
+        minutes = group.merge_minutes if options.merge else group.minutes
+        print(f"group {group.name}: in the environment {group.environment}, at most {minutes:g} minutes", flush=True)
+        if trouble := set_up(group, ends - minutes * 60):
+            result = Result(group.name, trouble=trouble)
+        else:
+            result = run(group, time.monotonic() + minutes * 60, marks="merge" * options.merge)
+        if result.is_left_out and group.name not in options.groups:
+            print(f"group {group.name}: {result.trouble}", flush=True)
+        elif not result.is_good:
+            print(f"group {group.name}: FAILED {result.trouble}".rstrip(), flush=True)
+            failed = True
+    for group in left_out:
+        print(f"group {group.name}: {NOT_RUN}{MAX_CHANGED_GROUPS} groups of changed parts were", flush=True)
+    return int(failed)
 
 
 if __name__ == "__main__":

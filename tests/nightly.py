@@ -11,23 +11,18 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from constraints.install import environment  # noqa: E402 (this file is run as a script)
-from tests.groups import GROUPS, INSTALL, Group, call, parts  # noqa: E402
+from tests.groups import GROUPS, QUICK, Group, Result, run, set_up  # noqa: E402 (this file is run as a script)
 
 RESULTS = ROOT / ".nightly"
 PART_MINUTES = 70
-QUICK = Group("quick", "dev", 15, together=True)
-"""The tests that belong to no group."""
 SHARDS = {"long": 2}
 """Into how many pieces a group is cut that would not fit into a part."""
 
@@ -49,28 +44,12 @@ class Piece:
         return self.group.minutes / int(self.shard.partition("/")[2])
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of a piece."""
-
-    piece: str
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    minutes: float = 0.0
-    trouble: str = ""
-    """Why not all of its tests were run to their end; empty: they were."""
-
-    @property
-    def is_good(self) -> bool:
-        return not self.failed and not self.trouble
-
-
 def pieces() -> list[Piece]:
     """Return everything that is to run, the longest first."""
     found = [
         Piece(group, f"{number}/{count}")
         for group in (QUICK, *GROUPS)
+        if not group.missing()
         for count in (SHARDS.get(group.name, 1),)
         for number in range(1, count + 1)
     ]
@@ -88,40 +67,13 @@ def part(number: int, count: int) -> list[Piece]:
     return filled[number - 1]
 
 
-def run(piece: Piece) -> Result:
+def run_piece(piece: Piece) -> Result:
     """Set the piece's environment up and run its tests."""
-    group, began = piece.group, time.monotonic()
+    began = time.monotonic()
     ends = began + piece.minutes * 60
-    if reason := group.missing():
-        return Result(piece.name, trouble=f"not run: {reason}")
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        chosen = [] if group is QUICK else ["-m", group.name, *parts(group)]
-        beside = ["-n", "logical", "--dist", "loadgroup"] if group.together else []
-        options = [*beside, "--shard", piece.shard, "--junitxml", report, "-o", f"cache_dir={folder}/cache"]
-        trouble = ""
-        try:
-            if status := call([sys.executable, INSTALL, group.environment], ends):
-                trouble = f"its environment cannot be made (exit {status})"
-            elif (
-                status := call([environment(group.environment).python, "-m", "pytest", *chosen, *options], ends)
-            ) not in (0, 1):
-                trouble = f"pytest ended with {status}"
-        except subprocess.TimeoutExpired:
-            trouble = f"its {piece.minutes:g} minutes are over"
-        counts = counts_of(report) if report.exists() else {}
-    return Result(piece.name, **counts, minutes=round((time.monotonic() - began) / 60, 1), trouble=trouble)
-
-
-def counts_of(report: Path) -> dict[str, int]:
-    """Return how many tests of a JUnit report passed, failed and were skipped."""
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
-    total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
-    for suite in suites:
-        for name in total:
-            total[name] += int(suite.get(name, "0"))
-    failed = total["failures"] + total["errors"]
-    return {"passed": total["tests"] - failed - total["skipped"], "failed": failed, "skipped": total["skipped"]}
+    if trouble := set_up(piece.group, ends):
+        return Result(piece.name, trouble=trouble)
+    return replace(run(piece.group, ends, shard=piece.shard), minutes=round((time.monotonic() - began) / 60, 1))
 
 
 def results_of(commit: str) -> dict[str, Result]:
@@ -181,13 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     for piece in part(*options.part):
         print(f"--- {piece.name}, at most {piece.minutes:g} minutes", flush=True)
-        results.append(run(piece))
+        results.append(run_piece(piece))
         aside = file.with_suffix(".new")
         aside.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
         aside.replace(file)
         print(f"--- {results[-1]}", flush=True)
     print(table(commit))
-    return 0 if all(result.is_good or result.trouble.startswith("not run") for result in results) else 1
+    return 0 if all(result.is_good or result.is_left_out for result in results) else 1
 
 
 if __name__ == "__main__":

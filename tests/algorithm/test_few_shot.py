@@ -72,6 +72,7 @@ async def test_demonstrations_of_what_the_model_lacks_are_found(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_instructions_are_searched_together_with_demonstrations(tmp_path: Path) -> None:
     colours = ("green", "grey")
     algorithm = ly.FewShot(

@@ -79,6 +79,7 @@ class Forking(Algorithm):
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_forked_estimates_agree_with_the_true_advantages(tmp_path: Path) -> None:
     n_games = 2
     async with FakeUpstream(reply=coin) as upstream:

@@ -568,6 +568,7 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_an_algorithm_that_starts_its_engine_by_itself_has_its_gateway_in_this_process(tmp_path: Path) -> None:
     class StartsIt(ly.GRPO):
         async def _start_backend(self, proxy: ly.LLMProxy) -> None:

@@ -43,6 +43,7 @@ def weights_of(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_the_weights_of_an_agent_that_is_not_trained_stay_equal_to_the_bit() -> None:
     learner, other = (AutoModelForCausalLM.from_pretrained(WEIGHTS) for _ in range(2))
     before = weights_of(other)

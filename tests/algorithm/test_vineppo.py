@@ -201,6 +201,7 @@ async def test_rollouts_are_forked_before_each_call_and_no_call_is_trained_on_tw
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_forked_estimates_of_a_run_agree_with_the_true_advantages() -> None:
     """The policy's probabilities are those of its weights, which a forward pass gives exactly."""
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(WEIGHTS)

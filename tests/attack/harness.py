@@ -22,15 +22,19 @@ EVERY = {"kills": 100, "conversations": 1000, "requests": 1000}
 """How many of what are worth a line of progress."""
 
 
-def sizes(names: str, *, faults: tuple[Any, ...], long: tuple[Any, ...], minutes: float = 50) -> pytest.MarkDecorator:
+def sizes(
+    names: str, *, faults: tuple[Any, ...], long: tuple[Any, ...], merge: bool = True, minutes: float = 50
+) -> pytest.MarkDecorator:
     """Run a test once in each group, with the group's own arguments.
 
+    merge: whether the small size runs before a merge; not if it takes a minute.
     minutes: the limit of the large size. The small one has six minutes, for machines that do other work too.
     """
+    small = [pytest.mark.faults, pytest.mark.timeout(360), *([pytest.mark.merge] if merge else [])]
     return pytest.mark.parametrize(
         names,
         [
-            pytest.param(*faults, marks=[pytest.mark.faults, pytest.mark.timeout(360)], id="small"),
+            pytest.param(*faults, marks=small, id="small"),
             pytest.param(*long, marks=[pytest.mark.long, pytest.mark.timeout(minutes * 60)], id="large"),
         ],
     )

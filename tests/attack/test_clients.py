@@ -106,7 +106,7 @@ ATTACKS: list[Behaviour] = [
 ]
 
 
-@sizes("n_clients", faults=(150,), long=(1500,))
+@sizes("n_clients", faults=(150,), long=(1500,), merge=False)
 async def test_slow_and_endless_clients_are_closed_and_real_ones_are_served(
     tmp_path: Path, attack: Attack, n_clients: int
 ) -> None:
@@ -226,6 +226,7 @@ TYPES = [None, "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", 
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("origin", BROWSERS, ids=lambda origin: "-".join(origin.values()))
 async def test_a_page_of_another_site_changes_nothing_in_a_store_without_a_token(
     tmp_path: Path, origin: dict[str, str]

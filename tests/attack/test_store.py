@@ -14,7 +14,7 @@ def count_writes(attack: Attack, ledger: Ledger) -> None:
     attack.count(acknowledged_writes=sum(ledger.count[kind] for kind in ACKNOWLEDGED))
 
 
-@sizes("kills", faults=(40,), long=(250,))
+@sizes("kills", faults=(40,), long=(250,), merge=False)
 def test_a_store_server_and_its_clients_are_killed_at_random(tmp_path: Path, attack: Attack, kills: int) -> None:
     ledger = kill_server_and_clients(tmp_path, kills, attack.chance, killed=lambda: attack.count(kills=1))
     assert ledger.count["ended"] > 5 * kills

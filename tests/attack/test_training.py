@@ -126,7 +126,7 @@ def successes(directory: Path) -> Counter[Any]:
     return Counter(rollout for (rollout,) in found)
 
 
-@sizes("kills", faults=(4,), long=(70,))
+@sizes("kills", faults=(4,), long=(70,), merge=False)
 def test_a_policy_gradient_run_and_its_engine_are_killed_at_random(tmp_path: Path, attack: Attack, kills: int) -> None:
     pytest.importorskip("openai")
     chance, straight = attack.chance, tmp_path / "straight"
@@ -159,7 +159,7 @@ def simulators(directory: Path, policy: str, kind: str) -> subprocess.Popen[byte
     return started("-m", "tests.rl.trainer.resume_program", directory, policy, kind, -1, N_ITERATIONS)
 
 
-@sizes("kills", faults=(4,), long=(70,))
+@sizes("kills", faults=(4,), long=(70,), merge=False)
 def test_a_simulators_run_is_killed_at_random(tmp_path: Path, attack: Attack, kills: int) -> None:
     chance = attack.chance
     straight = {policy: tmp_path / policy for policy in ("ppo", "dqn")}

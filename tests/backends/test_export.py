@@ -59,6 +59,8 @@ from tests.contracts.store.support import claimed, ids, span_of
 from tests.store.conftest import STORES
 from tests.store.postgres_server import fresh_url
 
+pytestmark = pytest.mark.merge
+
 ODD = 'π "quoted" \\ \n \x00 😀 \ud800'
 TOKENS = TokenRecord(
     prompt_ids=[0, 1, 2**31 - 1], response_ids=[5, 6], logprobs=[-0.1, -1e-30], policy_versions=[3, 4], loss_mask=[1, 0]

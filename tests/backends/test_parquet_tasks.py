@@ -10,6 +10,8 @@ from pyarrow import parquet
 from leyden.errors import ConfigError
 from leyden_compat.importing import read_tasks
 
+pytestmark = pytest.mark.merge
+
 
 def test_tasks_of_lines_and_tables_are_read(tmp_path: Path) -> None:
     tasks = [{"question": "1 + 1", "answer": 2}, {"question": "2 + 2", "answer": 4}]

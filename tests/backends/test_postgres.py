@@ -32,7 +32,7 @@ from leyden.types import (
 )
 from tests.machine_clock import MachineClock
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.backends, pytest.mark.merge, pytest.mark.timeout(120)]
 
 SOON = 10.0
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.store.test_faults_disk import alone
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.backends, pytest.mark.merge, pytest.mark.timeout(120)]
 
 SCENARIO = """
     import asyncio, os, sys

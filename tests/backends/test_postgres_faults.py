@@ -27,7 +27,7 @@ from leyden.testing import audit_store
 from leyden.types import AttemptedRollout, EnqueueRolloutRequest, Span
 from tests.store.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.backends, pytest.mark.merge, pytest.mark.timeout(120)]
 
 COMMIT = re.compile(rb"COMMIT\b")
 """The statement, not READ COMMITTED, with which a transaction may begin."""

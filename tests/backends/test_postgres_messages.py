@@ -13,7 +13,7 @@ from leyden.store.sql.postgres_pipeline import Pipeline
 from leyden.types import EnqueueRolloutRequest, Span, UpdateAttemptRequest
 from tests.backends.test_postgres import raw, span_of
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.backends, pytest.mark.merge, pytest.mark.timeout(120)]
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from tests.backends.test_postgres import raw
 from tests.contracts.store.outcomes import call_span, finished, reward_span
 from tests.contracts.store.support import claimed, ids, span_of
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.backends, pytest.mark.merge, pytest.mark.timeout(120)]
 
 TABLES = {"rollouts": "seq", "attempts": None, "spans": "key", "resources": "key", "runs": "key", "totals": None}
 """The tables that the tests here write, with the columns of which PostgreSQL draws the numbers."""

@@ -18,7 +18,7 @@ from leyden.testing import audit_store
 from leyden.types import EnqueueRolloutRequest, MetricPoint, ReplayFrom, Retention, RunRecord
 from tests.backends.test_postgres import raw
 
-pytestmark = pytest.mark.backends
+pytestmark = [pytest.mark.backends, pytest.mark.merge]
 
 SCRIPTS = files("leyden.store.sql").joinpath("migrations", "postgres")
 N_ROLLOUTS = 60_000

@@ -14,7 +14,7 @@ from leyden.store.sql.transaction import Row
 from leyden.types import Span, TokenRecord, semconv
 from tests.backends.test_postgres import raw
 
-pytestmark = pytest.mark.backends
+pytestmark = [pytest.mark.backends, pytest.mark.merge]
 
 
 async def test_stores_that_write_to_one_attempt_share_its_tokens_and_its_index(postgres_url: str) -> None:

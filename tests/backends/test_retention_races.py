@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from leyden.errors import UnknownRollout
 from leyden.store import PostgresLightningStore
 from leyden.types import EnqueueRolloutRequest, Retention
 from tests.contracts.store.support import span_of
+
+pytestmark = pytest.mark.merge
 
 FORGET_ALL = Retention(max_rollouts=0)
 

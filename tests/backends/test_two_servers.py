@@ -13,7 +13,7 @@ from leyden.types import EnqueueRolloutRequest
 from tests.store.postgres_server import PostgresServer
 from tests.store.test_http_restart import Done, StoreProcess, work
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.backends, pytest.mark.merge, pytest.mark.timeout(180)]
 
 ROLLOUTS = 400
 

@@ -153,6 +153,7 @@ async def test_labels_move_with_the_operators_token_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_of_two_operators_one_wins(served: LightningStoreServer) -> None:
     await served.store.set_label("production", "rs", 1)
 

@@ -261,6 +261,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_a_program_with_an_algorithm_an_agent_and_a_model_runs_unchanged(tmp_path: Path) -> None:
     async with FakeUpstream(model="m") as upstream:
         (tmp_path / "program.py").write_text(f"URL = {upstream.endpoint!r}\n{PROGRAM}")
@@ -326,6 +327,7 @@ def room_model(body: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_an_apo_program_learns_a_prompt_unchanged(tmp_path: Path) -> None:
     async with FakeUpstream(model="m", reply=room_model) as upstream:
         (tmp_path / "program.py").write_text(f"URL = {upstream.endpoint!r}\n{ROOMS}")
@@ -362,6 +364,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_a_program_of_version_0_1_runs_unchanged(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(OF_0_1)
     command = [sys.executable, "-m", "leyden.compat", "program.py"]

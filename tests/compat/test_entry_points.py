@@ -42,6 +42,7 @@ def test_a_command_without_a_counterpart_says_what_to_write(
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_the_program_of_verl_is_leydens() -> None:
     command = [*COMMAND, "-m", "agentlightning.verl", "--help"]
     assert (

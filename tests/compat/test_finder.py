@@ -48,6 +48,7 @@ def run(folder: Path, *command: str, status: int = 0) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("as_module", [False, True])
 @pytest.mark.slow
+@pytest.mark.merge
 def test_a_program_and_its_child_processes_find_leyden(tmp_path: Path, as_module: bool) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = ["-m", "program"] if as_module else ["program.py"]
@@ -57,6 +58,7 @@ def test_a_program_and_its_child_processes_find_leyden(tmp_path: Path, as_module
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_one_import_at_the_top_is_enough(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import leyden.compat\n" + PROGRAM)
     assert run(tmp_path, "program.py").stdout.splitlines()[0] == "[2, 4]"

@@ -35,12 +35,14 @@ def run(program: str, folder: Path, kind: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.parametrize("kind", ["dummy", "subproc"])
 def test_a_program_trains_saves_and_backtests_with_qlibs_ppo(tmp_path: Path, kind: str) -> None:
     assert f"done {kind}" in run("simple", tmp_path, kind)
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.parametrize("kind", ["dummy", "subproc", "shmem"])
 def test_an_environment_of_the_old_gym_may_observe_what_its_space_lacks(tmp_path: Path, kind: str) -> None:
     assert f"done {kind}" in run("any_observation", tmp_path, kind)

@@ -148,6 +148,7 @@ def test_the_replay_ratio_of_a_file_is_that_of_dqn(work: Path, option: str, rati
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_training_needs_nothing_that_the_extra_does_not_install(work: Path) -> None:
     """A process in which the packages of other extras cannot be imported, as after `pip install 'leyden[rl]'`."""
     program = (
@@ -321,6 +322,7 @@ def state_of(run: Path, iteration: int) -> tuple[dict[str, bytes], list[dict[str
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_a_killed_run_ends_as_one_that_was_not(work: Path) -> None:
     config = with_epochs(work, "long.yaml", 8)
     leyden("train", config, "--run-dir", "whole")
@@ -332,6 +334,7 @@ def test_a_killed_run_ends_as_one_that_was_not(work: Path) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(work: Path) -> None:
     with started("train", with_epochs(work, "long.yaml", 5000), "--run-dir", "run") as process:
         until(process, "iteration 1/5000")

@@ -31,6 +31,7 @@ def test_every_call_of_256_agents_at_once_is_in_its_own_rollout_once_and_exact(n
         check(report, **expected)
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_the_page_runs_and_nobody_is_called(tmp_path: Path):
     check_page("crewai", tmp_path)
@@ -63,6 +64,7 @@ print(seen, os.environ.get("CREWAI_DISABLE_TELEMETRY"))
 """
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_what_crewai_tells_itself_behind_an_agent_is_told_before_its_telemetry_is_as_it_was(tmp_path: Path):
     done = python("-c", LATE, outside=tmp_path / "outside")

@@ -88,6 +88,7 @@ def test_skipped_blocks_name_only_what_exists(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.timeout(300)  # pyright reads every page's imports
 def test_what_does_not_exist_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"

@@ -110,6 +110,7 @@ async def test_a_step_drops_every_kept_row():
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.skipif(not has_faster_products(), reason="torch's own products are as fast here")
 async def test_weights_are_packed_while_they_are_sampled_and_never_outlive_a_step():
     model = tiny.model(hidden=512, layers=1)  # its layers are large enough to be packed

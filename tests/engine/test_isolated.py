@@ -63,6 +63,7 @@ async def test_a_killed_child_is_reported_with_how_it_ended(folder: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_stopping_is_quick_even_with_work_under_way(folder: Path):
     backend = IsolatedBackend(folder)
     await backend.start()
@@ -115,6 +116,7 @@ def parent(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("parent", ["alone", "fork"], indirect=True)
 def test_a_parent_that_is_killed_leaves_no_child(parent: subprocess.Popen[bytes]):
     child = child_of(parent.pid)
@@ -124,6 +126,7 @@ def test_a_parent_that_is_killed_leaves_no_child(parent: subprocess.Popen[bytes]
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("parent", ["alone"], indirect=True)
 def test_ctrl_c_does_not_reach_the_child_before_its_parent_ends(parent: subprocess.Popen[bytes]):
     child = child_of(parent.pid)
@@ -137,6 +140,7 @@ def test_ctrl_c_does_not_reach_the_child_before_its_parent_ends(parent: subproce
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_a_child_that_cannot_start_says_why(tmp_path: Path):
     backend = IsolatedBackend(tmp_path / "nothing")
     with pytest.raises(EngineError, match=r"there is no folder .* \(looked for "):

@@ -33,6 +33,7 @@ else:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_code_that_comes_with_a_model_is_neither_run_nor_asked_about(tmp_path: Path) -> None:
     model, ran = tiny.make(tmp_path / "model"), tmp_path / "ran"
     (model / "evil.py").write_text(

@@ -171,6 +171,7 @@ def test_two_machines_train_together_with_the_commands_of_the_page() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.timeout(240)
 def test_the_algorithms_machine_dies_and_the_run_goes_on_with_the_runners_that_are_there() -> None:
     secret = commands("on each machine")

@@ -95,6 +95,7 @@ def test_the_command_says_the_scores_and_leaves_a_model(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_another_run_in_the_same_folder_is_refused_and_changes_nothing(run_dir: Path) -> None:
     done = train("--steps", 7, "--run-dir", run_dir)
     assert done.returncode == 2

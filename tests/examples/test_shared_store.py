@@ -20,7 +20,7 @@ import leyden as ly
 from leyden.types import find_reward_spans
 from tests.store.postgres_server import fresh_url, given_or_own_server
 
-pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.backends, pytest.mark.merge, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "shared_store"

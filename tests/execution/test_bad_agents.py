@@ -322,6 +322,7 @@ async def test_an_agent_that_swallows_its_cancellation_does_not_keep_a_run_from_
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("concurrency", [1, 8])
 async def test_a_runner_whose_agent_holds_pythons_lock_is_replaced_and_the_reason_says_where(
     tmp_path: Path, concurrency: int
@@ -360,6 +361,7 @@ def starved(process: psutil.Process) -> Generator[None]:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("kept_back", [stopped, starved])
 async def test_a_runner_that_cannot_answer_lives_on(
     kept_back: Callable[[psutil.Process], contextlib.AbstractContextManager[None]],
@@ -389,6 +391,7 @@ async def test_the_neighbours_of_an_exit_are_interrupted_and_the_one_that_exits_
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("n_runners", [1, 3])
 async def test_the_neighbours_of_a_crash_are_interrupted_until_the_one_that_crashes_is_alone(
     tmp_path: Path, n_runners: int
@@ -417,6 +420,7 @@ async def test_a_fork_is_not_late_with_what_only_its_parent_works_on() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("make_strategy", [InterProcessExecutionStrategy, ClientServerExecutionStrategy])
 async def test_a_runner_whose_event_loop_is_blocked_is_replaced_when_the_agents_time_is_over(
     make_strategy: type[ProcessExecutionStrategy], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -431,6 +435,7 @@ async def test_a_runner_whose_event_loop_is_blocked_is_replaced_when_the_agents_
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_siblings_in_a_runner_that_is_ended_for_its_blocked_loop_are_queued_again_and_it_does_not_count(
     tmp_path: Path,
 ) -> None:

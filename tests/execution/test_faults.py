@@ -21,7 +21,7 @@ from tests.store.network import Network
 from tests.store.ports import free_port
 from tests.store.serving import StoreProcess
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.merge]
 
 
 @pytest.mark.timeout(180)

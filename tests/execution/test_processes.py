@@ -233,6 +233,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_a_forked_runner_hears_its_parent_however_many_files_are_open(tmp_path: Path) -> None:
     """`select` knows only the first 1,024 descriptors."""
     script = tmp_path / "script.py"
@@ -392,6 +393,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ["normal", "killed"])
 def test_runner_processes_elsewhere_end_by_themselves(tmp_path: Path, ending: str) -> None:

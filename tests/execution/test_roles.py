@@ -121,6 +121,7 @@ def check(algorithm: Asking) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_agents_on_another_machine_find_the_gateway_and_their_record_is_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -134,6 +135,7 @@ async def test_agents_on_another_machine_find_the_gateway_and_their_record_is_wh
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_a_script_that_brings_its_gateway_starts_it_on_the_algorithms_side_only() -> None:
     port = two_free_ports()
 
@@ -146,6 +148,7 @@ async def test_a_script_that_brings_its_gateway_starts_it_on_the_algorithms_side
 
 
 @pytest.mark.backends
+@pytest.mark.merge
 async def test_machines_that_share_a_database_find_the_gateway_where_the_algorithm_says() -> None:
     from tests.store.postgres_server import fresh_url, given_or_own_server
 
@@ -157,6 +160,7 @@ async def test_machines_that_share_a_database_find_the_gateway_where_the_algorit
 
 
 @pytest.mark.backends
+@pytest.mark.merge
 async def test_machines_with_a_store_server_each_find_the_gateway_where_the_algorithm_says() -> None:
     from leyden.store import LightningStoreServer
     from tests.store.postgres_server import fresh_url, given_or_own_server

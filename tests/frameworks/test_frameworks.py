@@ -35,6 +35,7 @@ def test_every_call_of_256_agents_at_once_is_in_its_own_rollout_once_and_exact(n
         check(report, **FRAMEWORKS[name])
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", ["openai", "anthropic", "langchain", "openai_agents", "autogen", "agent_framework"])
 def test_each_page_runs_and_nobody_is_called(page: str, tmp_path: Path):
@@ -94,6 +95,7 @@ print("as before")
 """
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_a_library_is_changed_only_once_it_is_imported_and_is_afterwards_as_it_was(tmp_path: Path):
     done = python("-c", PATCHED, outside=tmp_path / "outside")
@@ -123,6 +125,7 @@ print("kept")
 """
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_trace_processors_that_the_user_added_to_the_agents_sdk_stay(tmp_path: Path):
     done = python("-c", KEEPS_OTHERS, outside=tmp_path / "outside")
@@ -153,12 +156,14 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_a_call_that_fails_is_one_failed_call_for_every_framework(tmp_path: Path):
     done = python("-c", FAILING, *FRAMEWORKS, outside=tmp_path / "outside")
     assert done.stdout.endswith("once\n"), done.stderr[-4000:]
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_the_guard_of_these_tests_sees_who_calls_outside(tmp_path: Path):
     outside = tmp_path / "outside"
@@ -167,6 +172,7 @@ def test_the_guard_of_these_tests_sees_who_calls_outside(tmp_path: Path):
     assert "example.com" in outside.read_text()
 
 
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_the_command_of_the_examples_shows_what_was_below_what(tmp_path: Path):
     done = python(str(ROOT / "examples" / "frameworks" / "run.py"), "langgraph", outside=tmp_path / "outside")

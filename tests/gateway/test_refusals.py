@@ -268,6 +268,7 @@ async def test_a_body_of_too_much_work_is_refused_in_the_clients_form_before_it_
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_a_flood_in_one_body_takes_no_more_memory_than_the_limit(
     upstream: FakeUpstream, store: InMemoryLightningStore
 ) -> None:

@@ -148,6 +148,7 @@ async def test_ids_in_headers_are_the_same_for_all_workers(
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_a_retry_that_comes_to_another_worker_is_the_same_call(
     store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
 ) -> None:
@@ -202,6 +203,7 @@ async def test_an_agent_that_leaves_is_gone_for_the_model_too(
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_a_worker_that_is_killed_is_started_again(
     store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
 ) -> None:
@@ -216,6 +218,7 @@ async def test_a_worker_that_is_killed_is_started_again(
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_an_answer_under_way_breaks_off_when_its_worker_dies(
     store: LightningStore, server: LightningStoreServer, tmp_path: Path
 ) -> None:

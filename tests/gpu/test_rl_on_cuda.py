@@ -15,6 +15,8 @@ from leyden.cli.app import app
 from tests.compat.order_execution.bars_of import write_days
 from tests.compat.test_rl_command import PPO
 
+pytestmark = pytest.mark.merge
+
 USES_CUDA = os.environ.get("LEYDEN_TEST_DEVICE", "cuda") == "cuda"
 
 

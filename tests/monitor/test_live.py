@@ -229,6 +229,7 @@ async def test_a_run_is_watched_only_when_it_is_asked_for() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_a_runners_process_that_stands_still_is_replaced_and_its_work_is_done_again(tmp_path: Path) -> None:
     monitor = Monitor(rules=[RULES["worker_lost"]], actions={"worker_lost": [RestartWorker()]}, interval_seconds=0.1)
     marker = tmp_path / "marker"

@@ -14,6 +14,7 @@ from benchmarks.harness import Peer
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_the_script_for_a_gpu_measures_on_any_device() -> None:
     found = Peer("leyden", Path(sys.executable)).run(engine.GPU_SCRIPT, "tiny", "cpu")
     rates = {name: found[name] for name in ("decode", "gradient", "gradient_flops", "product_flops")}

@@ -74,6 +74,7 @@ def test_rollouts_beyond_the_slots_and_what_follows_a_reflection_start_later() -
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.parametrize("side", [prompts.APO, prompts.GEPA])
 def test_a_run_repeats_exactly_whatever_the_order_in_which_answers_come(
     side: str, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from benchmarks.sides import Side
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_what_is_measured_is_in_the_store() -> None:
     with Side("upstream", Path(sys.executable), PEERS / "gateway_upstream.py") as upstream, StoreServer() as store:
         model = f"http://127.0.0.1:{upstream.ask('open')['port']}/{BEHAVIOUR}/v1"

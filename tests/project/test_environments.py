@@ -63,6 +63,7 @@ def test_a_set_up_is_done_once_and_again_when_its_files_change(checkout: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_an_interrupted_set_up_leaves_no_stamp_and_is_started_afresh(checkout: Path):
     env = checkout / ".venvs/tiny"
     process = subprocess.Popen([sys.executable, "constraints/install.py", "tiny"], cwd=checkout, start_new_session=True)
@@ -79,6 +80,7 @@ def test_an_interrupted_set_up_leaves_no_stamp_and_is_started_afresh(checkout: P
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_a_failed_install_says_why_and_leaves_no_stamp(checkout: Path):
     (checkout / "constraints/tiny.in").write_text("./no-such-folder\n")
     done = install(checkout)
@@ -117,6 +119,7 @@ def test_an_unknown_environment_is_named_with_the_known_ones(checkout: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_two_set_ups_at_once_do_the_work_once(checkout: Path):
     command = [sys.executable, "constraints/install.py", "tiny"]
     both = [subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True) for _ in range(2)]

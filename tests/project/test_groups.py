@@ -9,42 +9,50 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import GROUP_FOLDERS
-from tests.groups import GROUPS, TESTS, Group, call, in_order, parts, reason_to_skip, run_pytest
+from tests.conftest import GROUP_FOLDERS, SMALL_GROUPS
+from tests.groups import (
+    ALWAYS_MERGED,
+    GROUPS,
+    MAX_CHANGED_GROUPS,
+    TESTS,
+    Group,
+    before_merge,
+    call,
+    counts_of,
+    parts,
+    run,
+    set_up,
+)
 
 ROOT = Path(__file__).parents[2]
-EMPTY = Group("empty", "dev", 5)
-EVERY_TEST = Group("project", "dev", 5)
-"""Not a group, but a folder with tests."""
 
 
 def test_every_group_has_a_mark_and_is_left_out_by_default():
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     marks = {mark.partition(":")[0] for mark in options["markers"]}
     names = {group.name for group in GROUPS}
-    assert names == marks
+    assert names | {"merge"} == marks
     assert set(GROUP_FOLDERS) <= names
     left_out = options["addopts"][options["addopts"].index("-m") + 1]
     assert all(name in left_out for name in names)
 
 
-def test_a_group_without_tests_is_skipped():
-    assert not parts(EMPTY)
-    assert reason_to_skip(EMPTY, float("inf"), asked_for=True) == "no tests yet"
+def test_a_group_without_tests_or_on_a_machine_that_lacks_something_is_left_out():
+    ends = time.monotonic() + 60
+    assert set_up(Group("empty", "dev", 5), ends) == "not run: no tests yet"
+    lacking = Group("project", "dev", 5, missing=lambda: "no such device")
+    assert set_up(lacking, ends) == "not run: no such device"
+
+
+def test_an_environment_that_is_not_ready_in_time_leaves_its_group_out_and_one_that_cannot_be_made_does_not():
+    assert set_up(Group("project", "dev", 5), time.monotonic()) == "not run: its environment was not ready in time"
+    assert set_up(Group("project", "no-such", 5), time.monotonic() + 60) == "its environment cannot be made (exit 1)"
 
 
 def test_only_what_holds_tests_of_a_group_is_collected_for_it():
     backends = parts(next(group for group in GROUPS if group.name == "backends"))
     assert {TESTS / "store", TESTS / "backends", TESTS / "examples"} <= set(backends)
     assert not {TESTS / "engine", TESTS / "compat"} & set(backends), "its environment has no torch"
-
-
-def test_a_group_is_skipped_when_its_time_does_not_fit_or_the_machine_lacks_something():
-    assert reason_to_skip(EVERY_TEST, 301, asked_for=False) is None
-    assert "may take 5 minutes" in reason_to_skip(EVERY_TEST, 299, asked_for=False)
-    lacking = Group("project", "dev", 5, missing=lambda: "no such device")
-    assert reason_to_skip(lacking, 301, asked_for=False) == "no such device"
-    assert reason_to_skip(lacking, 301, asked_for=True) is None
 
 
 def test_every_group_has_tests():
@@ -75,11 +83,22 @@ def test_a_size_of_the_attack_counts_as_a_mark():
     assert {TESTS / "attack", TESTS / "store"} <= set(long)
 
 
-def test_groups_of_changed_parts_come_first():
-    names = [group.name for group in in_order(GROUPS, ["leyden/store/base.py", "tests/vllm/test_ids.py"])]
-    assert names[:4] == ["slow", "faults", "backends", "vllm"]
-    assert sorted(names) == sorted(group.name for group in GROUPS)
-    assert in_order(GROUPS, []) == GROUPS
+def test_before_a_merge_two_groups_always_run_and_as_many_of_changed_parts_as_there_is_time_for():
+    chosen, left_out = before_merge(["leyden/statistics/tests.py", "tests/vllm/test_ids.py"])
+    assert [group.name for group in chosen] == ["faults", "backends", "slow", "vllm"]
+    assert left_out == []
+    chosen, left_out = before_merge([f"tests/{group.name}/test_x.py" for group in GROUPS])
+    assert len(chosen) == len(ALWAYS_MERGED) + MAX_CHANGED_GROUPS
+    assert {group.name for group in (*chosen, *left_out)} == {group.name for group in GROUPS} - {"long"}
+
+
+def test_each_group_but_the_longest_has_tests_for_a_merge():
+    marked = {group.name for group in GROUPS for part in parts(group) if mentions_merge(part)}
+    assert marked | SMALL_GROUPS >= {group.name for group in GROUPS} - {"long"}
+
+
+def mentions_merge(part: Path) -> bool:
+    return any("mark.merge" in file.read_text() for file in ([part] if part.is_file() else part.rglob("*.py")))
 
 
 def test_what_runs_too_long_is_stopped_with_everything_it_started(tmp_path: Path):
@@ -101,39 +120,45 @@ def test_a_group_folder_is_collected_only_for_its_group(tmp_path: Path):
     (tmp_path / "tests/writers/test_probe.py").write_text("import only_there\n")
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
     default = subprocess.run(collect, cwd=tmp_path, capture_output=True, text=True, check=False)
-    asked = subprocess.run([*collect, "-m", "writers"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "only_there" not in default.stdout
-    assert "No module named 'only_there'" in asked.stdout
+    for expression in ("writers", "writers and merge"):
+        asked = subprocess.run([*collect, "-m", expression], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert "No module named 'only_there'" in asked.stdout
 
 
-@pytest.mark.slow
-def test_a_test_that_passes_alone_the_second_time_is_named_as_unsteady(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_report_is_counted(tmp_path: Path):
+    report = tmp_path / "report.xml"
+    report.write_text('<testsuites><testsuite tests="9" failures="2" errors="1" skipped="1"/></testsuites>')
+    assert counts_of(report) == {"passed": 5, "failed": 3, "skipped": 1}
+
+
+def test_a_test_that_fails_is_red_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    unsteady = tmp_path / "test_unsteady.py"
-    unsteady.write_text(
-        "import pathlib\n"
+    (tmp_path / "tests").mkdir()
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    probe = tmp_path / "tests/test_probe.py"
+    probe.write_text(
+        "import pathlib, pytest\n"
+        "pytestmark = pytest.mark.slow\n"
+        "@pytest.mark.merge\n"
         "def test_good(): pass\n"
-        "def test_once():\n"
+        "@pytest.mark.merge\n"
+        "def test_bad_once():\n"
         "    seen = pathlib.Path(__file__).with_name('seen')\n"
         "    first = not seen.exists()\n"
         "    seen.touch()\n"
         "    assert not first\n"
+        "def test_of_the_night(): assert False\n"
     )
-    broken = tmp_path / "test_broken.py"
-    broken.write_text("def test_bad(): assert False\n")
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "no:asyncio"]
-    ends = time.monotonic() + 60
-    assert run_pytest([*command, unsteady], ["-n", "2"], ends) == 0
-    printed = capfd.readouterr().out
-    assert "unsteady: " in printed and "test_unsteady.py::test_once\n" in printed
-    assert "1 failed, 1 passed" in printed and "1 passed, 1 deselected" in printed
-    assert run_pytest([*command, broken, unsteady], [], ends) == 1
-    assert "unsteady" not in capfd.readouterr().out.replace("test_unsteady", "")
-
-
-def test_a_run_that_did_not_end_is_not_run_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    (tmp_path / "test_unreadable.py").write_text("def\n")
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", tmp_path]
-    assert run_pytest(command, [], time.monotonic() + 60) == 2
-    assert "once more" not in capfd.readouterr().out
+    monkeypatch.setattr("tests.groups.parts", lambda group: [probe])
+    slow = next(group for group in GROUPS if group.name == "slow")
+    result = run(slow, time.monotonic() + 60, marks="merge")
+    assert (result.passed, result.failed, result.trouble, result.is_good) == (1, 1, "", False)
+    result = run(slow, time.monotonic() + 60)
+    assert (result.passed, result.failed) == (2, 1)
+    assert "1 failed, 1 passed" in capfd.readouterr().out
+    stopped = run(slow, time.monotonic())
+    assert stopped.trouble == "its 0.0 minutes are over"
+    assert not stopped.is_good

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests import nightly
-from tests.groups import GROUPS
-from tests.nightly import Piece, Result, counts_of, part, pieces, results_of, table
+from tests.groups import GROUPS, Result
+from tests.nightly import Piece, part, pieces, results_of, table
 
 ROOT = Path(__file__).parents[2]
-N_PARTS = 5
+N_PARTS = 4
 
 
 def test_each_piece_is_in_one_part_and_no_part_takes_too_long():
     filled = [part(number, N_PARTS) for number in range(1, N_PARTS + 1)]
     assert sorted(piece.name for some in filled for piece in some) == sorted(piece.name for piece in pieces())
-    assert {piece.group.name for piece in pieces()} == {group.name for group in GROUPS} | {"quick"}
+    possible = {group.name for group in GROUPS if not group.missing()}
+    assert {piece.group.name for piece in pieces()} == possible | {"quick"}
     assert all(sum(piece.minutes for piece in some) <= nightly.PART_MINUTES for some in filled)
 
 
@@ -42,12 +43,6 @@ def test_the_shards_of_a_group_have_each_test_once(tmp_path: Path):
     assert not first & second
     assert len(first | second) == 40
     assert first == collected("1/2")
-
-
-def test_a_report_is_counted(tmp_path: Path):
-    report = tmp_path / "report.xml"
-    report.write_text('<testsuites><testsuite tests="9" failures="2" errors="1" skipped="1"/></testsuites>')
-    assert counts_of(report) == {"passed": 5, "failed": 3, "skipped": 1}
 
 
 def test_the_table_joins_the_parts_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -52,6 +52,7 @@ def test_the_first_prompt_is_far_from_an_optimum_that_is_nearly_perfect(family: 
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_reflection_model_can_write_a_prompt_near_the_optimum(family: str) -> None:
     found = [reflections_of_an_oracle(family, seed) for seed in SEEDS]

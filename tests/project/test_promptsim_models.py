@@ -189,6 +189,7 @@ async def test_the_agents_earn_the_rewards_of_the_plain_function(prompts: int) -
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_apo_reaches_nine_tenths_of_the_optimum_of_the_additive_family_within_500_rollouts() -> None:
     pytest.importorskip("openai")
     sim = PromptSim("additive", seed=0)

@@ -73,6 +73,7 @@ def test_what_a_killed_process_held_is_handed_out_again() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_what_a_killed_process_held_is_handed_out_again_while_its_fork_lives_on() -> None:
     with DataQueue(range(3), shuffle=False, timeout_seconds=10) as queue:
         process, results = consumer("forkserver", hold_one_with_a_helper, queue)
@@ -111,6 +112,7 @@ with DataQueue(range(3), shuffle=False) as queue:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_consumers_are_let_in_again_when_the_process_may_open_files_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CROWDED)
@@ -156,6 +158,7 @@ def test_reading_ahead_is_bounded_and_goes_on_for_ever_if_asked(tmp_path: Path) 
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_a_producer_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
     dataset = Slow(12, mark=tmp_path / "mark")
     with DataQueue(dataset, shuffle=False, producer_num_workers=2, queue_maxsize=6) as queue:
@@ -164,6 +167,7 @@ def test_a_producer_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Pat
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_an_item_that_always_kills_its_producer_is_named() -> None:
     with DataQueue(Deadly(3), shuffle=False, producer_num_workers=1) as queue:
         assert queue.get()[0] == 0
@@ -312,6 +316,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("how", ["ends", "wait"])
 def test_producers_end_with_a_program_that_forgets_its_queue_or_is_killed(how: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

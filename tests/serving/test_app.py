@@ -22,6 +22,7 @@ from tests.store.ports import free_port
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_an_application_in_any_language_is_served(tmp_path: Path) -> None:
     async with FakeUpstream() as upstream, SqliteLightningStore(tmp_path / "store.db") as store:
         await store.update_resources("rs", resources("old"))

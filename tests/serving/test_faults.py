@@ -75,6 +75,7 @@ async def n_calls(store: LightningStore) -> Counter[str]:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_serving_goes_on_while_the_store_is_killed_and_all_arrives_once_in_order(
     forker: Forker, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ async def _holds(store: LightningStore, calls: Counter[str]) -> bool:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_the_session_says_that_the_gateway_was_killed_and_calls_the_model_itself_if_it_may(
     forker: Forker, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ async def post(http: aiohttp.ClientSession, place: Place, what: str, body: dict[
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_what_a_killed_serving_process_had_on_disk_is_delivered_once_by_the_next(
     forker: Forker, tmp_path: Path
 ) -> None:
@@ -323,6 +326,7 @@ async def _all_ended(store: LightningStore) -> bool:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_a_gateway_without_its_store_keeps_the_calls_of_rollouts_that_a_killed_session_began(
     forker: Forker, tmp_path: Path
 ) -> None:
@@ -350,6 +354,7 @@ async def _n_rollouts(store: LightningStore, n: int) -> bool:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("ahead_seconds", [-3600.0, 3600.0])
 async def test_calls_are_numbered_on_after_a_killed_gateway_whatever_the_clock_of_the_sessions_host(
     forker: Forker, tmp_path: Path, ahead_seconds: float
@@ -372,6 +377,7 @@ async def test_calls_are_numbered_on_after_a_killed_gateway_whatever_the_clock_o
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 async def test_requests_of_a_process_that_was_stopped_while_a_label_moved_are_marked_until_it_knows(
     forker: Forker, tmp_path: Path
 ) -> None:

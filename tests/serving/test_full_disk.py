@@ -19,7 +19,7 @@ from tests.serving.test_faults import n_calls, post, rollouts_in, until
 from tests.store.killing import Forker
 from tests.store.test_faults_disk import alone
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.faults, pytest.mark.merge, pytest.mark.timeout(120)]
 UNLIMITED = -1
 
 

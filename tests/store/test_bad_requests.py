@@ -462,6 +462,7 @@ async def test_a_span_of_100_megabytes_is_refused_without_being_held(store: Ligh
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.parametrize(
     ("path", "start", "nonsense", "end"),
     [

@@ -114,6 +114,7 @@ async def test_a_process_of_multiprocessing_records_below_the_step_that_started_
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.slow
+@pytest.mark.merge
 async def test_256_rollouts_share_the_workers_of_a_process_pool_and_each_has_its_own_spans(store: LightningStore):
     rollouts = [await store.start_rollout(index) for index in range(256)]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -202,6 +203,7 @@ async def test_what_programs_export_is_in_the_rollout_of_each_when_it_is_reporte
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.timeout(240)
 async def test_what_256_programs_export_is_in_the_rollout_of_each(store: LightningStore):
     await run_exporters(store, 256)

@@ -150,6 +150,7 @@ ly.Trainer(algorithm="baseline").fit(agent, ["task"])
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_a_script_that_is_stopped_says_one_line_and_ends_with_130(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STOPPED], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -182,6 +182,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_a_run_that_waits_for_a_servers_tasks(served, tmp_path):
     server, call = served

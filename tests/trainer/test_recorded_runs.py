@@ -353,6 +353,7 @@ ly.Trainer(algorithm=waits, run_dir=sys.argv[1]).fit(agent)
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_a_run_whose_process_was_killed_has_crashed_and_its_rows_are_there(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

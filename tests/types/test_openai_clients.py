@@ -109,6 +109,7 @@ print("done")
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_the_end_of_loop_and_process_closes_the_connections_without_a_warning() -> None:
     ended = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", PROGRAM], capture_output=True, text=True

@@ -25,7 +25,7 @@ from leyden.objectives.advantages import DrGRPOAdvantages, GRPOAdvantages
 from leyden.objectives.losses import PPOLoss, TokenBatch, find_loss
 from tests.verl.made import make_groups
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.merge]
 
 LEVELS = pytest.mark.parametrize("level", ["trajectory", "transition"])
 SEEDS = pytest.mark.parametrize("seed", range(3))

@@ -25,7 +25,7 @@ from leyden.store import InMemoryLightningStore
 from leyden.trainer import Trainer
 from leyden.types import LLM
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.merge]
 MODEL = str(Path(leyden.__file__).parent / "cli" / "demo" / "weights")
 
 

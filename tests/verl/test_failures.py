@@ -19,7 +19,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 from leyden.algorithm.verl.failures import explained
 from leyden.errors import ConfigError, EngineError, NoTrainingData
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.merge]
 DEAD = "The actor is dead because its worker process has died.\nWorker exit type: SYSTEM_ERROR"
 
 

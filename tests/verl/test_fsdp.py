@@ -27,7 +27,7 @@ from leyden.objectives.losses import PPOLoss
 from tests.engine import tiny
 from tests.verl.made import make_groups
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.verl, pytest.mark.merge, pytest.mark.timeout(300)]
 
 RATE, STEPS = 1e-3, 3
 MICRO = 4

@@ -175,6 +175,7 @@ def test_a_process_of_ray_that_raises_is_in_the_record_with_its_traceback(tmp_pa
     assert run.raised[-1] == "IndexError: list index out of range"
 
 
+@pytest.mark.merge
 def test_a_worker_that_is_killed_is_in_the_record_with_the_last_lines_of_its_log(tmp_path: Path) -> None:
     run = failed(tmp_path / "run", "kill_the_worker")
     assert re.match(r"EngineError: verl failed in step 2: \S*WorkerDict \(pid .* died: The actor died", run.raised[0])

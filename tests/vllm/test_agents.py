@@ -19,6 +19,8 @@ from tests.vllm.server import MODEL, VllmServer
 from tests.vllm.test_tokens import QUESTION, SAMPLING, answer_of, events_of, tokens_of
 from tests.vllm.tiny import MAX_LENGTH, Truth
 
+pytestmark = pytest.mark.merge
+
 DIGITS = "0123456789"
 WEATHER = {
     "type": "object",

@@ -17,6 +17,8 @@ from tests.gateway.caller import Caller, new_caller, say
 from tests.vllm.server import MODEL, VllmServer
 from tests.vllm.tiny import Truth
 
+pytestmark = pytest.mark.merge
+
 QUESTION = say("What is 6 times 7?")
 LONGEST = 24
 SAMPLING: dict[str, Any] = {"model": MODEL, "max_tokens": LONGEST, "seed": 7}

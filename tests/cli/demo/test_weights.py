@@ -43,6 +43,7 @@ def model():
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_the_folder_loads_offline_and_without_a_warning() -> None:
     program = (
         "import sys, warnings; warnings.simplefilter('error')\n"

@@ -1,5 +1,6 @@
 """Functions that the tests run in child processes, and a program that starts some and is killed."""
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ def say_and_die(parent: Parent, number: int) -> None:
         raise ValueError("no fuel")
     except ValueError as error:
         parent.send(ChildFailure.of(error))
+    faulthandler.disable()  # pytest has enabled it, and its dump of a death that is meant would fill a log
     os.kill(os.getpid(), number)
 
 

@@ -289,6 +289,7 @@ with open("/dev/null"):  # clients have left some descriptors to the process its
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("http", ["auto", "h11"])
 def test_silent_clients_that_take_all_descriptors_shut_nobody_else_out(http: str):
     with subprocess.Popen(

@@ -113,6 +113,7 @@ def test_a_forked_child_holds_no_pipe_of_its_siblings() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("method", METHODS)
 def test_no_child_outlives_a_parent_that_is_killed(method: StartMethod) -> None:
     """Even though another process has inherited the parent's ends of the pipes."""
@@ -133,6 +134,7 @@ def test_no_child_outlives_a_parent_that_is_killed(method: StartMethod) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_a_guarded_program_and_its_children_end_with_a_parent_that_is_killed() -> None:
     program = subprocess.Popen(
         [sys.executable, "-m", "tests.lib.host.children", "program"], cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -111,6 +111,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_classes_of_a_script_travel_by_every_start_method(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(GUARDED)
@@ -150,6 +151,7 @@ def test_nothing_is_left_behind_by_closing_or_by_forgetting(kind: Any) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("kind", ENV_KINDS)
 def test_twenty_openings_leave_memory_level_too(kind: Any) -> None:
     def once() -> None:
@@ -166,6 +168,7 @@ def test_twenty_openings_leave_memory_level_too(kind: Any) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -224,6 +227,7 @@ def test_every_seed_is_finished_exactly_once_while_workers_are_killed_at_random(
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.parametrize("kind", REMOTE)
 def test_a_worker_killed_while_it_steps_loses_no_seed(kind: Any) -> None:
     items = [("", "", 6)] * 6

@@ -95,6 +95,7 @@ def torch_draws(initial: Any = 0) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.merge
 def test_torch_is_seeded_where_it_is_loaded() -> None:
     import torch  # noqa: F401 -- a simulator that uses torch has it loaded before its first episode
 

@@ -297,6 +297,7 @@ def release_until_killed(path: Path, seconds: float) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.timeout(300)
 async def test_a_killed_process_leaves_no_half_made_transition(tmp_path: Path) -> None:
     path = tmp_path / "store.db"

@@ -273,6 +273,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.faults
+@pytest.mark.merge
 @pytest.mark.timeout(240)
 async def test_a_killed_controller_continues_and_reaches_the_same_verdict(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
